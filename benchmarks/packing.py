@@ -267,8 +267,9 @@ def batches_of(lengths: IntArray) -> Iterator[tuple[str, float, int]]:
         f"bucket_by_length(max_tokens={tokens})": rows.bucket_by_length(max_tokens=tokens),
     }
     for name, pipe in made.items():
-        found = pipe.pad_collate().padding(10**9)
-        yield name, found.share, found.batches
+        found = pipe.pad_collate().stats(10**9)
+        assert found.padding is not None
+        yield name, found.padding.share, found.batches
 
 
 def batches_table(lengths: IntArray) -> None:

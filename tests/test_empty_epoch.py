@@ -113,7 +113,7 @@ def test_nothing_is_said_of_an_epoch_that_gave_something_or_is_resumed_at_its_en
     assert list(iterator) == []
     pipe.load_state_dict(state)
     assert next(iter(pipe)) == [{"x": 0}, {"x": 1}]
-    assert rows().filter(never).batch(4).estimate_len() >= 0
+    assert tp.Loader(rows().filter(never).batch(4)).estimate_len() >= 0
 
 
 def test_peek_says_that_there_is_nothing_to_look_at() -> None:

@@ -27,14 +27,17 @@ def pipeline(files, **options):
 
 def test_it_counts_files_rows_batches_spans_and_shards(files):
     said = pipeline(files).explain()
-    assert (said.rows, said.batches, said.num_shards, said.num_spans) == (3000, 375, 12, 12)
+    assert (said.rows, said.num_batches, said.num_shards) == (3000, 375, 12)
     assert said.world_sizes == (1, 2, 3, 4, 6, 12)
     text = str(said)
     for words in (
         "files       3",
         "12 of 250",
         "3,000",
-        "375 micro-batches",
+        "375 batches",
+        "read_parquet()\n",
+        "shuffle(buffer_size=100, seed=0)\n",
+        "columns     text: string, x: int64",
         "shards      12, ",
         "spans       12 parts of the rows",
     ):
@@ -61,12 +64,9 @@ def test_bytes_are_said_in_the_same_units_everywhere(files):
 
 def test_it_says_who_gets_what(files):
     said = pipeline(files).explain(world_size=2, num_workers=2)
-    assert [(s.rank, s.worker) for s in said.shares] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert sorted(shard for share in said.shares for shard in share.shards) == list(range(12))
-    assert sum(share.rows for share in said.shares) == 3000
-    assert said.batches == 187
-    assert "rank 1, worker 1" in str(said)
-    assert "each row group 1." in str(said)
+    assert said.num_batches == 187
+    assert "each worker  3 shards, 744 to 752 rows: 1.1% apart" in str(said)
+    assert "2 worker processes of each rank" in str(said)
 
 
 def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(files):
@@ -94,10 +94,40 @@ def test_it_warns_of_a_number_of_shards_that_fits_few_world_sizes(files):
 
 def test_it_says_so_where_counts_are_not_known(files):
     said = pipeline(files).filter(len).explain()
-    assert said.batches is None
+    assert said.num_batches is None
     assert "how many is known only at the end" in str(said)
     assert "number of rows unknown" in str(tp.from_iterable(list).explain())
     assert "no end" in str(pipeline(files).repeat().explain())
+
+
+def test_where_a_share_is_left_it_says_about_how_many(files):
+    pipe = tp.list_files(files).read_parquet().sharding_filter(12).sample(0.5).batch(8)
+    (about,) = re.findall(r"about ([\d,]+) batches of 8", str(pipe.explain()))
+    assert int(about) == tp.Loader(pipe).estimate_len() == pytest.approx(len(list(pipe)), abs=12)
+    assert pipe.explain().num_batches is None
+
+
+def test_columns_have_types_whatever_rows_are(files):
+    rows = pipeline(files)
+    assert rows.explain().columns == {"text": "string", "x": "int64"}
+    ids = tp.list_files(files).read_parquet().tokenize("bytes", "text").explain()
+    assert ids.columns["input_ids"].startswith("list<")
+    assert dict(ids.lines)["columns"].endswith("as they are read")
+    assert tp.from_tensors(x=range(3)).batch(2).explain().columns == {"x": "int64"}
+    assert tp.from_dataset([{"a": 1, "b": "c"}]).explain().columns == {"a": "int", "b": "str"}
+    assert tp.from_dataset([1, 2]).explain().columns == {}
+    assert tp.from_dataset([]).explain().columns == {}
+
+
+def test_a_loader_says_where_it_works(files):
+    for options, place in (
+        ({"num_workers": 2}, "2 worker processes of each rank"),
+        ({"threads": 0}, "this process, without threads"),
+        ({"threads": 3}, "3 threads of this process"),
+        ({}, "threads of this process; functions of your own in the thread that trains"),
+    ):
+        loader = tp.Loader(pipeline(files).map(list), **options)
+        assert dict(loader.explain().lines)["runs in"] == place
 
 
 def test_spans_of_even_bytes_end_nearly_together(tmp_path):

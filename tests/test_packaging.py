@@ -119,7 +119,7 @@ def test_importing_brings_nothing_that_takes_its_time() -> None:
     assert tops <= MAY_IMPORT
     assert not brought & NOT_AT_ONCE
     assert not {
-        name for name in brought if name.startswith(("trainpipes.look.describe", "numpy.testing"))
+        name for name in brought if name.startswith(("trainpipes.look.explain", "numpy.testing"))
     }
 
 

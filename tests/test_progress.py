@@ -22,8 +22,8 @@ import trainpipes as tp
 from trainpipes._internal import progress
 from trainpipes._internal.progress import Progress, counted
 from trainpipes.look import inspect_files
-from trainpipes.look.shuffle_quality import shuffle_quality
 from trainpipes.prepare import repack, tokenize
+from trainpipes.testing import shuffle_quality
 
 
 @pytest.fixture
@@ -76,12 +76,11 @@ JOBS = {
     "listing": lambda f, out: tp.list_files(f).explain(),
     "reading Parquet footers": lambda f, out: rows(f).explain(),
     "measuring the shuffle": lambda f, out: shuffle_quality(rows(f).shuffle(100)),
-    "measuring padding": lambda f, out: (
-        rows(f).tokenize("bytes", "text").batch(8).pad_collate().padding()
+    "measuring batches": lambda f, out: (
+        rows(f).tokenize("bytes", "text").batch(8).pad_collate().stats()
     ),
-    "looking at packed rows": lambda f, out: rows(f).tokenize("bytes", "text").pack(64).packing(),
-    "looking at the mix": lambda f, out: tp.mix({"a": rows(f), "b": rows(f)}).mixture(rows=100),
-    "counting 'label'": lambda f, out: rows(f).value_counts("label"),
+    "looking at the mix": lambda f, out: tp.mix({"a": rows(f), "b": rows(f)}).stats(),
+    "counting 'label'": lambda f, out: rows(f).stats(0, labels="label"),
     "making the batches before it": lambda f, out: (
         rows(f).filter(lambda row: True).batch(8).state_at(20)
     ),

@@ -36,7 +36,7 @@ LINK = re.compile(r"\]\((?!https?://|#)([^)#]+)")
 WORD = re.compile(r"\w+")
 #: Methods of a Pipeline that are no stages.
 NOT_STAGES = {
-    *("state_dict", "load_state_dict", "state_at", "set_epoch", "describe", "to_hf", "to_yaml"),
+    *("state_dict", "load_state_dict", "state_at", "set_epoch", "to_hf", "to_yaml"),
     *("to_ray", "mixture", "packing", "register_datapipe_as_function", "then"),
 }
 

@@ -55,8 +55,8 @@ def test_an_argument_that_is_a_secret_is_in_no_text_of_a_pipeline(
     pipe = pipelines(tmp_path)[kind].batch(2)
     loader = tp.Loader(pipe)
     texts = [
-        repr(pipe), repr(loader), str(pipe.explain()), str(pipe.graph()), pipe.graph().svg,
-        json.dumps(pipe.state_dict()), json.dumps(loader.state_dict()), json.dumps(pipe.describe()),
+        repr(pipe), repr(loader), str(pipe.explain()), pipe.explain().mermaid,
+        json.dumps(pipe.state_dict()), json.dumps(loader.state_dict()), json.dumps(pipe.explain().to_dict()),
     ]  # fmt: skip
     assert not [text for text in texts if SECRET in text]
     with pytest.raises(tp.ConfigError) as caught:

@@ -32,6 +32,7 @@ def test_file_order_is_the_one_end(rows):
     assert (found.rows, found.batch_size, found.files) == (3000, 50, 3)
     assert found.rank_correlation == pytest.approx(1)
     assert (found.displacement, found.neighbours_kept) == (0, 1)
+    assert found.neighbour_distance == 1 / 3000
     assert found.files_per_batch == 1
     assert found.file_spread < 0.5
 
@@ -48,6 +49,7 @@ def test_a_random_order_is_the_other_end():
     found = shuffle_quality(order, files=[1000] * 100)
     assert abs(found.rank_correlation) < 5 / 100_000**0.5
     assert found.displacement == pytest.approx(1 / 3, abs=0.005)
+    assert found.neighbour_distance == pytest.approx(1 / 3, abs=0.005)
     assert found.neighbours_kept < 0.0001
     assert found.files_per_batch == pytest.approx(found.random_files_per_batch, rel=0.005)
     assert found.file_spread == pytest.approx(1, abs=0.01)
@@ -100,6 +102,41 @@ def test_it_is_the_delivered_order_that_is_measured(name, epoch, rows):
         items = list(pipe)
     delivered = [row["x"] for item in items for row in (item if isinstance(item, list) else [item])]
     assert _of_pipeline(pipe, epoch)[0].tolist() == delivered
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_sample_has_the_first_rows_of_the_epoch(name, rows):
+    """Of the order in which rows are read, whatever becomes of them."""
+    pipe = PIPES[name](rows)
+    found = pipe.stats(12).shuffle
+    whole = pipe.stats(10**6).shuffle
+    if name == "batches":  # those that are left out are read by nobody
+        assert (found.rows, found.epoch_rows) == (12 * 32, 3000)
+        return
+    read = pipe if name != "filtered" else rows.shuffle(90).batch(32)
+    if name == "rows":
+        read = read.batch(32)
+    order, lengths, size = _of_pipeline(read, 0)
+    near = np.abs(np.diff(order[: 12 * size]))
+    epoch_rows = 2000 if name == "part" else 3000
+    assert (found.rows, found.epoch_rows, found.batch_size) == (12 * size, epoch_rows, size)
+    assert found.neighbours_kept == pytest.approx((near == 1).mean())
+    assert found.neighbour_distance == pytest.approx(near.mean() / 3000)
+    assert found.files_per_batch >= 1
+    assert found.random_files_per_batch == pytest.approx(_touches(lengths, 3000, size).sum())
+    assert f"{12 * size:,} of {epoch_rows:,} of 3 files" in str(found)
+    assert found.displacement is None
+    if name not in ("filtered", "part"):
+        assert whole == shuffle_quality(read)
+
+
+def test_a_sample_tells_a_good_shuffle_from_a_poor_one():
+    rows = tp.from_tensors(x=np.arange(100_000)).sharding_filter(4)
+    good = rows.shuffle(scope="global").batch(32).stats().shuffle
+    poor = rows.shuffle(64).batch(32).stats().shuffle
+    assert good.neighbours_kept < 0.002 < 0.02 < poor.neighbours_kept
+    assert good.neighbour_distance == pytest.approx(1 / 3, abs=0.02)
+    assert poor.neighbour_distance < 0.05
 
 
 @pytest.mark.parametrize("kind", ["draw", "global"])

@@ -144,9 +144,9 @@ def test_what_is_printed_and_kept_of_a_pipeline_has_no_value_of_a_query(
         places = tp.locate(cached, 0).places
         texts = [
             repr(pipe), str(pipe), *map(repr, pipe.stages), repr(loader), str(pipe.explain()),
-            str(pipe.graph()), pipe.graph().svg, repr(cached.show(1)), str(pipe.show(1)),
+            pipe.explain().mermaid, repr(cached.show(1)), str(pipe.show(1)),
             pipe.show(1)._repr_html_(), json.dumps(loader.state_dict()),
-            json.dumps(pipeline(server, name).state_dict()), json.dumps(pipe.describe()),
+            json.dumps(pipeline(server, name).state_dict()), json.dumps(pipe.explain().to_dict()),
             str(places), repr(places), str(list(places)),
 
         ]  # fmt: skip
@@ -344,7 +344,7 @@ def test_urls_in_an_option_of_an_own_stage_are_in_no_text_and_in_no_state() -> N
 
     one = pipe(f"{MARK}A", f"{MARK}B")
     state = one.state_dict()
-    assert MARK not in repr(one) + json.dumps(state) + json.dumps(one.describe())
+    assert MARK not in repr(one) + json.dumps(state) + json.dumps(one.explain().to_dict())
     assert pipe(f"{MARK}C", f"{MARK}B").state_dict() == state
     assert pipe(f"{MARK}A", f"{MARK}D").state_dict() != state
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from html import escape
-
-from trainpipes.look.pictures.svg import STYLE
-from trainpipes.look.pictures.text_width import mono_width, text_width
+from unicodedata import combining, east_asian_width
 
 __all__ = ["Drawing", "flow"]
 
@@ -16,8 +14,52 @@ DARK = ("#2f5f96", "#a04450", "#2c7a45", "#7d711f", "#1f7690", "#80406a")
 SANS = 'system-ui,"Segoe UI",Helvetica,Arial,sans-serif'
 
 
+STYLE = """
+.tp-back{fill:#fff}.tp-box{fill:#eef4fb;stroke:#0072b2}.tp-end{fill:#fdf1dd;stroke:#b87400}
+.tp-frame{fill:none;stroke:#6b7280;stroke-dasharray:6 4}
+.tp-name{fill:#10243a;font:600 14px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+.tp-options{fill:#33475b;font:12px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+.tp-flow{fill:#4b5563;font:12px system-ui,"Segoe UI",Helvetica,Arial,sans-serif}
+.tp-line{fill:none;stroke:#6b7280;stroke-width:1.5}.tp-head{fill:#6b7280}
+@media (prefers-color-scheme:dark){
+.tp-back{fill:#14181f}.tp-box{fill:#1b2a3a;stroke:#56b4e9}.tp-end{fill:#372a14;stroke:#e69f00}
+.tp-name{fill:#f1f5f9}.tp-options{fill:#cbd5e1}.tp-flow{fill:#c3cad4}
+.tp-frame,.tp-line{stroke:#9aa4b2}.tp-head{fill:#9aa4b2}}
+""".strip()
+#: Widths in DejaVu Sans (and Verdana, which has the same), in ems, rounded up: the usual font that is widest.
+_WIDTHS = {
+    **dict.fromkeys("ijl|':., ", 0.36),
+    **dict.fromkeys('()[]{}frt-;!/\\"`*', 0.52),
+    **dict.fromkeys("abcdeghknopqsuvxyz0123456789?_$JLTFES", 0.66),
+    **dict.fromkeys("ABCDGHIKNOPQRUVXYZ&", 0.8),
+    **dict.fromkeys("mwMW@%#+=<>~^…–—→", 1.01),
+}
+#: Of a character that takes one place, or two, in a font of equal widths; and of one that such fonts lack.
+_ONE, _TWO, _OTHER = 0.603, 1.35, 1.5
+#: Below it are Latin letters, which all fonts have.
+_LATIN = "\u0180"
+
+
+def text_width(text: str, size: float) -> float:
+    """The most that a text takes in a sans-serif font of some size."""
+    return size * sum(_WIDTHS.get(c) or _other(c) for c in text)
+
+
+def mono_width(text: str, size: float) -> float:
+    """The same in a font whose characters are all equally wide."""
+    return size * sum(_ONE if c < _LATIN or c in "…–—→" else _other(c) for c in text)
+
+
+def _other(char: str) -> float:
+    if combining(char):
+        return 0.0
+    if char < _LATIN:
+        return 1.1
+    return _TWO if east_asian_width(char) in "WF" else _OTHER
+
+
 def _style() -> str:
-    """Rules beside those of the library's own drawings."""
+    """Rules of boxes and arrows, and of cells in colours."""
     own = [
         f".said{{fill:#10243a;font:13px {SANS}}}.strong{{fill:#10243a;font:600 13px {SANS}}}",
         f".small{{fill:#10243a;font:10px {SANS}}}.cell{{stroke:#fff}}",

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import trainpipes as tp
-from trainpipes.look.pictures.figures import BLUE, EMPTY, GREY, INK
-from trainpipes.testing import shuffle_quality
 from trainpipes_recipes.demo.__main__ import draw as demo_curves
 from trainpipes_recipes.demo.comparison import compare
 from trainpipes_recipes.training.log import Step
@@ -32,51 +31,42 @@ sys.path.insert(0, str(Path(__file__).parent))
 import concept_drawings
 import engine_drawings
 
-__all__ = ["DRAWINGS", "GRAPHS", "PICTURES", "content"]
+__all__ = ["DRAWINGS", "PICTURES", "content"]
 
 FOLDER = Path(__file__).parent
 #: Where the figures stand that are drawn as bars.
 TABLE = FOLDER.parents[1] / "benchmarks" / "README.md"
 
+#: Colours that people who do not see all of them can tell apart (Okabe and Ito, "Color Universal Design");
+#: of lines that guide the eye, and of text.
+BLUE, ORANGE, GREY, INK = "#0072B2", "#E69F00", "#9CA3AF", "#1F2937"
 #: What replaces a colour where the reader's screen is dark.
 DARK = {
     "#ffffff": "#14181f",
     "#000000": "#cbd5e1",
     INK: "#f1f5f9",
     GREY: "#9aa4b2",
-    EMPTY: "#374151",
     BLUE: "#56b4e9",
     "#1d3557": "#2f81f7",
     "#d62828": "#ff7b72",
 }
 
 
-def graph() -> tp.Pipeline:
-    return (
-        tp.list_files("chats/*.parquet")
-        .read_parquet(["prompt", "response"])
-        .sharding_filter(24)
-        .shuffle(40_960, seed=0)
-        .tokenize("bytes", ["prompt", "response"], labels="response")
-        .batch(32)
-        .pad_collate()
-    )
-
-
-def graph_mix() -> tp.Pipeline:
-    web = tp.list_files("web/*.parquet").read_parquet(["text"]).shuffle(100_000, seed=1)
-    code = tp.list_files("code/*.jsonl").read_json().select("text").shuffle(100_000, seed=2)
-    mixed = tp.mix({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3}, stop="repeat")
-    ready = mixed.sharding_filter(24).tokenize("bytes")
-    return ready.pack(4096).batch(8).pad_collate()
-
-
 def shuffle() -> Figure:
-    rows = tp.from_tensors(x=range(24_000)).sharding_filter(8)
+    """Where rows come against where they stand in the files."""
+    rows = tp.from_tensors(row=range(24_000)).sharding_filter(8)
     figure = Figure(figsize=(11, 5.4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    shuffle_quality(rows.shuffle(500, seed=0).batch(32)).plot(left)
-    shuffle_quality(rows.shuffle(scope="global", seed=0).batch(32)).plot(right)
+    for ax, shuffled, title in (
+        (left, rows.shuffle(500, seed=0), "shuffle(500): rows stay near their place"),
+        (right, rows.shuffle(scope="global", seed=0), 'shuffle(scope="global"): as a random order'),
+    ):
+        order = np.concatenate([batch["row"] for batch in shuffled.batch(32).collate()])
+        taken = np.unique(np.linspace(0, len(order) - 1, 10_000).astype(np.int64))
+        ax.scatter(taken, order[taken], s=0.6, color=BLUE, linewidths=0, rasterized=True)
+        ax.set_title(title, loc="left", color=INK)
+        ax.set_xlabel("place in the order in which rows come")
+        ax.set_ylabel("number of the row in the files")
     return figure
 
 
@@ -88,23 +78,28 @@ def documents(count: int, mean: float) -> tp.Pipeline:
 
 
 def padding() -> Figure:
+    """Rows of batches side by side, the longest first: their tokens, and the padding above them."""
     rows = documents(2_000, 4.0).shuffle(2_000, seed=0)
     figure = Figure(figsize=(8, 7), layout="constrained")
-    top, bottom = figure.subplots(2, 1)
-    rows.batch(16).pad_collate().padding(10).plot(top)
-    rows.bucket_by_length(16).pad_collate().padding(10).plot(bottom)
+    for ax, batches in zip(
+        figure.subplots(2, 1), (rows.batch(16), rows.bucket_by_length(16)), strict=True
+    ):
+        pipe = batches.pad_collate()
+        for place, batch in enumerate(islice(pipe, 10)):
+            lengths = batch["attention_mask"].sum(1).sort(descending=True).values.numpy()
+            edges = place + np.linspace(0.06, 0.94, len(lengths) + 1)
+            full = np.full(len(lengths), batch["attention_mask"].shape[1])
+            names = {"label": "padding"}, {"label": "tokens"}
+            padded, tokens = names if not place else ({}, {})
+            ax.stairs(full, edges, baseline=lengths, fill=True, color=ORANGE, alpha=0.55, **padded)
+            ax.stairs(lengths, edges, fill=True, color=BLUE, **tokens)
+        share = pipe.stats(10).padding
+        assert share is not None
+        ax.set_title(f"{batches.stages[-1]}: {share}", loc="left", color=INK)
+        ax.set_ylabel("tokens of a row")
+        ax.set_xticks([])
+        ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, reverse=True)
     return figure
-
-
-def packing() -> Figure:
-    return documents(300, 5.0).pack(1024).packing(20).plot()
-
-
-def mixture() -> Figure:
-    sources = {name: tp.from_tensors(x=range(500)) for name in ("web", "code", "books")}
-    weights = [{"web": 8, "code": 1, "books": 1}, {"web": 3, "code": 4, "books": 3}]
-    mixed = tp.mix(sources, schedule=[(2_000, weights[1])], weights=weights[0], stop="repeat")
-    return mixed.sharding_filter(8).batch(16).mixture(6_000).plot()
 
 
 def demo() -> Figure:
@@ -164,14 +159,11 @@ def speed_text() -> Figure:
 
 PICTURES: dict[str, Callable[[], Figure]] = {
     "demo": demo,
-    "mixture": mixture,
-    "packing": packing,
     "padding": padding,
     "shuffle": shuffle,
     "speed-ids": speed_ids,
     "speed-text": speed_text,
 }
-GRAPHS: dict[str, Callable[[], tp.Pipeline]] = {"graph": graph, "graph-mix": graph_mix}
 #: Drawn box by box.
 DRAWINGS: dict[str, Callable[[], str]] = {
     "elastic": concept_drawings.elastic,
@@ -215,8 +207,6 @@ def adapted(svg: str) -> str:
 
 
 def main() -> None:
-    for name, make in GRAPHS.items():
-        make().graph().save(FOLDER / f"{name}.svg")
     for name, drawn in DRAWINGS.items():
         (FOLDER / f"{name}.svg").write_text(drawn())
     for name, draw in PICTURES.items():

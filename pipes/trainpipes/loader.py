@@ -31,6 +31,7 @@ from trainpipes.state.gather import TIMEOUT, gather
 from trainpipes.state.merge import merge_states
 
 if TYPE_CHECKING:
+    from trainpipes.look.explain import Explanation
     from trainpipes.look.preview.preview import Preview
 
 __all__ = ["Loader"]
@@ -191,17 +192,24 @@ class Loader:
         chain = "\n".join(f"  {line}" for line in repr(self.pipeline).splitlines())
         return f"Loader({', '.join(given)}) over\n{chain}"
 
-    def _repr_html_(self) -> str:
-        from trainpipes.look.preview.notebook import loader_html
-
-        return loader_html(self)
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {**self.pipeline._repr_mimebundle_(), "text/plain": repr(self)}
 
     def __len__(self) -> int:
         return len(self.pipeline)
 
     def estimate_len(self) -> int:
-        """An estimate of ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
-        return self.pipeline.estimate_len()
+        """An estimate of ``len()``, for learning rate schedules; exact where the length is known. ``sample``
+        and ``split`` count by their fraction. Where rows are filtered, made into several, packed or batched
+        by their lengths, the first 2,048 rows are read to see what becomes of them, and functions of the
+        pipeline are called for these. Short batches at the ends of shards count, too.
+
+        Raises:
+            TypeError: the pipeline has no end, or its rows cannot be counted.
+        """
+        from trainpipes.look.lengths import estimated_length
+
+        return estimated_length(self._session.plan, *self._session.ranks())
 
     def peek(self) -> Any:
         """The first batch of the next iteration, without starting one.
@@ -303,11 +311,13 @@ class Loader:
         """A state that this rank was at, as a whole one."""
         return state if self._session.plan.counted else self._gathered(state, group, timeout)
 
-    def describe(self) -> dict[str, Any]:
-        """What this loader runs and where it stands: ``Pipeline.describe`` with the loader's options."""
-        from trainpipes.look.describe import describe
+    def explain(self) -> Explanation:
+        """What this loader will do: as ``Pipeline.explain``, of its workers and ranks; ``to_dict()`` also has
+        its options, and where it stands."""
+        from trainpipes.look.explain import explain
 
-        return describe(self._session, self._options)
+        _, world = self._session.ranks()
+        return explain(self.pipeline, self._session, world, self.num_workers, self._options)
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()

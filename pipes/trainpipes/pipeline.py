@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from itertools import islice
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from trainpipes._internal.callers import (
@@ -23,16 +22,13 @@ from trainpipes._internal.callers import (
 )
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.naming import other_name
-from trainpipes._internal.progress import counted
 from trainpipes._internal.shown import shown
-from trainpipes.engine.column_names import column_names
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.pass_iterator import PassIterator
 from trainpipes.engine.iterating.session import Session
-from trainpipes.engine.layout import slots_before
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import data_parallel
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.read_arrow import ReadArrow
@@ -95,11 +91,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainpipes.look.explain import Explanation
-    from trainpipes.look.forecast.mixture_shares import MixtureShares
-    from trainpipes.look.forecast.packed_rows import PackedRows
-    from trainpipes.look.forecast.padding_share import PaddingShare
-    from trainpipes.look.pictures.graph import Graph
     from trainpipes.look.preview.preview import Preview
+    from trainpipes.look.stats import Stats
     from trainpipes.sources.memmap.dataset import MemmapDataset
     from trainpipes.storage.map_dataset import MapDataset
 
@@ -159,10 +152,13 @@ class Pipeline(IterableDataset[Any]):
         lines = [repr(stage) for stage in self.stages]
         return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
 
-    def _repr_html_(self) -> str:
-        from trainpipes.look.preview.notebook import pipeline_html
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from trainpipes.look.mermaid import mermaid
 
-        return pipeline_html(self)
+        found = {"text/plain": repr(self)}
+        with suppress(TrainpipesError):  # what is wrong is said where the pipeline is used
+            found["text/vnd.mermaid"] = mermaid(self, counts=False)
+        return found
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pipeline):
@@ -363,55 +359,13 @@ class Pipeline(IterableDataset[Any]):
         return PassIterator(self._session, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
-        plan, (rank, world) = self._session.plan, self._data_parallel()
-        if not plan.counts.known or plan.chain.endless:
-            raise TypeError(f"this pipeline has no len(): {self._no_length()}")
-        return slots_before(int(plan.counts.end(world)), rank, world)
-
-    def _no_length(self) -> str:
-        plan = self._session.plan
-        if plan.chain.endless:
-            return "repeat() has no end; count steps, or give repeat(times=...)"
-        if plan.inputs.epoch_rows is None:
-            return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
-        from trainpipes.look.forecast.estimate import cuts_by_length
-
-        cutting = next((s for s in plan.chain.after if cuts_by_length(s)), None)
-        if cutting is not None:
-            return f"how many items {cutting} makes is known only at the end; use estimate_len()"
-        dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.keeps_rows]
-        what = dropping[0] if dropping else "take() or skip() on the way"
-        return f"how many rows {what} lets through is known only at the end; use estimate_len()"
-
-    def estimate_len(self) -> int:
-        """An estimate of ``len()``, for learning rate schedules; exact where the length is known. ``sample``
-        and ``split`` count by their fraction. Where rows are filtered, made into several, packed or batched
-        by their lengths, the first 2,048 rows are read to see what becomes of them, and functions of the
-        pipeline are called for these. Short batches at the ends of shards count, too.
-
-        Raises:
-            TypeError: the pipeline has no end, or its rows cannot be counted.
-        """
-        from trainpipes.look.forecast.estimate import estimated_items
+        from trainpipes.look.lengths import exact_length, no_length
 
         plan = self._session.plan
-        if plan.counts.known and not plan.chain.endless:
-            return len(self)
-        if plan.chain.endless or plan.inputs.epoch_rows is None:
-            raise TypeError(f"the length of this pipeline cannot be estimated: {self._no_length()}")
-        return estimated_items(plan) * (plan.chain.times or 1) // self._data_parallel()[1]
-
-    @property
-    def column_names(self) -> list[str]:
-        """Names of the columns of the rows, before they are batched. None if rows have no names, or if there
-        are no rows. Found in files' footers or headers if they have them, else in the first row in file
-        order, for which the pipeline's functions are called.
-
-        >>> import trainpipes as tp
-        >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).column_names
-        ['x', 'label']
-        """
-        return column_names(self._session.plan)
+        length = exact_length(plan, *self._data_parallel())
+        if length is None:
+            raise TypeError(f"this pipeline has no len(): {no_length(plan)}")
+        return length
 
     def peek(self) -> Any:
         """The first item that the next iteration will give, without starting one.
@@ -453,133 +407,23 @@ class Pipeline(IterableDataset[Any]):
 
         return show(self._session, n, rows)
 
-    def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:
-        """The share of padding in the first micro-batches of an epoch, over all ranks, without starting one.
-        ``padding().plot()`` draws it.
-
-        Args:
-            batches: micro-batches to count, or all if there are fewer.
-            mask: the tensor that is 0 on padding; "segment_ids" or "attention_mask" if left out.
-
-        Raises:
-            ConfigError: micro-batches have no such tensor.
-        """
-        whole_number(batches, 1, "padding(batches)", "micro-batches to count")
-        stages = [stage for stage in self._stages if stage.role != "place"]
-        looked_at = islice(Pipeline(stages, (0, 1)), batches)
-        from trainpipes.look.forecast.padding_share import padding_share
-
-        return padding_share(counted(looked_at, "measuring padding", batches, "batches"), mask)
-
-    def packing(self, rows: int = 40) -> PackedRows:
-        """How documents fill the first rows that ``pack`` makes in an epoch, over all ranks, without starting
-        one. ``packing().plot()`` draws them.
-
-        Args:
-            rows: packed rows to look at, or all if there are fewer.
-
-        Raises:
-            ConfigError: rows have no segment_ids.
-
-        >>> import pyarrow as pa, trainpipes as tp
-        >>> rows = tp.from_arrow(pa.table({"input_ids": [[1, 2, 3], [4, 5, 6], [7]]}))
-        >>> print(rows.pack(4).packing())
-        2 rows of 4 tokens: 12.50% empty, 1.5 documents in a row
-        """
-        whole_number(rows, 1, "packing(rows)", "packed rows to look at")
-        stages = [stage for stage in self._stages if stage.role != "place"]
-        from trainpipes.look.forecast.packed_rows import packed_rows
-
-        return packed_rows(Pipeline(stages, (0, 1)), rows)
-
-    def mixture(self, rows: int = 10_000) -> MixtureShares:
-        """Which sources the first rows of a mix come from, over all ranks, beside the shares that the weights
-        ask for, without starting an epoch. ``mixture().plot()`` draws them. Stages after the mix do not
-        run, so rows that these drop are counted.
-
-        Args:
-            rows: to look at, or all of an epoch if there are fewer.
-
-        Raises:
-            ConfigError: the pipeline does not begin with a mix.
-
-        >>> import trainpipes as tp
-        >>> web, code = tp.from_tensors(range(100)), tp.from_tensors(range(50))
-        >>> print(tp.mix({"web": web, "code": code}, weights={"web": 3, "code": 1}).mixture(rows=100))
-        source  target   drawn          rows
-        web      75.0%   75.0%            75
-        code     25.0%   25.0%            25
-        """
-        whole_number(rows, 1, "mixture(rows)", "rows to look at")
-        from trainpipes.look.forecast.mixture_shares import mixture_shares
-
-        return mixture_shares(self.stages, rows)
-
-    def value_counts(self, column: str) -> dict[str | int, int]:
-        """How many rows have each value of a column of labels, in sorted order. In a column of lists, each
-        value in a list counts.
-
-        It takes one pass, which reads no other column of files. Every row counts once, whatever its order,
-        its shard, or its source's weight in a mix.
-
-        Args:
-            column: texts, integers, bools, or lists of these.
-
-        Raises:
-            ConfigError: the rows have no end, or can be read only once.
-            DataError: a null, or a number that is not whole; names the row.
-
-        >>> import trainpipes as tp
-        >>> tp.from_dataset([{"lang": "en"}, {"lang": "de"}, {"lang": "en"}]).value_counts("lang")
-        {'de': 1, 'en': 2}
-        """
-        from trainpipes.look.label_counts import value_counts
-
-        return value_counts(self, column)
-
-    def class_weights(self) -> torch.Tensor:
-        """A weight for each class that ``encode_labels`` makes, float32 ``[C]``, for
-        ``torch.nn.CrossEntropyLoss(weight=...)``: n / (C * rows of the class) with n rows in all, as
-        scikit-learn's "balanced". A class without rows weighs 0.
-
-        Rows are counted as by ``value_counts``, once for this pipeline and all that are made from it; where
-        a row has several labels, n is the number of all labels. The weights are the same on all ranks.
-
-        Raises:
-            ConfigError: there is no ``encode_labels``, or the rows have no end.
-            DataError: a label has no class; names the row.
-        """
-        from trainpipes.look.label_counts import class_counts, class_weights
-
-        return class_weights(class_counts(self))
-
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
-        """What will happen, before it does: files, rows, spans, shards, memory, world sizes.
+        """What will happen, before it does: stages, files, columns, rows, shards, memory. An object that
+        prints as text, shows the stages as a diagram in a notebook, and has ``to_dict()``, to be logged with
+        a run. Lists files and reads their footers; no function of the pipeline is called.
 
         Args:
             world_size: of the run asked about; this process's if left out.
             num_workers: DataLoader workers of each rank.
-        """
-        from trainpipes.look.explain import explain
 
-        world = self._data_parallel()[1] if world_size is None else world_size
-        return explain(self._session.plan, world, num_workers)
-
-    def graph(self, *, counts: bool = False) -> Graph:
-        """The stages as a drawing. A notebook shows it, ``save("pipeline.svg")`` writes it, and ``print``
-        gives it as Mermaid text, which GitHub and mkdocs draw.
-
-        Boxes are stages, with the options that were given; lines say what flows, and how much of it in an
-        epoch where that is known. Pipelines that ``mix``, ``concat`` and ``zip`` join are branches. A frame
-        surrounds the stages that each rank runs on its own part. ``storage_options``, users and passwords
-        are left out.
-
-        Args:
-            counts: list files to count their rows, as ``explain()`` does. If False, rows are counted only if
-                they are in memory, or if their files were listed before.
+        Raises:
+            TopologyError: the ranks do not divide the shards.
 
         >>> import trainpipes as tp
-        >>> print(tp.from_tensors(range(100)).shuffle(100).batch(32).graph())
+        >>> said = tp.from_tensors(range(100)).shuffle(100).batch(32).explain()
+        >>> said.num_batches, said.world_sizes
+        (4, (1,))
+        >>> print(said.mermaid)
         flowchart TB
             stage1["from_tensors<br/>int64[100]"]
             stage2["shuffle<br/>buffer_size=100, seed=0"]
@@ -588,44 +432,48 @@ class Pipeline(IterableDataset[Any]):
             stage1 -->|"100 rows"| stage2
             stage2 -->|"100 rows"| stage3
             stage3 -->|"4 batches of 32 in an epoch"| training
+        >>> said.to_dict()["stages"][1]
+        {'stage': 'shuffle', 'buffer_size': 100, 'seed': 0, 'max_bytes': 1073741824, 'scope': 'buffer'}
         """
-        from trainpipes.look.pictures.graph import graph
+        from trainpipes.look.explain import explain
 
-        return graph(self, counts)
+        world = self._data_parallel()[1] if world_size is None else world_size
+        return explain(self, self._session, world, num_workers)
 
-    def describe(self) -> dict[str, Any]:
-        """What this pipeline reads and does and where it stands, to be logged with a run: plain JSON types.
-        It moves nothing, and reads only what ``explain()`` reads.
+    def stats(
+        self,
+        batches: int = 100,
+        *,
+        labels: str | Sequence[str] | None = None,
+        mask: str | None = None,
+    ) -> Stats:
+        """What the first batches of an epoch are like, over all ranks, without starting one: how much of them
+        is padding, how documents fill packed rows, which sources of a mix their rows come from, and how well
+        they are shuffled. An object that prints as text and has ``to_dict()``.
 
-        - ``fingerprint``: equal for pipelines that take each other's states, as far as their data and
-          stages go, and for no others.
-        - ``stages``: each with all of its options, also those left at their defaults. Functions by module
-          and name, tokenizers by name and content, arrays by their content.
-        - ``seeds``: of each stage that draws.
-        - ``data``: files, rows, a fingerprint, and what it is made of.
-        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is
-          not known in advance. ``num_shards``, ``batch_size``, ``world_size``.
-        - ``position``: rank, epoch, m, and the ``state`` to load; None where the pipeline does not know: a
-          ``Loader`` does, and in a DataLoader's worker its iterator.
-        - ``versions``: of the library, its format of states, Python, and the packages in use.
+        Labels are counted over all rows of an epoch instead, in a pass that reads no other column of files.
+        Each row counts once, whatever its order, its shard, or its source's weight in a mix; in a column of
+        lists, each value in a list counts.
 
-        There are no ``storage_options``, no user, password or query of a URL, and no values under names
-        such as ``api_key`` or ``token``. A state that itself holds such a value (as the argument of a
-        ``functools.partial``) is left out: ``position["state"]`` is None.
+        Args:
+            batches: to look at, or all if there are fewer; 0 to count labels only.
+            labels: columns of texts, integers, bools, or lists of these, whose values are counted.
+            mask: the tensor that is 0 on padding; "segment_ids" or "attention_mask" if left out.
 
-        The same files give the same on two machines, but for paths, position and versions.
+        Raises:
+            ConfigError: batches have no such mask; or the rows have no end, or can be read only once, and
+                labels are asked for.
+            DataError: a label is a null, or a number that is not whole; names the row.
 
         >>> import trainpipes as tp
-        >>> pipe = tp.from_tensors(range(10)).shuffle(10, seed=3).batch(4)
-        >>> record = pipe.describe()
-        >>> record["seeds"], record["data"]["rows"], record["epoch_batches"], record["batch_size"]
-        ({'shuffle': 3}, 10, 3, 4)
-        >>> record["stages"][1]
-        {'stage': 'shuffle', 'buffer_size': 10, 'seed': 3, 'max_bytes': 1073741824, 'scope': 'buffer'}
+        >>> rows = [{"input_ids": [1] * n, "lang": "en" if n > 1 else "de"} for n in (3, 1, 2)]
+        >>> found = tp.from_dataset(rows).batch(2).pad_collate().stats(labels="lang")
+        >>> print(found.padding, found.labels)
+        25.00% of 8 cells {'lang': {'de': 1, 'en': 2}}
         """
-        from trainpipes.look.describe import describe
+        from trainpipes.look.stats import stats
 
-        return describe(self._session)
+        return stats(self, batches, labels, mask)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its states,

@@ -22,7 +22,6 @@ def classification(
     text_pair: str | None = None,
     label: str | None = None,
     classes: int | Sequence[Any] | Mapping[Any, int] | None = None,
-    class_weights: Literal["balanced"] | None = None,
     max_length: int = 512,
     batch_size: int = 16,
     num_buckets: int | Literal["auto"] | None = "auto",
@@ -44,15 +43,15 @@ def classification(
         labels           int64 [B]: the class, 0 to C - 1; or, where the column holds lists, float32
                          [B, C]: 1 for each class of a row, else 0
 
-    ``pipe.class_weights()`` are float32 ``[C]``, n / (C * rows of the class), as scikit-learn's "balanced".
+    ``pipe.stats(0, labels="labels").labels["labels"]`` has the rows of each class, for weights in the loss.
 
     If ``classes`` is left out, one pass over the column of labels finds them: texts in sorted order;
     integers, bools and Hugging Face's ``ClassLabel`` stay as they are. Classes are part of a state: a resume
     with others is refused. To evaluate, pass the classes of the training.
 
     Batches hold rows of about the same length, unless there are few rows. How many batches an epoch has is
-    then not known before its end: count steps, or ask ``estimate_len()``. ``num_buckets=None`` takes rows as
-    they come, and has a ``len()``.
+    then not known before its end: count steps, or ask ``Loader(pipe).estimate_len()``.
+    ``num_buckets=None`` takes rows as they come, and has a ``len()``.
 
     Not for numbers to predict (scores, ratings), not for a class of each token, and not for evaluation, which
     needs every row in file order: see ``evaluation``. A text without tokens becomes a row of padding.
@@ -70,8 +69,6 @@ def classification(
             category, target, sentiment, intent and topic.
         classes: the labels in the order of their class numbers; a dict from labels to class numbers; or the
             number of classes, where labels are integers.
-        class_weights: "balanced" counts the labels when the pipeline is made. Left out, they are counted
-            when ``pipe.class_weights()`` is called, unless the pass for ``classes`` has counted them.
         max_length: the most tokens of a row, special tokens included; the longer text of a pair is cut first.
         batch_size: rows in a batch.
         num_buckets: number of buckets into which 1,024 rows are sorted by length; None takes rows as they
@@ -89,13 +86,9 @@ def classification(
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"text": t, "label": t.isdigit()} for t in ("12", "ab", "34")])
     >>> pipe = classification(rows, "bytes", batch_size=3, num_shards=1)
-    >>> pipe.peek()["labels"], pipe.class_weights()
-    (tensor([1, 1, 0]), tensor([1.5000, 0.7500]))
+    >>> pipe.peek()["labels"], pipe.stats(0, labels="labels").labels["labels"]
+    (tensor([1, 1, 0]), {0: 1, 1: 2})
     """
-    if class_weights not in (None, "balanced"):
-        raise ConfigError(
-            f'classification(class_weights) is "balanced" or None, got {class_weights!r}'
-        )
     given = Input("classification", files, storage_options)
     (label,) = given.find({"label": label}, LABELS)
     ready = given.tokenized(
@@ -138,8 +131,6 @@ def classification(
     pipe = rows.pad_collate()
     if first is not None:
         pipe = pipe.then(MultiHot(number_of(classes)))
-    if class_weights:
-        pipe.class_weights()  # which keeps what it counts
     return pipe
 
 

@@ -127,7 +127,7 @@ class Input:
     @cached_property
     def columns(self) -> list[str]:
         """Names of the columns that are there."""
-        return self._all_rows().column_names
+        return list(self._all_rows().explain(world_size=1).columns)
 
     def first(self, column: str) -> Any:
         """The first value in a column that is not null, for recipes that treat texts otherwise than lists.

@@ -32,7 +32,7 @@ def found_classes(
     >>> found_classes("mine", tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")
     (['a', 'b'], [1, 2])
     """
-    counts = rows.value_counts(label)
+    counts = rows.stats(0, labels=label).labels[label]
     numbers = [value for value in counts if isinstance(value, int)]
     names = list(counts)
     if not counts:
@@ -43,14 +43,14 @@ def found_classes(
             "among them: give the class of each by classes={label: class}"
         )
     if numbers:
+        found = f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
         classes: Any = _class_names(rows, label) or max(numbers) + 1
         if min(numbers) < 0 or max(numbers) >= number_of(classes):
             try:
-                rows.encode_labels(label, classes=classes).class_weights()  # says in which row
+                coded = rows.encode_labels(label, classes=classes)
+                coded.stats(0, labels="labels")  # says in which row
             except DataError as error:
-                few = (
-                    sorted(numbers) if len(numbers) < 10 else f"list(rows.value_counts({label!r}))"
-                )
+                few = sorted(numbers) if len(numbers) < 10 else found
                 raise DataError(
                     f"{recipe}: {error}; integers are classes as they are, from 0 on: to number others, pass "
                     f"classes={few}{hint}"
@@ -59,7 +59,7 @@ def found_classes(
             raise DataError(
                 f"{recipe}: column {label!r} holds integers up to {max(numbers):,}, and only "
                 f"{len(numbers):,} different ones; integers are classes as they are: pass "
-                f"classes=list(rows.value_counts({label!r})) to number them, or name another column{hint}"
+                f"classes={found} to number them, or name another column{hint}"
             )
         return classes, [counts.get(number, 0) for number in range(number_of(classes))]
     alike: dict[str, str | int] = {}

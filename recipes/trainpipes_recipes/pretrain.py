@@ -46,7 +46,7 @@ def pretrain(
 
     Documents longer than a row are cut into several; with ``method`` "best_fit" and "first_fit" no others
     are cut. How many batches an epoch has is not known before its end: count steps, or ask
-    ``estimate_len()`` with ``epochs=1``.
+    ``Loader(pipe).estimate_len()`` with ``epochs=1``.
 
     Not for a few hundred documents with 24 shards: each shard packs its own, and its last row is not full.
 

@@ -30,13 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             text=args.text,
             text_pair=args.text_pair,
             label=args.label,
-            class_weights="balanced",
             max_length=args.max_length,
             batch_size=args.batch_size,
             buffer_size=args.buffer_size,
             seed=args.seed,
         )
-        weights = pipe.class_weights().to(rank.device)  # [C]
+        counts = pipe.stats(0, labels="labels").labels["labels"]  # rows of each class
+        balanced = [sum(counts.values()) / (len(counts) * max(1, n)) for n in counts.values()]
+        weights = torch.tensor(balanced, device=rank.device)  # [C]
         loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
 
         vocabulary = training.vocabulary_size(args)

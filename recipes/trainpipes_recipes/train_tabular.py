@@ -52,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         fit = args.checkpoint_dir / "fit.json"
         pipe = tabular(args.files, label=args.label, target="class", fit=fit, **options)
-        weights = pipe.class_weights().to(rank.device)  # [C]
+        counts = pipe.stats(0, labels="labels").labels["labels"]  # rows of each class
+        balanced = [sum(counts.values()) / (len(counts) * max(1, n)) for n in counts.values()]
+        weights = torch.tensor(balanced, device=rank.device)  # [C]
         loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
 
         model = rank.wrap(Network(fit_of(pipe), len(weights)))

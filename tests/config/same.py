@@ -30,7 +30,7 @@ def assert_same(one: tp.Pipeline, other: tp.Pipeline, items: int = 5) -> None:
         items: how many are compared, and where the other goes on after the first two of one.
     """
     assert other == one
-    told, wanted = other.describe(), one.describe()
+    told, wanted = other.explain().to_dict(), one.explain().to_dict()
     assert told["fingerprint"] == wanted["fingerprint"]
     assert told["stages"] == wanted["stages"]
     given, states = first_items(tp.Pipeline(one.stages), items)

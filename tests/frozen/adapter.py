@@ -159,7 +159,9 @@ def words(chain: Mapping[str, Any]) -> set[str]:
 
 def _source(name: str, options: Mapping[str, Any]) -> str:
     if name == "recipe":
-        given = dict(options)
+        given = {
+            k: v for k, v in options.items() if k != "class_weights"
+        }  # counted by stats() today
         first = [_text(given.pop("name")), _text(given.pop("files"))]
         if "tokenizer" in given:
             first.append(_text(given.pop("tokenizer")))

@@ -1,4 +1,4 @@
-"""The pictures of the docs are what the library draws today."""
+"""The pictures of the docs are what is drawn today."""
 
 from __future__ import annotations
 
@@ -21,12 +21,6 @@ def test_a_picture_shows_what_is_drawn_today(name):
     held = re.search(r"content (\w{16})", (FOLDER / f"{name}.svg").read_text())
     assert held is not None
     assert held[1] == MAKE["content"](MAKE["PICTURES"][name]()), "run docs/pictures/make.py"
-
-
-@pytest.mark.parametrize("name", sorted(MAKE["GRAPHS"]))
-def test_a_graph_is_what_is_drawn_today(name):
-    held = (FOLDER / f"{name}.svg").read_text()
-    assert held == MAKE["GRAPHS"][name]().graph().svg + "\n", "run docs/pictures/make.py"
 
 
 @pytest.mark.parametrize("name", sorted(MAKE["DRAWINGS"]))
@@ -57,5 +51,5 @@ def test_bars_are_all_rows_of_their_table():
 
 
 def test_pictures_have_colours_for_dark_screens():
-    for name in [*MAKE["PICTURES"], *MAKE["GRAPHS"]]:
+    for name in MAKE["PICTURES"]:
         assert "prefers-color-scheme:dark" in (FOLDER / f"{name}.svg").read_text(), name

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from prepare.repack_reference import contents, expected, read, same
-from trainpipes.look.shuffle_quality import shuffle_quality
 from trainpipes.prepare import repack
+from trainpipes.testing import shuffle_quality
 
 MODULE = sys.modules["trainpipes.prepare.repack.repack"]
 GOLDEN = Path(__file__).parent.parent / "golden" / "repack.json"

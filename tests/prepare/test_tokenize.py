@@ -100,7 +100,7 @@ RECIPES: dict[str, Make] = {
     "preference": lambda f: tp.recipe("preference", f, "bytes", **SMALL),
     "classification": lambda f: tp.recipe("classification", f, words(), label="label", **SMALL),
     "classification / several": lambda f: tp.recipe(
-        "classification", f, "bytes", label="labels", class_weights="balanced", **SMALL
+        "classification", f, "bytes", label="labels", **SMALL
     ),
     "evaluation": lambda f: tp.recipe("evaluation", f, "bytes", batch_size=4, num_shards=12),
 }

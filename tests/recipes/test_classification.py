@@ -134,7 +134,8 @@ def test_buckets_spare_padding_and_none_counts_batches() -> None:
     rows = tp.from_dataset([{"text": "x" * (k % 50), "label": k % 2} for k in range(7000)])
     plain = classification(rows, "bytes", num_buckets=None, seed=3)
     assert len(plain) == 7000 // 16
-    assert classification(rows, "bytes").padding().share < plain.padding().share / 5
+    shares = [pipe.stats().padding.share for pipe in (classification(rows, "bytes"), plain)]
+    assert shares[0] < shares[1] / 5
 
 
 def test_few_rows_are_taken_as_they_come_so_that_none_is_lost() -> None:
@@ -147,7 +148,7 @@ def test_few_rows_are_taken_as_they_come_so_that_none_is_lost() -> None:
 # Classes and their weights
 
 
-def test_weights_need_no_second_pass() -> None:
+def test_rows_of_the_classes_need_no_second_pass() -> None:
     seen = []
 
     def see(row: dict[str, Any]) -> dict[str, Any]:
@@ -155,11 +156,10 @@ def test_weights_need_no_second_pass() -> None:
         return row
 
     rows = tp.from_dataset(ROWS).map(see)
-    pipe = classification(rows, "bytes", class_weights="balanced")
-    counted = len(seen)
-    weights = pipe.class_weights()
-    assert weights.tolist() == np.float32([97 / (2 * 64), 97 / (2 * 33)]).tolist()
-    assert len(seen) == counted
+    pipe = classification(rows, "bytes")
+    read = len(seen)
+    assert pipe.stats(0, labels="labels").labels["labels"] == {0: 64, 1: 33}
+    assert len(seen) == read
 
 
 def test_classes_given_in_another_order_are_another_state() -> None:
@@ -227,7 +227,6 @@ def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> 
     [
         ([{"text": "a", "lable": 0}], {}, tp.SchemaError, r"the columns are \['text', 'lable'\]"),
         ([{"premise": "a", "label": 0}], {}, tp.SchemaError, "for the text; the columns are"),
-        (ROWS, {"class_weights": "equal"}, tp.ConfigError, '"balanced" or None, got \'equal\''),
         (ROWS, {"classes": ["animal", "foods"]}, tp.DataError,
          r"'food', which .*\(did you mean 'foods'\?\).* row \d+\)"),
         ([{"text": "a", "label": 0}, {"text": "b", "label": None}], {}, tp.DataError, r"a null.*row 1\)"),
@@ -248,8 +247,8 @@ def test_what_is_not_right_is_refused(
 
 def test_an_unknown_label_names_its_file(tmp_path: Path) -> None:
     path = files("parquet", tmp_path)
-    with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group 0, row 0\)"):
-        classification(path, "bytes", classes=["animal"], class_weights="balanced")
+    with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group \d, row \d+\)"):
+        list(classification(path, "bytes", classes=["animal"], num_shards=1))
 
 
 # Training
@@ -260,12 +259,11 @@ def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: 
     """Whether a text is the start or the body of a function of Python's standard library."""
     rows = [{"text": pair[k], "label": ["head", "body"][k]} for pair in real_text() for k in (0, 1)]
     data = tp.from_dataset(rows)
-    weights = classification(data, "bytes", max_length=96).class_weights()
     losses = check_training(
         lambda: classification(data, "bytes", max_length=96, batch_size=8),
         lambda: training.Classifier(BYTES, 2, 96, 32, 1, 2),
         lambda model, batch: training.class_loss(
-            model(batch["input_ids"], batch["attention_mask"]), batch["labels"], weights
+            model(batch["input_ids"], batch["attention_mask"]), batch["labels"]
         ),
         tmp_path,
         steps=steps,

@@ -30,7 +30,6 @@ def test_every_recipe_has_its_line() -> None:
     assert all(name == anchor for name, anchor, _ in ROWS)
 
 
-@pytest.mark.filterwarnings("ignore:class_weights")  # of a part of the sample data
 @pytest.mark.parametrize("name", [name for name, _, _ in ROWS])
 def test_a_command_runs_as_it_stands(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch

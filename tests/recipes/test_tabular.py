@@ -259,8 +259,8 @@ def test_what_is_to_predict_is_a_class_or_a_number() -> None:
         1,
     ]
     assert "labels" not in batch_of(x)
-    weights = tabular(tp.from_arrow(pa.table(x | {"label": [True, False]}))).class_weights()
-    assert weights.tolist() == [1, 1]
+    pipe = tabular(tp.from_arrow(pa.table(x | {"label": [True, False]})))
+    assert pipe.stats(0, labels="labels").labels == {"labels": {0: 1, 1: 1}}
 
 
 def test_columns_are_found_by_their_types(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,15 +1,13 @@
-"""In a notebook pipelines, loaders, explanations and batches show themselves, whatever they hold."""
+"""In a notebook batches show themselves, whatever they hold."""
 
 from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -54,55 +52,6 @@ def page(value: Any) -> Page:
     assert "script" not in found.tags
     assert not {name for name in found.attributes if name.startswith("on")}
     return found
-
-
-def files(tmp_path: Path) -> tp.Pipeline:
-    pq.write_table(pa.table({"text": [f"text {n}" for n in range(10)]}), tmp_path / "a.parquet")
-    return tp.list_files(str(tmp_path)).read_parquet()
-
-
-def test_a_pipeline_is_a_drawing_and_its_code_and_opens_no_file() -> None:
-    pipe = tp.list_files(f"missing/{EVIL}.parquet").read_parquet().shuffle(100).batch(4)
-    found = page(pipe)
-    assert {"svg", "details"} <= found.tags
-    assert repr(pipe) in found.text
-
-
-def test_a_loader_says_where_it_works_and_once_it_runs_where_it_stands(tmp_path: Path) -> None:
-    loader = tp.Loader(files(tmp_path).batch(4), threads=0, prefetch_factor=3)
-    before = page(loader).text
-    assert "Loader(prefetch_factor=3, threads=0)" in before or "threads=0" in before
-    assert "this process, without threads" in before
-    assert "stands in" not in before, "that would open files"
-    next(iter(loader))
-    after = page(loader).text
-    assert "epoch 0, after 1 batch, over all ranks" in after
-    assert "3 batches for this rank" in after
-    assert "2 worker processes" in page(tp.Loader(files(tmp_path).batch(4), num_workers=2)).text
-
-
-def test_a_loader_of_unknown_length_shows_itself_too() -> None:
-    for pipe in (
-        tp.from_iterable(lambda: range(9)).batch(2),
-        tp.from_tensors(range(9)).repeat().batch(2),
-        tp.from_tensors(range(9)).filter(lambda row: True).batch(2),
-    ):
-        loader = tp.Loader(pipe)
-        next(iter(loader))
-        assert "after 1 batch" in page(loader).text
-
-
-def test_an_explanation_is_a_table_with_its_notes(tmp_path: Path) -> None:
-    pipe = tp.list_files(str(tmp_path)).shuffle().read_parquet().batch(4)
-    files(tmp_path)
-    said = pipe.explain()
-    found = page(said)
-    assert "table" in found.tags
-    for label, text in said.lines:
-        assert label.strip() in found.text
-        assert text in found.text
-    assert said.notes
-    assert said.notes[0] in found.text
 
 
 def test_the_next_batches_of_a_loader_are_shown_and_nothing_moves() -> None:
@@ -203,9 +152,8 @@ def test_of_a_huge_batch_only_what_is_shown_is_looked_at() -> None:
 def test_colours_are_see_through_or_those_of_the_page() -> None:
     rows = tp.from_dataset([{"prompt": "a", "response": "b"}] * 4)
     pipe = tp.recipe("sft", rows, tokenizer="bytes", batch_size=2)
-    for one in (pipe.show(), pipe.explain()):
-        html = one._repr_html_()
-        assert not re.findall(r"(?<!border-left:3px solid )(?:color|background):(?!rgba)", html)
+    html = pipe.show()._repr_html_()
+    assert not re.findall(r"(?<!border-left:3px solid )(?:color|background):(?!rgba)", html)
 
 
 def test_show_takes_rows_of_one_or_more() -> None:

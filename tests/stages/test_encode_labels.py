@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 import trainpipes as tp
 
@@ -110,28 +108,33 @@ def test_a_hundred_thousand_classes_are_no_burden_of_a_state() -> None:
         other.load_state_dict(iterator.state_dict())
 
 
-# Counts and weights
+# Counts
+
+
+def counts(pipe: tp.Pipeline, column: str = "label") -> dict[Any, int]:
+    found: dict[Any, int] = pipe.stats(0, labels=column).labels[column]
+    return found
 
 
 def test_values_are_counted_in_sorted_order() -> None:
-    assert list(labelled(["b", "a", "b", ""]).value_counts("label").items()) == [
+    assert list(counts(labelled(["b", "a", "b", ""])).items()) == [
         ("", 1), ("a", 1), ("b", 2),
     ]  # fmt: skip
-    assert labelled([10, 9, 10]).value_counts("label") == {9: 1, 10: 2}
-    assert labelled([True, False, True]).value_counts("label") == {0: 1, 1: 2}
-    assert labelled([["a", "b"], [], ["a"]]).value_counts("label") == {"a": 2, "b": 1}
-    assert labelled([], pa.string()).value_counts("label") == {}
+    assert counts(labelled([10, 9, 10])) == {9: 1, 10: 2}
+    assert counts(labelled([True, False, True])) == {0: 1, 1: 2}
+    assert counts(labelled([["a", "b"], [], ["a"]])) == {"a": 2, "b": 1}
+    assert counts(labelled([], pa.string())) == {}
 
 
 def test_every_row_counts_once_whatever_the_order() -> None:
     rows, other = labelled(["a", "b", "a"]), labelled(["c"])
     wanted = {"a": 2, "b": 1}
-    assert rows.shuffle(2).sharding_filter(4).repeat().value_counts("label") == wanted
-    assert rows.distributed(rank=1, world_size=2).value_counts("label") == wanted
-    assert rows.filter(lambda row: row["label"] == "a").value_counts("label") == {"a": 2}
-    assert rows.take(1).value_counts("label") == {"a": 1}
+    assert counts(rows.shuffle(2).sharding_filter(4).repeat()) == wanted
+    assert counts(rows.distributed(rank=1, world_size=2)) == wanted
+    assert counts(rows.filter(lambda row: row["label"] == "a")) == {"a": 2}
+    assert counts(rows.take(1)) == {"a": 1}
     mixed = tp.mix({"x": rows.shuffle(2), "y": other}, weights={"x": 1, "y": 9}, stop="repeat")
-    assert mixed.value_counts("label") == {**wanted, "c": 1}
+    assert counts(mixed) == {**wanted, "c": 1}
 
 
 def test_of_files_only_the_column_is_read(tmp_path: Path) -> None:
@@ -148,58 +151,40 @@ def test_of_files_only_the_column_is_read(tmp_path: Path) -> None:
     rows = tp.read_parquet(path)
     with pytest.raises(tp.TrainpipesError):
         list(rows)
-    assert rows.value_counts("label") == {"a": 250, "b": 250}
+    assert counts(rows) == {"a": 250, "b": 250}
     renamed = rows.rename({"label": "y"}).select("text", "y").shuffle(10)
-    assert renamed.value_counts("y") == {"a": 250, "b": 250}
+    assert counts(renamed, "y") == {"a": 250, "b": 250}
     pipe = renamed.encode_labels("y", classes=["b", "a"]).tokenize("bytes").batch(2).pad_collate()
-    assert pipe.class_weights().tolist() == [1, 1]
+    assert counts(pipe, "labels") == {0: 250, 1: 250}
 
 
-def test_weights_are_those_of_scikit_learn() -> None:
-    """n / (C * np.bincount(y)), as sklearn.utils.class_weight.compute_class_weight("balanced") has it."""
-    y = np.random.default_rng(0).choice(5, 1000, p=[0.5, 0.3, 0.1, 0.06, 0.04])
-    weights = labelled(y).encode_labels(classes=5).class_weights()
-    assert weights.dtype == torch.float32
-    assert torch.equal(weights, torch.from_numpy((1000 / (5 * np.bincount(y))).astype(np.float32)))
-
-
-def test_weights_are_the_same_on_all_ranks_and_counted_once() -> None:
+def test_classes_are_counted_alike_on_all_ranks_and_without_rows_that_need_no_counting() -> None:
     calls = []
 
     def see(row: dict[str, Any]) -> dict[str, Any]:
         calls.append(row)
         return row
 
-    pipe = labelled(["a", "b", "b"]).map(see).encode_labels(classes=["a", "b"]).sharding_filter(2)
-    assert pipe.distributed(rank=1, world_size=2).class_weights().tolist() == [1.5, 0.75]
+    pipe = labelled(["a", "b", "b"]).map(see).encode_labels(classes=["a", "b", "c"])
+    pipe = pipe.sharding_filter(2).batch(1)
+    assert counts(pipe.distributed(rank=1, world_size=2), "labels") == {0: 1, 1: 2, 2: 0}
     counted = len(calls)
-    assert pipe.distributed(rank=0, world_size=2).batch(1).class_weights().tolist() == [1.5, 0.75]
-    assert len(calls) == counted
     given = labelled(["a"]).map(see).encode_labels(classes=["a", "b"], counts=[30, 10])
-    assert given.class_weights().tolist() == pytest.approx([2 / 3, 2])
+    assert counts(given.batch(4), "labels") == {0: 30, 1: 10}
     assert len(calls) == counted
 
 
-def test_a_stage_in_two_pipelines_is_counted_in_each() -> None:
-    stage = labelled(["a"]).encode_labels(classes=["a", "b"])._stages[-1]
-    one, other = labelled(["a", "b"]).then(stage), labelled(["a", "a", "a", "b"]).then(stage)
-    assert one.class_weights().tolist() == [1, 1]
-    assert other.class_weights().tolist() == pytest.approx([2 / 3, 2])
-    assert one.class_weights().tolist() == [1, 1]
-
-
-def test_a_class_without_rows_weighs_nothing_and_is_told_of() -> None:
-    with pytest.warns(UserWarning, match=r"1 of 3 classes have no row, and weigh 0: \[2\]"):
-        weights = labelled(["a", "b"]).encode_labels(classes=["a", "b", "c"]).class_weights()
-    assert weights.tolist() == pytest.approx([2 / 3, 2 / 3, 0])
+def test_what_is_done_to_labels_after_they_are_encoded_counts() -> None:
+    coded = labelled(["a", "b", "b", "c"]).encode_labels(classes=["a", "b", "c"])
+    assert counts(coded.filter(lambda row: row["labels"] != 1), "labels") == {0: 1, 2: 1}
+    doubled = coded.map(lambda row: {**row, "labels": 2 * row["labels"]})
+    assert counts(doubled.batch(2).collate(), "labels") == {0: 1, 2: 2, 4: 1}
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
-    with pytest.raises(tp.ConfigError, match="this pipeline has none: add"):
-        labelled(["a"]).class_weights()
     with pytest.raises(tp.SchemaError, match=r"'lable' \(did you mean 'label'\?\)"):
-        labelled(["a"]).value_counts("lable")
-    with pytest.raises(tp.DataError, match=r"value_counts\('label'\).*a null.*" + AT):
-        labelled(["a", None]).value_counts("label")
+        counts(labelled(["a"]), "lable")
+    with pytest.raises(tp.DataError, match=r"stats\(labels='label'\).*a null.*" + AT):
+        counts(labelled(["a", None]))
     with pytest.raises(tp.DataError, match="'b', which classes do not have" + ".*" + AT):
-        labelled(["a", "b"]).encode_labels(classes=["a"]).class_weights()
+        counts(labelled(["a", "b"]).encode_labels(classes=["a"]), "labels")

@@ -10,20 +10,31 @@ from trainpipes.engine.planning.as_columns import known_columns
 from trainpipes.engine.planning.first_rows import first_rows
 from trainpipes.engine.planning.plan import Plan
 
-__all__ = ["column_names", "row_schema"]
+__all__ = ["columns", "columns_if_known", "row_schema"]
 
 
-def column_names(plan: Plan) -> list[str]:
-    """Names of the columns of a pipeline's rows, before they are batched; none where rows have no names, or
-    where there is no row."""
-    data = _schema_or_rows(plan, "column_names")
+def columns(plan: Plan) -> dict[str, str]:
+    """Types of the columns of a pipeline's rows, before they are batched, by name; none where rows have no
+    names, or where there is no row."""
+    data = _schema_or_rows(plan, "explain().columns")
     if isinstance(data, pa.Schema):
-        return list(data.names)
+        return _types(data)
     if isinstance(data, TensorRows):
-        return list(data.names or ())
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in data.tensors]
+        return dict(zip(data.names or (), dtypes, strict=False))
     if data and isinstance(data[0], dict):
-        return [name for name in data[0] if isinstance(name, str)]
-    return []
+        return {k: type(v).__name__ for k, v in data[0].items() if isinstance(k, str)}
+    return {}
+
+
+def columns_if_known(plan: Plan) -> dict[str, str]:
+    """The same where no row has to be read to know them; else none."""
+    schema = known_columns(plan.inputs, plan.chain.before + plan.chain.after_on_rows)
+    return {} if schema is None else _types(schema)
+
+
+def _types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
 
 
 def row_schema(plan: Plan, asker: str) -> pa.Schema | None:

@@ -18,6 +18,7 @@ from trainpipes._internal.shown import shown
 from trainpipes.engine.iterating.pass_iterator import PassIterator
 from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.loader import Loader
+from trainpipes.look.lengths import no_length
 from trainpipes.pipeline import Pipeline
 
 need("accelerate", "trainpipes.integrations.accelerate")
@@ -171,7 +172,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         if not plan.counts.known or plan.chain.endless:
             raise ConfigError(
                 'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '
-                f'advance, got {self.loader.pipeline._no_length()}. Write tail="even", which leaves out the '
+                f'advance, got {no_length(plan)}. Write tail="even", which leaves out the '
                 "last few, or let ranks end apart with DataLoaderConfiguration(even_batches=False), and call "
                 "accelerator.reduce() once, after the loop"
             )
@@ -242,7 +243,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         return len(self.loader)
 
     def estimate_len(self) -> int:
-        """An estimate of ``len()``, where a filter makes that unknown. See ``Pipeline.estimate_len``."""
+        """An estimate of ``len()``, where a filter makes that unknown. See ``Loader.estimate_len``."""
         return self.loader.estimate_len()
 
 

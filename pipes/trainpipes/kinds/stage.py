@@ -192,11 +192,6 @@ class Stage:
         return self.options
 
     @property
-    def uses_packages(self) -> Sequence[str]:
-        """Optional packages that it works with, as they are imported."""
-        return ()
-
-    @property
     def name(self) -> str:
         """The stage's name in a chain: its class in snake case."""
         return snake_case(type(self).__name__)

@@ -1,58 +1,109 @@
-"""What a pipeline will do, said before it does it."""
+"""What a pipeline will do, said before it does it: ``Pipeline.explain`` and ``Loader.explain``."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from trainpipes._internal.amount import amount
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.shown import cut
+from trainpipes.engine.column_names import columns, columns_if_known
+from trainpipes.engine.iterating.loader_workers import share_out
 from trainpipes.engine.layout import Layout, divisors, slots_before
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import RowSource
-from trainpipes.look.forecast.estimate import cuts_by_length, ends_short
-from trainpipes.look.forecast.shares import Share, reads_per_block, shares
+from trainpipes.look.lengths import cuts_by_length, ends_short, exact_length, flows, rows_of
+from trainpipes.look.mermaid import mermaid, written
+from trainpipes.look.record import record
 from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 
+if TYPE_CHECKING:
+    from trainpipes.engine.iterating.session import Session
+    from trainpipes.pipeline import Pipeline
+
 __all__ = ["Explanation", "explain"]
 
+Lines = list[tuple[str, str]]
+#: Columns, and characters of a stage, that a text shows.
+MOST_COLUMNS, MOST_WIDE = 16, 110
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Explanation:
-    """What will happen in a run. Prints as a table.
+    """What will happen in a run. ``print`` gives it as text; a notebook shows the stages as a diagram.
 
     Attributes:
         rows: rows read in an epoch; None where they are not counted in advance.
-        batches: items that each rank gets in an epoch; None where that is not known.
-        num_shards: S.
-        num_spans: G, ranges of the epoch that are read side by side.
-        window_rows: rows of the largest window; None where that is not known.
-        window_bytes: most memory for the windows of one process, estimated from the file footers;
+        num_batches: items that each rank gets in an epoch; None where that is not known in advance.
+        num_shards: S, that ranks and workers share.
+        world_sizes: numbers of ranks that a run can have.
+        window_rows: rows that are mixed with each other by a shuffle; None where that is not known.
+        window_bytes: most memory for such rows in one process, estimated from what files say of themselves;
             None where rows have no known size.
-        world_size: ranks asked about.
-        num_workers: workers of each rank asked about.
-        world_sizes: numbers of ranks that divide ``num_shards``.
-        shares: who gets what: of each worker, or of each rank where there are no workers.
-        lines: all of it, as label and text.
+        lines: all of the text, as label and text.
         notes: what a user may want to change.
     """
 
     rows: int | None
-    batches: int | None
+    num_batches: int | None
     num_shards: int
-    num_spans: int
+    world_sizes: tuple[int, ...]
     window_rows: int | None
     window_bytes: int | None
-    world_size: int
-    num_workers: int
-    world_sizes: tuple[int, ...]
-    shares: tuple[Share, ...]
     lines: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    _pipeline: Pipeline
+    _session: Session
+    _loader: Mapping[str, Any] | None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Types of the columns of the rows, before they are batched, by name: Arrow's, torch's, or else
+        Python's. None if rows have no names, or if there are no rows. Found in files' footers or headers if
+        they have them, else in the first row in file order, for which the pipeline's functions are called.
+
+        >>> import trainpipes as tp
+        >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns
+        {'x': 'int64', 'label': 'int64'}
+        """
+        return columns(self._session.plan)
+
+    @property
+    def mermaid(self) -> str:
+        """The stages as a diagram that GitHub, GitLab and mkdocs draw, in a block of the language
+        ``mermaid``."""
+        return mermaid(self._pipeline)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a run trains on, to be logged with it: plain JSON types. Reads nothing more.
+
+        - ``fingerprint``: equal for pipelines that take each other's states, as far as their data and
+          stages go, and for no others.
+        - ``stages``: each with all of its options, also those left at their defaults. Functions by module
+          and name, tokenizers by name and content, arrays by their content.
+        - ``data``: files, rows, a fingerprint, and what it is made of.
+        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is
+          not known in advance. ``num_shards``, ``batch_size``, ``world_size``.
+        - ``loader``: its options, if a ``Loader`` was asked.
+        - ``position``: where it stands now: rank, epoch, m, and the ``state`` to load; None where the
+          pipeline does not know: a ``Loader`` does, and in a DataLoader's worker its iterator.
+        - ``versions``: of the library, its format of states, Python, and packages that it works with.
+
+        There are no ``storage_options``, no user, password or query of a URL, and no values under names
+        such as ``api_key`` or ``token``. A state that itself holds such a value (as the argument of a
+        ``functools.partial``) is left out: ``position["state"]`` is None.
+
+        The same files give the same on two machines, but for paths, position and versions.
+        """
+        return record(self._session, self._loader)
 
     def __str__(self) -> str:
         width = max(len(label) for label, _ in self.lines)
@@ -61,127 +112,161 @@ class Explanation:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        from trainpipes.look.preview.notebook import explanation_html
-
-        return explanation_html(self)
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"text/plain": str(self), "text/vnd.mermaid": self.mermaid}
 
 
-def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
-    """What ``plan`` amounts to on so many ranks with so many workers.
+def explain(
+    pipeline: Pipeline,
+    session: Session,
+    world_size: int,
+    num_workers: int,
+    loader: Mapping[str, Any] | None = None,
+) -> Explanation:
+    """What a pipeline amounts to on so many ranks with so many workers.
+
+    Args:
+        pipeline: what to explain.
+        session: where it stands: the pipeline's own, or its loader's.
+        world_size: number of ranks.
+        num_workers: of each rank.
+        loader: the loader's options.
 
     Raises:
         TopologyError: the ranks do not divide the shards.
     """
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
-    Topology(0, world_size).check(
-        plan.chain.num_shards, plan.chain.shard is not None, plan.chain.opener.one_consumer
-    )
-    layout = plan.layouts.usual
-    lines = [(label, text) for label, text in plan.inputs.source.describe()]
-    rows = plan.inputs.epoch_rows
-    batches = None
-    if plan.counts.known and not plan.chain.endless:
-        batches = slots_before(int(plan.counts.end(world_size)), 0, world_size)
-    lines.append(("an epoch", _epoch_text(plan, batches, world_size)))
-    spans, shards = layout.num_spans, plan.chain.num_shards
+    plan = session.plan
+    chain, shards = plan.chain, plan.chain.num_shards
+    Topology(0, world_size).check(shards, chain.shard is not None, chain.opener.one_consumer)
+    batches = exact_length(plan, 0, world_size)
+    processes = _shares(plan, world_size, num_workers)
+    window = _window_rows(plan)
+    held = _window_bytes(plan, processes)
+    source_lines = plan.inputs.source.describe()
+    lines = [
+        *_stage_lines(plan),
+        *source_lines,
+        *_column_lines(plan, [label for label, _ in source_lines]),
+        ("an epoch", _epoch(plan, batches, world_size)),
+        ("runs in", _place(plan, num_workers, loader)),
+    ]
     if shards > 1:
-        lines.append(
-            (
-                "shards",
-                f"{shards}, which ranks and workers share: always so many, so that a state fits all",
-            )
-        )
-    if spans > 1 and not plan.mixed:
-        lines.append(
-            (
-                "spans",
-                f"{spans} parts of the rows, read side by side: batches come from them in turn",
-            )
-        )
-    window_rows = window_bytes = None
-    processes = shares(plan, world_size, num_workers)
+        said = "which ranks and workers share: always so many, so that a state fits all"
+        lines.append(("shards", f"{shards}, {said}"))
+    if plan.layouts.usual.num_spans > 1 and not plan.mixed:
+        said = "parts of the rows, read side by side: batches come from them in turn"
+        lines.append(("spans", f"{plan.layouts.usual.num_spans} {said}"))
     if world_size > 1 or num_workers:
-        lines += _shared(plan, processes, rows)
-    if isinstance(layout, Layout) and rows:
-        window_rows = max(_largest(layout, span) for span in {0, spans - 1})
-        open_spans = max(len(share.spans) for share in processes)
-        said = "none: rows come in file order"
-        if plan.chain.shuffle and window_rows < rows:
-            said = f"{window_rows:,} rows are mixed at a time, {window_rows / rows:.1%} of all"
-        elif plan.chain.shuffle:
-            said = f"all {rows:,} rows are mixed together"
-        if plan.chain.drawn is not None:
-            said = f"every row by its number: {plan.chain.shuffle}"
-        lines.append(("shuffle", said))
-        assert isinstance(plan.inputs.source, RowSource)
-        row_bytes = plan.layouts.window_row_bytes
-        if row_bytes and plan.chain.shuffle is not None and plan.chain.drawn is None:
-            window_bytes = math.ceil(row_bytes * window_rows * open_spans)
-            lines.append(
-                (
-                    "memory",
-                    f"about {amount(window_bytes)} of rows to be mixed, held by each "
-                    f"{'worker' if num_workers else 'rank'}",
-                )
-            )
-    window_bytes = _mixed_bytes(plan, processes) or window_bytes
-    if plan.mixed and window_bytes:
+        lines += _share_lines(plan, processes, num_workers)
+    lines += _shuffle_lines(plan, window)
+    if held:
+        what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
         who = "worker" if num_workers else "rank"
-        lines.append(
-            ("memory", f"about {amount(window_bytes)} of all sources' rows, held by each {who}")
-        )
-    if plan.chain.cache is not None:
+        lines.append(("memory", f"about {amount(held)} {what}, held by each {who}"))
+    if chain.cache is not None:
         cached = plan.inputs.cached_blocks
         lines.append(("cache", "off" if cached is None else cached.describe()))
-    tokenizers = [stage.runs_on() for stage in plan.chain.stages if isinstance(stage, Tokenizes)]
-    lines += [("tokenizer", text) for text in tokenizers if text]
-    lines += [(stage.name, text) for stage in plan.chain.stages if (text := stage.report())]
+    engines = (stage.runs_on() for stage in chain.stages if isinstance(stage, Tokenizes))
+    lines += [("tokenizer", text) for text in engines if text]
+    lines += [(stage.name, text) for stage in chain.stages if (text := stage.report())]
     sizes = tuple(divisors(shards))
-    said = ", ".join(map(str, sizes))
+    more = " only: sharding_filter() lets more ranks share the rows"
     if len(sizes) > 1:
-        said += ": a run can start on any of these numbers, and go on with any other"
-    else:
-        said += " only: sharding_filter() lets more ranks share the rows"
-    lines.append(("ranks", said))
-    notes = _notes(plan, window_rows)
+        more = ": a run can start on any of these numbers, and go on with any other"
+    lines.append(("ranks", ", ".join(map(str, sizes)) + more))
     return Explanation(
-        rows, batches, shards, spans, window_rows, window_bytes, world_size, num_workers, sizes,
-        tuple(processes), tuple((label, hidden(text)) for label, text in lines), tuple(map(hidden, notes)),
+        plan.inputs.epoch_rows, batches, shards, sizes, window, held,
+        tuple((label, hidden(text)) for label, text in lines),
+        tuple(map(hidden, _notes(plan, window))), pipeline, session, loader,
     )  # fmt: skip
 
 
-def _epoch_text(plan: Plan, batches: int | None, world_size: int) -> str:
-    what = "rows" if plan.chain.batch is None else "micro-batches"
-    if plan.chain.endless:
-        return "no end: repeat()" if plan.chain.repeat is not None else 'no end: mix(stop="repeat")'
-    if batches is None:
-        if any(map(cuts_by_length, plan.chain.after)):
-            return f"how many {what} is known only at the end; estimate_len() says about how many"
-        short = plan.chain.num_shards if ends_short(plan) and not plan.chain.drop_last else 0
-        known = (
-            ""
-            if plan.inputs.epoch_rows is None
-            else f"at most about {plan.counts.batches_in_epoch + short:,} {what}: "
-        )
-        return f"{known}how many is known only at the end"
-    each = f" for each of {world_size} ranks" if world_size > 1 else ""
-    size = "" if plan.chain.batch is None else f", of {plan.chain.batch_size:,} rows each"
-    return f"{batches:,} {what}{each}{size}"
+def _stage_lines(plan: Plan) -> Lines:
+    lines = [cut(f"{stage.name}({written(stage)})", MOST_WIDE) for stage in plan.chain.stages]
+    return [("stages" if not number else "", line) for number, line in enumerate(lines)]
 
 
-def _mixed_bytes(plan: Plan, processes: list[Share]) -> int:
-    """Bytes of the windows of all sources of a mix for one process, as far as they are known."""
+def _column_lines(plan: Plan, said: Sequence[str]) -> Lines:
+    """The columns as far as no row has to be read to know them, unless the source says them."""
+    known, more = columns_if_known(plan), ""
+    schema = getattr(plan.inputs.source, "schema", None)
+    if not known and isinstance(schema, pa.Schema):
+        known, more = {field.name: str(field.type) for field in schema}, ", as they are read"
+    if not known or "columns" in said:
+        return []
+    named = [f"{name}: {cut(kind, 40)}" for name, kind in known.items()]
+    if len(named) > MOST_COLUMNS:
+        named[MOST_COLUMNS - 1 :] = [f"and {len(named) - MOST_COLUMNS + 1:,} more"]
+    return [("columns", ", ".join(named) + more)]
+
+
+def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
+    chain = plan.chain
+    what = "rows" if chain.batch is None else "batches"
+    if chain.endless:
+        return "no end: repeat()" if chain.repeat is not None else 'no end: mix(stop="repeat")'
+    if batches is not None:
+        each = f" for each of {world_size} ranks" if world_size > 1 else ""
+        size = "" if chain.batch is None else f", of {chain.batch_size:,} rows each"
+        return f"{batches:,} {what}{each}{size}"
+    measure = "Loader(pipe).estimate_len() reads some rows to say about how many"
+    if any(map(cuts_by_length, chain.after)):
+        return f"how many {what} is known only at the end; {measure}"
+    if plan.inputs.epoch_rows is None:
+        return "how many is known only at the end"
+    *_, last = flows(plan, chain.stages, rows_of(plan.inputs.source))
+    if last.count is not None:
+        return f"{last}, over all ranks: exactly how many is known only at the end"
+    short = chain.num_shards if ends_short(plan) and not chain.drop_last else 0
+    most = f"at most about {plan.counts.batches_in_epoch + short:,} {what}"
+    return f"{most}: how many is known only at the end; {measure}"
+
+
+def _place(plan: Plan, num_workers: int, loader: Mapping[str, Any] | None) -> str:
+    if num_workers:
+        return f"{num_workers} worker process{'es' * (num_workers > 1)} of each rank"
+    threads = None if loader is None else loader["threads"]
+    if threads == 0:
+        return "this process, without threads"
+    many = "threads" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
+    if threads is None and plan.runs_user_code:
+        return f"{many} of this process; functions of your own in the thread that trains"
+    return f"{many} of this process"
+
+
+def _shuffle_lines(plan: Plan, window: int | None) -> Lines:
+    rows, shuffle = plan.inputs.epoch_rows, plan.chain.shuffle
+    if plan.chain.drawn is not None and window is not None:
+        return [("shuffle", f"every row by its number: {shuffle}")]
+    if not rows or window is None:
+        return []
+    if not shuffle:
+        return [("shuffle", "none: rows come in file order")]
+    if window < rows:
+        return [("shuffle", f"{window:,} rows are mixed at a time, {window / rows:.1%} of all")]
+    return [("shuffle", f"all {rows:,} rows are mixed together")]
+
+
+def _window_rows(plan: Plan) -> int | None:
+    layout = plan.layouts.usual
+    if not isinstance(layout, Layout) or not plan.inputs.epoch_rows:
+        return None
+    return max(_largest(layout, span) for span in {0, layout.num_spans - 1})
+
+
+def _window_bytes(plan: Plan, processes: list[list[int]]) -> int | None:
+    """Bytes of the windows that one process holds, of all sources of a mix together; None where rows have no
+    known size, or are not mixed."""
     found = 0
-    for source in plan.mixed.values():
-        layout, row_bytes = source.layouts.usual, source.layouts.window_row_bytes
-        found += _mixed_bytes(source, processes)
-        if row_bytes and isinstance(layout, Layout) and source.chain.buffer is not None:
-            spans = max(len({s % layout.num_spans for s in own.shards}) for own in processes)
-            rows = max(_largest(layout, span) for span in {0, layout.num_spans - 1})
-            found += math.ceil(row_bytes * rows * spans)
-    return found
+    layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
+    window = _window_rows(plan)
+    if row_bytes and window and plan.chain.buffer is not None and plan.chain.drawn is None:
+        spans = max(len({s % layout.num_spans for s in own}) for own in processes)
+        found = math.ceil(row_bytes * window * spans)
+    found += sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
+    return found or None
 
 
 def _largest(layout: Layout, span: int) -> int:
@@ -192,47 +277,53 @@ def _largest(layout: Layout, span: int) -> int:
     return -(-(stop - start) // count)
 
 
-def _shared(plan: Plan, processes: list[Share], rows: int | None) -> list[tuple[str, str]]:
-    """Who gets what, and how evenly."""
-    what = "worker" if any(share.worker for share in processes) else "process"
-    least, most = (f([len(s.shards) for s in processes]) for f in (min, max))
-    each = str(least) if least == most else f"{least} to {most}"
-    lines = [("each " + what, f"{each} shard{'s' * (most > 1)}")]
-    if rows:
-        counts = [share.rows for share in processes]
+def _shares(plan: Plan, world_size: int, num_workers: int) -> list[list[int]]:
+    """The shards of each process: of each worker where there are some, else of each rank."""
+    layout = plan.layouts.of(plan.chain.first_epoch(0))
+    found = []
+    for rank in range(world_size):
+        shards = list(range(rank, plan.chain.num_shards, world_size))
+        workers = max(1, min(num_workers, len(shards)))
+        owners = share_out(shards, layout.num_spans, workers)
+        found += [[s for s in shards if owners[s] == worker] for worker in range(workers)]
+    return found
+
+
+def _share_lines(plan: Plan, processes: list[list[int]], num_workers: int) -> Lines:
+    """How much each process gets, and how evenly."""
+    counts = [sum(_rows(plan, shard) for shard in shards) for shards in processes]
+    said = f"{_range(list(map(len, processes)))} shards"
+    if plan.inputs.epoch_rows:
         spread = (max(counts) - min(counts)) / max(1, sum(counts) / len(counts))
-        lines.append(("", f"{min(counts):,} to {max(counts):,} rows, {spread:.1%} apart"))
-        if plan.chain.drawn is None:
-            often = reads_per_block(plan, processes)
-            lines.append(
-                (
-                    "reads",
-                    f"each row group {often:.2f} times in an epoch, by all together; 1 is least",
-                )
-            )
-    if len(processes) <= 8:
-        for share in processes:
-            who = f"rank {share.rank}" + (f", worker {share.worker}" if what == "worker" else "")
-            shards, spans = _listed(share.shards), _listed(share.spans)
-            count = f"{share.rows:,} rows" if rows else "its part"
-            lines.append((f"  {who}", f"{count}: shards {shards}; spans {spans}"))
-    return lines
+        said += f", {_range(counts)} rows: {spread:.1%} apart"
+    return [("each worker" if num_workers else "each rank", said)]
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, numbers[:6]))
-    return shown if len(numbers) <= 6 else f"{shown}, … ({len(numbers)})"
+def _range(counts: list[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+
+def _rows(plan: Plan, shard: int) -> int:
+    """Rows that a shard delivers, as planned."""
+    if plan.counts.known:
+        count = slots_before(plan.counts.batches_in_epoch, shard, plan.chain.num_shards)
+        return count * plan.chain.batch_size
+    layout = plan.layouts.of(plan.chain.first_epoch(0))
+    if not isinstance(layout, Layout):
+        return 0
+    start, stop = layout.span(shard % layout.num_spans)
+    return (stop - start) // layout.sharers
 
 
 def _notes(plan: Plan, window_rows: int | None) -> list[str]:
     notes = []
     chain = plan.chain
-    if plan.chain.shuffle is not None and window_rows and plan.chain.drawn is None:
-        assert isinstance(plan.inputs.source, RowSource)
-        buffer = int(plan.chain.shuffle.buffer_size)
+    if chain.shuffle is not None and window_rows and chain.drawn is None:
+        buffer = int(chain.shuffle.buffer_size)
         if window_rows < min(buffer, plan.inputs.blocks.rows):
             notes.append(
-                f"max_bytes = {plan.chain.shuffle.max_bytes:,} makes the shuffle's buffer smaller "
+                f"max_bytes = {chain.shuffle.max_bytes:,} makes the shuffle's buffer smaller "
                 f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
             )
         longest = int(plan.inputs.blocks.lengths.max(initial=0))
@@ -271,12 +362,8 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
             "is known only at its end. Fewer shards, by sharding_filter(num_shards), have fewer of them, and "
             "with repeat() before batch() there are none between epochs"
         )
-    if (
-        plan.chain.shard is not None
-        and len(divisors(plan.chain.num_shards)) < 6
-        and plan.chain.num_shards > 8
-    ):
+    if chain.shard is not None and len(divisors(chain.num_shards)) < 6 and chain.num_shards > 8:
         notes.append(
-            f"num_shards = {plan.chain.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
+            f"num_shards = {chain.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
         )
     return notes

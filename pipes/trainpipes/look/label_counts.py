@@ -1,4 +1,4 @@
-"""How often each label comes in the data, and what weights that makes for the classes.
+"""How often each label comes in the data.
 
 One pass over one column: of files, no other is read. Every row is counted once, whatever order, draw, shards
 or weights of a mix the pipeline gives it. The same on all ranks, each of which makes the pass by itself.
@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from trainpipes._internal.naming import need_columns
 from trainpipes._internal.progress import counted
-from trainpipes._internal.shown import shown
-from trainpipes._internal.warn_once import warn_once
 from trainpipes.columns.arrays import list_array, to_arrow
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
@@ -32,7 +28,7 @@ from trainpipes.stages.encode_labels import EncodeLabels, Label
 from trainpipes.stages.label_column import LabelColumn
 from trainpipes.stages.ragged_column import row_table
 
-__all__ = ["class_counts", "class_weights", "value_counts"]
+__all__ = ["label_counts"]
 
 #: Rows that are counted at a time.
 ROWS = 65_536
@@ -43,26 +39,19 @@ ORDERING = ("shuffle", "shard", "repeat", "place", "cache")
 
 
 class ReadLabels(RunStage):
-    """Leaves of the rows their labels alone: texts or int64, or lists of these.
-
-    Args:
-        column: the labels.
-        asker: who counts them, for messages.
-    """
+    """Leaves of the rows their labels alone: texts or int64, or lists of these."""
 
     thread_safe = True
     needs_columns = True
 
     column: str
-    _: KW_ONLY
-    asker: str
 
     @property
     def name(self) -> str:
-        return str(vars(self).get("asker", "value_counts"))
+        return "stats"
 
     def __repr__(self) -> str:
-        return f"{self.asker}({self.column!r})"
+        return f"stats(labels={self.column!r})"
 
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)
@@ -75,50 +64,34 @@ class ReadLabels(RunStage):
         return run.with_block(block.with_data(pa.table({self.column: values})))
 
 
-def value_counts(pipeline: Pipeline, column: str, asker: str = "value_counts") -> dict[Label, int]:
-    """Rows of each value of a column, the values in sorted order: integers, then texts."""
+def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
+    """Rows of each label of a column, in sorted order: integers, then texts. Of a column that
+    ``encode_labels`` makes, of each class, also those that no row has."""
+    stages = _on_rows(pipeline._stages, column)
     found: Counter[Label] = Counter()
-    for stages in _parts(pipeline._stages):
-        found.update(_counted(_narrowed(stages, column), column, asker))
+    last: Any = stages[-1]
+    if isinstance(last, EncodeLabels) and last.to == column:
+        if last.counts is not None:
+            return dict(enumerate(last.counts))
+        found.update(dict.fromkeys(range(last.num_classes), 0))
+    for part in _parts(stages):
+        found.update(_counted(_narrowed(part, column), column))
     order = sorted(found, key=lambda value: (isinstance(value, str), value))
     return {value: found[value] for value in order}
 
 
-def class_counts(pipeline: Pipeline) -> list[int]:
-    """Rows of each class that the last ``encode_labels`` of a pipeline makes; counted once for that stage
-    above those below it."""
-    stages = pipeline._stages
-    place = next(
-        (n for n, s in reversed([*enumerate(stages)]) if isinstance(s, EncodeLabels)), None
-    )
-    if place is None:
-        raise ConfigError(
-            "class_weights() weighs the classes that encode_labels() makes, and this pipeline has none: "
-            "add .encode_labels(column, classes=...)"
-        )
-    stage: Any = stages[place]
-    if stage.counts is not None:
-        return list(stage.counts)
-    below = stages[:place]
-    kept = vars(stage).get("_counted")
-    if kept is None or list(map(id, kept[0])) != list(map(id, below)):
-        numbers = value_counts(Pipeline(stages[: place + 1]), stage.to, "class_weights")
-        counts = [numbers.get(number, 0) for number in range(stage.num_classes)]
-        vars(stage)["_counted"] = kept = (below, counts)
-    return list(kept[1])
-
-
-def class_weights(counts: Sequence[int]) -> torch.Tensor:
-    """A weight for each class, float32 ``[C]``: n / (C * its rows), 0 for a class without a row."""
-    rows = np.array(counts, dtype=np.float64)
-    if not rows.all():
-        lacking = np.flatnonzero(rows == 0).tolist()
-        warn_once(
-            f"class_weights(): {len(lacking):,} of {len(rows):,} classes have no row, and weigh 0: "
-            f"{shown(lacking)}"
-        )
-    weights = np.divide(rows.sum(), len(rows) * rows, out=np.zeros(len(rows)), where=rows > 0)
-    return torch.from_numpy(weights.astype(np.float32))
+def _on_rows(stages: Sequence[Stage], column: str) -> Sequence[Stage]:
+    """The stages below those that make batches; up to the one that encodes the labels, if those above it
+    leave the rows and their labels as they are."""
+    batched = (n for n, stage in enumerate(stages) if stage.role in ("batch", "pack", "finish"))
+    rows = stages[: next(batched, len(stages))]
+    for place in reversed(range(len(rows))):
+        stage: Any = rows[place]
+        if isinstance(stage, EncodeLabels) and stage.to == column:
+            return rows[: place + 1]
+        if not stage.keeps_rows or stage.runs_user_code or column in getattr(stage, "names", ()):
+            break
+    return rows
 
 
 def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
@@ -159,13 +132,13 @@ def _narrowed(stages: Sequence[Stage], column: str) -> list[Stage]:
     return [*rest, *reversed(above)]
 
 
-def _counted(stages: Sequence[Stage], column: str, asker: str) -> Counter[Label]:
-    pipeline = Pipeline([*stages, ReadLabels(column, asker=asker)], (0, 1))
+def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
+    pipeline = Pipeline([*stages, ReadLabels(column)], (0, 1))
     chain = pipeline._session.plan.chain
     if chain.endless or chain.opener.read_once:
         why = "have no end" if chain.endless else "can be read only once"
         raise ConfigError(
-            f"{asker}({column!r}) reads all rows before training, and those of {chain.stages[0]} "
+            f"stats(labels={column!r}) reads all rows before training, and those of {chain.stages[0]} "
             f"{why}: give the list of labels"
         )
     found: Counter[Label] = Counter()
@@ -182,7 +155,7 @@ def _counted(stages: Sequence[Stage], column: str, asker: str) -> Counter[Label]
             found[value] += count
         if len(found) > MOST_VALUES:
             raise ConfigError(
-                f"{asker}({column!r}): the column holds more than {MOST_VALUES:,} different values, which "
-                "are no labels: name another one"
+                f"stats(labels={column!r}): the column holds more than {MOST_VALUES:,} different values, "
+                "which are no labels: name another one"
             )
     return found

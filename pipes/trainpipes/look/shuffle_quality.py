@@ -1,35 +1,37 @@
-"""How well an order is shuffled, in numbers that say what a random one would have."""
+"""How well an order is shuffled, in numbers beside those of a random one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.progress import Progress
+from trainpipes.columns.run import Run
+from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Reader, RowSource
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.pipeline import Pipeline
+from trainpipes.stages.batch import Batch
+from trainpipes.state.format import Position
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-__all__ = ["ShuffleQuality", "shuffle_quality"]
+__all__ = ["Numbered", "ShuffleQuality", "sampled_quality", "shuffle_quality", "walk"]
 
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
-#: Rows whose places are kept, to be drawn.
-MOST_PLACES = 10_000
+#: Stages that say which rows are read, and in which order.
+READING = ("files", "reader", "source", "shard", "shuffle")
 
 
 @dataclass(frozen=True)
@@ -38,69 +40,55 @@ class ShuffleQuality:
 
     Attributes:
         rows: n, rows looked at.
+        epoch_rows: rows of an epoch: n, but for a sample.
         batch_size: rows in a batch.
         files: how many files the rows are from; blocks of rows where there are no files.
         rank_correlation: Spearman's, of where a row stands in the files and where it comes: 1 for file
-            order, 0 +- 1/sqrt(n) for a random one. It says whether there is a drift over the epoch.
+            order, 0 +- 1/sqrt(n) for a random one. It says whether there is a drift over the epoch. None of
+            a sample.
         displacement: how far a row is moved on average, as a part of the epoch: 0 for file order, 1/3 for
-            a random one, about buffer/n where blocks stay in place.
+            a random one, about buffer/n where blocks stay in place. None of a sample.
+        neighbour_distance: how far two rows that come one after the other stand from each other in the
+            files, on average, as a part of all rows: 0 for file order, 1/3 for a random one.
         neighbours_kept: how often two rows that come one after the other are neighbours in a file: 1 for
-            file order, 2/n for a random one. Above 0.01, batches hold stretches of files.
+            file order, 2 / epoch_rows for a random one. Above 0.01, batches hold stretches of files.
         files_per_batch: files that a batch has rows of, on average.
         random_files_per_batch: the same in a random order.
         file_spread: batches that have a row of a file, as a part of those that would in a random order, on
-            average over files: 1 is random; 0.1 means that a file's rows come in a tenth of the places.
-        places: of up to 10,000 rows, evenly taken: which one it is in the order, and its number in file
-            order. int64 ``[2, rows]``.
-        file_lengths: rows of each file, int64 ``[files]``.
+            average over files: 1 is random; 0.1 means that a file's rows come in a tenth of the places. None
+            of a sample.
     """
 
     rows: int
+    epoch_rows: int
     batch_size: int
     files: int
-    rank_correlation: float
-    displacement: float
+    rank_correlation: float | None
+    displacement: float | None
+    neighbour_distance: float
     neighbours_kept: float
     files_per_batch: float
     random_files_per_batch: float
-    file_spread: float
-    places: IntArray = field(repr=False, compare=False)
-    file_lengths: IntArray = field(repr=False, compare=False)
+    file_spread: float | None
 
     def __str__(self) -> str:
-        n = max(1, self.rows)
-        lines = [
-            ("rows", f"{self.rows:,} of {self.files:,} files, batches of {self.batch_size}", ""),
-            ("rank correlation", f"{self.rank_correlation:.3f}", f"0.000 +- {n**-0.5:.3f}"),
-            ("displacement", f"{self.displacement:.3f}", "0.333"),
-            ("neighbours kept", f"{self.neighbours_kept:.4f}", f"{min(1.0, 2 / n):.4f}"),
-            (
-                "files in a batch",
-                f"{self.files_per_batch:.1f}",
-                f"{self.random_files_per_batch:.1f}",
-            ),
-            ("spread of a file", f"{self.file_spread:.2f}", "1.00"),
+        n = max(1, self.epoch_rows)
+        of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
+        lines: list[tuple[str, float | None, int, str]] = [
+            ("rank correlation", self.rank_correlation, 3, f"0.000 +- {n**-0.5:.3f}"),
+            ("displacement", self.displacement, 3, "0.333"),
+            ("neighbour distance", self.neighbour_distance, 3, "0.333"),
+            ("neighbours kept", self.neighbours_kept, 4, f"{min(1.0, 2 / n):.4f}"),
+            ("files in a batch", self.files_per_batch, 1, f"{self.random_files_per_batch:.1f}"),
+            ("spread of a file", self.file_spread, 2, "1.00"),
         ]
-        shown = [
-            f"{label:<18}{value:<10}{'random: ' + r if r else ''}" for label, value, r in lines
-        ]
-        return "\n".join(line.rstrip() for line in shown)
+        table = [f"{'rows':<20}{of} of {self.files:,} files, batches of {self.batch_size}"]
+        for label, value, digits, random in lines:
+            if value is not None:
+                table.append(f"{label:<20}{value:<10.{digits}f}random: {random}")
+        return "\n".join(table)
 
     __repr__ = __str__
-
-    def plot(self, ax: Axes | None = None) -> Figure:
-        """Draw where rows come against where they stand in the files: a diagonal for file order, an even
-        cloud for a random one. A Matplotlib figure, to ``savefig``.
-
-        Args:
-            ax: axes to draw on; a new figure's if left out.
-
-        Raises:
-            MissingExtraError: Matplotlib is not installed.
-        """
-        from trainpipes.look.pictures.shuffle import draw
-
-        return draw(self, ax)
 
 
 def shuffle_quality(
@@ -125,12 +113,13 @@ def shuffle_quality(
         ConfigError: the pipeline has no end; or the rows are more than the files have.
 
     >>> print(shuffle_quality(range(1000), files=[250] * 4))
-    rows              1,000 of 4 files, batches of 32
-    rank correlation  1.000     random: 0.000 +- 0.032
-    displacement      0.000     random: 0.333
-    neighbours kept   1.0000    random: 0.0020
-    files in a batch  1.1       random: 4.0
-    spread of a file  0.27      random: 1.00
+    rows                1,000 of 4 files, batches of 32
+    rank correlation    1.000     random: 0.000 +- 0.032
+    displacement        0.000     random: 0.333
+    neighbour distance  0.001     random: 0.333
+    neighbours kept     1.0000    random: 0.0020
+    files in a batch    1.1       random: 4.0
+    spread of a file    0.27      random: 1.00
     """
     if isinstance(order, Pipeline):
         numbers, lengths, size = _of_pipeline(order, epoch)
@@ -147,38 +136,71 @@ def shuffle_quality(
     return _measured(numbers, lengths, size if batch_size is None else batch_size)
 
 
-def _measured(numbers: IntArray, lengths: IntArray, batch_size: int) -> ShuffleQuality:
+def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
+    """How the first rows of an epoch are shuffled, as they are read: rows that later stages drop are counted.
+    No row is read. None where rows have no numbers in file order."""
+    chain = Plan.of(pipeline.stages).chain
+    kept: list[Stage] = []
+    for stage in chain.stages:
+        if stage.role in ("batch", "pack"):
+            break
+        in_file_order = not any(s.role == "shuffle" for s in kept)
+        if stage.role in READING or (stage.role in ("take", "skip") and in_file_order):
+            kept.append(stage.fresh())
+    size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
+    plan = _numbered([*kept, Batch(size)])
+    if chain.mixes or not isinstance(plan.inputs.source, _Numbers):
+        return None
+    ids = [ids for ids, _ in islice(walk(plan), batches)]
+    return _measured(_joined(ids), _file_lengths(plan.inputs.source), size, plan.inputs.epoch_rows)
+
+
+def _measured(
+    numbers: IntArray, lengths: IntArray, batch_size: int, epoch_rows: int | None = None
+) -> ShuffleQuality:
+    """Measure an order.
+
+    Args:
+        numbers: of the rows, as they come.
+        lengths: rows of each file.
+        batch_size: rows of a batch.
+        epoch_rows: rows of the epoch of which these are the first; all if left out.
+    """
     n = len(numbers)
-    place = np.empty(n, dtype=np.float64)  # among the rows that come
-    place[np.argsort(numbers, kind="stable")] = np.arange(n)
-    moved = np.abs(place - np.arange(n)).mean() / n if n else 0.0
-    together = (np.abs(np.diff(numbers)) == 1).mean() if n > 1 else 0.0
-    correlation = float(np.corrcoef(place, np.arange(n))[0, 1]) if n > 1 else 1.0
+    whole = epoch_rows is None or n >= epoch_rows
     file = np.searchsorted(np.cumsum(lengths), numbers, side="right")
+    in_file = np.bincount(file, minlength=len(lengths)) if whole else lengths
+    there = in_file > 0
+    apart = np.abs(np.diff(numbers))
     batches = -(-n // batch_size)
     pairs = np.unique(np.arange(n) // batch_size * len(lengths) + file)
-    in_file = np.bincount(file, minlength=len(lengths))
-    touched = np.bincount(pairs % len(lengths), minlength=len(lengths))
     # Batches that a file's rows fall into where each row picks a place at random.
     sizes = np.diff(np.append(np.arange(0, n, batch_size), n))
     full, rest = int((sizes == batch_size).sum()), sizes[sizes < batch_size]
-    expected = full * _touches(in_file, n, batch_size)
+    total = int(in_file.sum())
+    expected = full * _touches(in_file, total, batch_size)
     for size in rest.tolist():
-        expected = expected + _touches(in_file, n, size)
-    there = in_file > 0
-    taken = np.unique(np.linspace(0, max(0, n - 1), min(n, MOST_PLACES)).astype(np.int64))
+        expected = expected + _touches(in_file, total, size)
+    correlation = moved = spread = None
+    if whole:
+        place = np.empty(n, dtype=np.float64)  # among the rows that come
+        place[np.argsort(numbers, kind="stable")] = np.arange(n)
+        moved = float(np.abs(place - np.arange(n)).mean() / n) if n else 0.0
+        correlation = float(np.corrcoef(place, np.arange(n))[0, 1]) if n > 1 else 1.0
+        touched = np.bincount(pairs % len(lengths), minlength=len(lengths))
+        spread = float((touched[there] / expected[there]).mean()) if there.any() else 1.0
     return ShuffleQuality(
         rows=n,
+        epoch_rows=n if whole else int(epoch_rows or 0),
         batch_size=batch_size,
         files=int(there.sum()),
         rank_correlation=correlation,
-        displacement=float(moved),
-        neighbours_kept=float(together),
+        displacement=moved,
+        neighbour_distance=float(apart.mean() / max(1, lengths.sum())) if n > 1 else 0.0,
+        neighbours_kept=float((apart == 1).mean()) if n > 1 else 0.0,
         files_per_batch=len(pairs) / max(1, batches),
         random_files_per_batch=float(expected.sum()) / max(1, batches),
-        file_spread=float((touched[there] / expected[there]).mean()) if there.any() else 1.0,
-        places=np.stack([taken, numbers[taken]]),
-        file_lengths=lengths,
+        file_spread=spread,
     )
 
 
@@ -192,52 +214,73 @@ def _touches(in_file: IntArray, n: int, size: int) -> npt.NDArray[np.float64]:
 
 def _of_pipeline(pipe: Pipeline, epoch: int) -> tuple[IntArray, IntArray, int]:
     """Row numbers in the order of the global sequence, rows of each file, and the batch size."""
-    plan = Plan.of(pipe.stages)
+    plan = _numbered([s for s in pipe.stages if s.role not in ("finish", "place")])
     if plan.chain.repeat is not None:
         raise ConfigError(
             f"shuffle_quality(pipeline) looks at one epoch: leave out {plan.chain.repeat}"
         )
-    source = plan.inputs.source
-    if plan.counts.known and isinstance(source, RowSource):
-        after = tuple(s for s in plan.chain.after if s.role not in ("rows", "finish"))
-        chain = replace(plan.chain, before=(), after=after)
-        plan = Plan(Inputs(chain, _Numbers(source)))
-    numbers = _numbers(plan, epoch)
+    found = []
+    with Progress("measuring the shuffle", plan.inputs.epoch_rows, "rows") as progress:
+        for ids, _ in walk(plan, epoch):
+            found.append(ids)
+            progress.advance(len(ids))
+    numbers, source = _joined(found), plan.inputs.source
+    lengths = np.array([int(numbers.max(initial=-1)) + 1])
     if isinstance(source, RowSource):
-        files, lengths = source.file_of_block, source.lengths
-        if files is not None:
-            lengths = np.bincount(files, weights=lengths).astype(np.int64)
-    else:
-        lengths = np.array([int(numbers.max(initial=-1)) + 1])
+        lengths = _file_lengths(source)
     return numbers, lengths, plan.chain.batch_size if plan.chain.batch_size > 1 else BATCH_SIZE
 
 
-def _numbers(plan: Plan, epoch: int) -> IntArray:
-    """The row numbers of an epoch, in the order of the global sequence."""
-    opener = ShardOpener(plan, open_windows(plan))
-    ids, keys = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
-    with Progress("measuring the shuffle", plan.inputs.epoch_rows, "rows") as progress:
-        for shard in range(plan.chain.num_shards):
-            slot = plan.counts.slot(shard, epoch, epoch)
-            first, stop = plan.counts.chunks(slot, epoch)
-            opened = opener.open(shard, plan.counts.start(slot, epoch, 0), epoch)
-            k = 0
-            while stop is None or k < stop:
-                try:
-                    run = opened.next_run()
-                except StopIteration:
-                    break
-                items = np.arange(k, k + len(run))
-                k += len(run)
-                if run.bounds is not None:
-                    items = np.repeat(items, np.diff(run.bounds))
-                given = (items >= first) & (items < (k if stop is None else stop))
-                ids.append(run.block.ids[given])
-                keys.append((items[given] - first) * plan.chain.num_shards + shard)
-                progress.advance(len(run.block))
-    order = np.argsort(np.concatenate(keys), kind="stable")
-    found: IntArray = np.concatenate(ids)[order]
-    return found
+def _numbered(stages: Sequence[Stage]) -> Plan:
+    """A plan whose items are the numbers of their rows; which reads none of them where all rows are kept."""
+    plan = Plan.of([*stages, Numbered()], quiet=True)
+    source = plan.inputs.source
+    if plan.chain.mixes or not plan.counts.known or not isinstance(source, RowSource):
+        return plan
+    after = (s for s in plan.chain.after if s.role != "rows" or isinstance(s, Numbered))
+    chain = replace(plan.chain, before=(), after=tuple(after))
+    return Plan(Inputs(chain, _Numbers(source)))
+
+
+def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
+    """The items of an epoch of a plan, over all ranks."""
+    items = OnePass(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
+    try:
+        while True:
+            try:
+                yield next(items)
+            except StopIteration:
+                return
+    finally:
+        items.close()
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _file_lengths(source: RowSource) -> IntArray:
+    files, lengths = source.file_of_block, source.lengths
+    return lengths if files is None else np.bincount(files, weights=lengths).astype(np.int64)
+
+
+class Numbered(RunStage):
+    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says of a block.
+
+    Args:
+        sizes: a list, since a mix says what its rows count only when it is open.
+    """
+
+    holds_data = True
+
+    sizes: Sequence[Any] = ()
+
+    def process(self, run: Run) -> Run:
+        ids = run.block.ids
+        sizes = self.sizes[0](run.block) if self.sizes else np.ones(len(ids), np.int64)
+        bounds = range(len(ids) + 1) if run.bounds is None else run.bounds.tolist()
+        items: list[Any] = [(ids[a:b], sizes[a:b]) for a, b in pairwise(bounds)]
+        return run.with_items(items)
 
 
 class _Numbers(RandomAccessSource):

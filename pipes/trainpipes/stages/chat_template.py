@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
@@ -109,10 +108,6 @@ class ChatTemplate(Tokenizes):
     @property
     def resolved_options(self) -> dict[str, Any]:
         return {**super().resolved_options, "template": self._chat.fingerprint()}
-
-    @property
-    def uses_packages(self) -> Sequence[str]:
-        return (*super().uses_packages, "transformers")
 
     def identity(self) -> dict[str, Any]:
         found = {

@@ -39,7 +39,7 @@ class EncodeLabels(RunStage):
     classes. Out: the same rows; the column replaced by int64 class numbers, or lists of int64. Cursor: none
     of its own. Costs about 20 ns a row, and more where there are thousands of classes.
 
-    ``pipe.value_counts(column)`` counts the labels of the data; ``pipe.class_weights()`` gives a weight for
+    ``pipe.stats(0, labels=column)`` counts the labels of the data; of the column made here, the rows of
     each class.
 
     Args:
@@ -53,7 +53,7 @@ class EncodeLabels(RunStage):
             If ``classes`` are texts and the labels are integers, the integers stay as they are too, as
             Hugging Face's ``ClassLabel`` writes labels.
         to: name of the new column, which takes the place of ``column``.
-        counts: rows of each class, if known; ``class_weights()`` then counts no rows.
+        counts: rows of each class, if known; ``stats(labels=...)`` then counts none.
 
     Raises:
         DataError: a null, or a label that ``classes`` does not have; names the row, and the nearest label.
@@ -64,8 +64,8 @@ class EncodeLabels(RunStage):
     >>> pipe = rows.encode_labels(classes=["ham", "spam"])
     >>> list(pipe)
     [{'labels': 1}, {'labels': 0}, {'labels': 0}]
-    >>> pipe.class_weights()
-    tensor([0.7500, 1.5000])
+    >>> pipe.stats(0, labels="labels").labels["labels"]
+    {0: 2, 1: 1}
     """
 
     thread_safe = True
@@ -101,8 +101,8 @@ class EncodeLabels(RunStage):
         else:
             raise ConfigError(
                 f"{rule} are a list of labels, a dict of labels and their classes, or how many classes "
-                f"there are, got {shown(given)}; list(pipe.value_counts({self.column!r})) are those of the "
-                "data"
+                f"there are, got {shown(given)}; pipe.stats(0, labels={self.column!r}) "
+                "tells those of the data"
             )
         if not given:
             raise ConfigError(f"{rule} are one or more, got {shown(given)}")

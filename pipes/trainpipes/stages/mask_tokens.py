@@ -159,10 +159,6 @@ class MaskTokens(RunStage):
             found["tokenizer"] = {"name": str(self._own), "content": self._own.fingerprint()}
         return found
 
-    @property
-    def uses_packages(self) -> Sequence[str]:
-        return () if self._engine is None else self._engine.packages
-
     def identity(self) -> dict[str, Any]:
         found = super().identity()
         for name in ("tokenizer", "special_ids"):

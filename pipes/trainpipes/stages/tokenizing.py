@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from trainpipes.kinds.made_once import made_once
@@ -49,10 +48,6 @@ class Tokenizes(RunStage):
             **self.options,
             "tokenizer": {"name": name, "content": self._engine.fingerprint()},
         }
-
-    @property
-    def uses_packages(self) -> Sequence[str]:
-        return self._engine.packages
 
     @property
     def id_columns(self) -> list[str]:

@@ -20,6 +20,7 @@ from trainpipes._internal.warn_once import warn_once
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, MissingExtraError, StateError
 from trainpipes.loader import Loader
+from trainpipes.look.lengths import estimated_length, no_length
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
@@ -346,9 +347,10 @@ def _no_epochs(pipe: Pipeline, args: Any) -> str:
     """Why epochs can't be counted in steps, and about how many those would be."""
     about = ""
     with suppress(TypeError):
-        steps = args.num_train_epochs * -(-pipe.estimate_len() // args.gradient_accumulation_steps)
+        length = estimated_length(pipe._session.plan, *pipe._data_parallel())
+        steps = args.num_train_epochs * -(-length // args.gradient_accumulation_steps)
         about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
     return (
         "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
-        f"max_steps=...{about} ({pipe._no_length()})"
+        f"max_steps=...{about} ({no_length(pipe._session.plan)})"
     )

@@ -98,10 +98,6 @@ class DecodeImage(RunStage):
             need("PIL", "decode_image()")
 
     @property
-    def uses_packages(self) -> Sequence[str]:
-        return ("PIL",) if self.decoder == "pillow" else ("torchvision",)
-
-    @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.on_error == "raise"
 

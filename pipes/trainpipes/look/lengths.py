@@ -1,0 +1,323 @@
+"""How many items an epoch has, in all and after each stage: exact, estimated, or why neither.
+
+Where counts do not follow by arithmetic, some rows are read and put through the stages to estimate them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from trainpipes.columns.run import Run, RunSource
+from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.layout import count_batches, slots_before
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.topology import Topology
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, RunStage
+from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.state.format import Position
+
+__all__ = [
+    "Flow",
+    "cuts_by_length",
+    "ends_short",
+    "estimated_length",
+    "exact_length",
+    "flows",
+    "no_length",
+    "rows_of",
+]
+
+#: Rows that are read, and batches at least where batches are filtered.
+SAMPLE_ROWS = 2048
+MINIMUM_BATCHES = 64
+
+
+def exact_length(plan: Plan, rank: int, world_size: int) -> int | None:
+    """Items that a rank gets in an epoch; None where that is not known in advance."""
+    if not plan.counts.known or plan.chain.endless:
+        return None
+    return slots_before(int(plan.counts.end(world_size)), rank, world_size)
+
+
+def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
+    """Items that a rank gets in an epoch, about.
+
+    ``sample`` and ``split`` let their fraction through. What ``pack``, budgets of tokens and buckets make of
+    rows is measured on the first 2,048 that come to the first of them, and what a ``filter`` or a
+    ``flat_map`` makes of them with it; where there are none of these, on the first 2,048 rows that come to
+    the first filter. After any of them each shard has a short batch of its own.
+
+    Raises:
+        TypeError: the pipeline has no end, or its rows cannot be counted.
+    """
+    exact = exact_length(plan, rank, world_size)
+    if exact is not None:
+        return exact
+    if plan.chain.endless or plan.inputs.epoch_rows is None:
+        raise TypeError(f"the length of this pipeline cannot be estimated: {no_length(plan)}")
+    source = plan.inputs.source
+    rows = rows_of(source)
+    if isinstance(source, RowSource) and source.unread is not None:
+        rows = int(source.lengths[~source.unread].sum())
+    *_, last = flows(plan, plan.chain.stages, rows, _measured(plan))
+    return round(last.count or 0) // world_size
+
+
+def no_length(plan: Plan) -> str:
+    """Why the number of items is not known in advance, and what to do."""
+    if plan.chain.endless:
+        return "repeat() has no end; count steps, or give repeat(times=...)"
+    if plan.inputs.epoch_rows is None:
+        return f"the rows of {plan.chain.stages[0]} are not counted; list(pipe) counts them"
+    way_out = "is known only at the end; use Loader(pipe).estimate_len()"
+    cutting = next((s for s in plan.chain.after if cuts_by_length(s)), None)
+    if cutting is not None:
+        return f"how many items {cutting} makes {way_out}"
+    dropping = [str(s) for s in plan.chain.before + plan.chain.after if not s.keeps_rows]
+    what = dropping[0] if dropping else "take() or skip() on the way"
+    return f"how many rows {what} lets through {way_out}"
+
+
+def cuts_by_length(stage: Stage) -> bool:
+    """Whether how many items a stage makes depends on what rows hold, on how long they are most of all."""
+    return stage.role in ("pack", "batch") and not stage.keeps_rows
+
+
+def ends_short(plan: Plan) -> bool:
+    """Whether each shard ends with a batch of its own, which may be short: where a stage below ``batch``
+    makes fewer rows or more, so that they are not counted before they are read."""
+    chain = plan.chain
+    sized = chain.batch is not None and chain.batch.batch_size is not None
+    return sized and chain.num_shards > 1 and not plan.layouts.whole and not chain.rolling
+
+
+def rows_of(source: RowSource | RowStream) -> int | None:
+    """Rows of a source; None where they are not counted in advance."""
+    return int(source.lengths.sum()) if isinstance(source, RowSource) else source.length
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What comes out of a stage in an epoch, over all ranks.
+
+    Attributes:
+        what: in the plural, as in "rows".
+        count: how many; None where that is not known.
+        exact: whether the count is more than an average.
+        endless: whether epochs follow each other without an end.
+    """
+
+    what: str
+    count: float | None = None
+    exact: bool = True
+    endless: bool = False
+
+    def __str__(self) -> str:
+        if self.count is None:
+            return self.what
+        what, count = self.what, round(self.count)
+        if count == 1:
+            first, _, rest = what.partition(" of ")
+            first = first.removesuffix("es") if first == "batches" else first.removesuffix("s")
+            what = f"{first} of {rest}" if rest else first
+        return f"{'' if self.exact else 'about '}{count:,} {what}"
+
+
+def flows(
+    plan: Plan, stages: Sequence[Stage], rows: int | None, made: Mapping[Stage, float] | None = None
+) -> Iterator[Flow]:
+    """What comes out of each stage.
+
+    Args:
+        plan: of these stages.
+        stages: as they are written.
+        rows: of the source; None where that is not known, or not to be asked.
+        made: items that come out of a stage for each that goes in, where that was measured; if left out,
+            counts end at a stage of which that is not known.
+    """
+    flow = Flow("files")
+    reads = any(stage.role in ("reader", "source") for stage in stages)
+    kept: float | None = None  # rows, as far as they are exact
+    several = False  # whether a stage may make more rows than it gets
+    for stage in stages:
+        if stage.role in ("reader", "source"):
+            what = "batches" if getattr(stage, "makes_batches", False) else "rows"
+            is_filtered = stage.options.get("filter") is not None and made is None
+            endless = bool(getattr(stage, "endless", False))
+            flow = Flow(what, None if is_filtered else rows, endless=endless)
+        elif stage.role == "files":
+            flow = Flow("files", None if reads else rows)
+        elif flow.what != "files" or not reads:
+            if stage.role == "shuffle" and plan.chain.drawn is not None and flow.count and kept:
+                drawn = plan.inputs.epoch_rows or 0
+                flow = replace(flow, count=drawn if flow.exact else flow.count * drawn / kept)
+            flow = _after(flow, stage, plan, made, several)
+        several = several or stage.role == "pack"
+        kept = flow.count if flow.exact else kept
+        yield flow
+
+
+def _after(
+    flow: Flow, stage: Stage, plan: Plan, made: Mapping[Stage, float] | None, several: bool
+) -> Flow:
+    """What a stage makes of what comes to it."""
+    count = flow.count
+    options = stage.options
+    if stage.role == "repeat":
+        if options["times"] is None:
+            return replace(flow, count=None, exact=True, endless=True)
+        return replace(flow, count=None if count is None else count * options["times"])
+    if stage.role in ("take", "skip"):
+        n = int(options["count"])
+        if count is None or flow.endless:
+            return flow
+        return replace(flow, count=min(count, n) if stage.role == "take" else max(0, count - n))
+    what = flow.what
+    if stage.role == "batch":
+        size, tokens = options["batch_size"], options["max_tokens"]
+        what = f"batches of {size:,}" if size else f"batches of at most {tokens:,} tokens"
+    elif stage.role == "pack":  # or what else makes rows of others
+        length = options.get("max_length")
+        what = f"rows of {length:,} tokens" if length else "rows"
+    elif isinstance(stage, Tokenizes):
+        what = "token rows"
+    if count is None:
+        return replace(flow, what=what)
+    if not stage.keeps_rows:
+        share = stage.share
+        if share is None and made is not None:
+            share = made.get(stage, 1.0)
+        if share is None:
+            return Flow(what, endless=flow.endless)
+        return replace(flow, what=what, count=count * share, exact=False)
+    if stage.role == "batch":
+        if flow.exact or not ends_short(plan):
+            dropping = bool(options.get("drop_last"))
+            count = count_batches(round(count), options["batch_size"], dropping)
+        else:
+            count = _batches(plan, count, several)
+    return replace(flow, what=what, count=count)
+
+
+def _batches(plan: Plan, rows: float, several: bool) -> float:
+    """Batches that are cut of an epoch's rows, where each shard ends with a batch of its own: for each that a
+    shard may give, how likely there are rows enough for it.
+
+    Args:
+        plan: of the pipeline.
+        rows: that come to ``batch``, about.
+        several: whether a stage may have made more rows of those that are read.
+    """
+    chain, size = plan.chain, plan.chain.batch_size
+    mean = rows / chain.num_shards
+    if mean > 100 * size:
+        return rows / size + chain.num_shards * (-0.5 if chain.drop_last else 0.5)
+    share = rows / max(1, plan.inputs.epoch_rows or 0)
+    # Shards that read the same span share its rows evenly.
+    sharers = chain.num_shards // plan.layouts.usual.num_spans
+    spread = math.sqrt(mean / sharers * (1 if several else max(0.0, 1 - share)))
+    first = size if chain.drop_last else 1  # rows that make the first batch
+    edges = (np.arange(first, mean + 5 * spread + 1, size) - 0.5).tolist()
+    if not spread:
+        return chain.num_shards * float(sum(edge <= mean for edge in edges))
+    of_shard = NormalDist(mean, spread)
+    return chain.num_shards * sum(1 - of_shard.cdf(edge) for edge in edges)
+
+
+def _is_measured(stage: Stage) -> bool:
+    """Whether rows have to be read to say how many items a stage makes of them."""
+    return not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
+
+
+def _measured(plan: Plan) -> dict[Stage, float]:
+    """Items that come out of stages for each that goes in, of those for which rows must be read."""
+    stages = [s for s in plan.chain.stages if s.role not in ("shard", "repeat", "place")]
+    # What a cache() keeps is known by the stages before it: none is put among them.
+    cached = next((n for n, stage in enumerate(stages) if stage.role == "cache"), 0)
+    measured = [n for n, stage in enumerate(stages) if n >= cached and _is_measured(stage)]
+    if not measured:
+        return {}
+    place = next((n for n in measured if cuts_by_length(stages[n])), measured[0])
+    shuffled = (n + 1 for n, stage in enumerate(stages) if stage.role == "shuffle")
+    place = max([place, *shuffled])  # what comes before a shuffle is made window by window
+    most = SAMPLE_ROWS
+    if any(stage.role == "batch" for stage in stages[:place]):
+        most = max(MINIMUM_BATCHES, SAMPLE_ROWS // plan.chain.batch_size)
+    chain: list[Stage] = []
+    taken = _Count()
+    counts: dict[Stage, tuple[_Count, _Count]] = {}
+    for number, stage in enumerate(stages):
+        if stage.role in ("take", "skip") and number > place:
+            continue
+        chain += [_First(taken, most), _Tally(taken)] if number == place else []
+        fresh = stage.fresh()
+        if number not in measured:
+            chain.append(fresh)
+            continue
+        into, out = counts[stage] = _Count(), _Count()
+        chain += [_Tally(into), fresh, _Tally(out)]
+    chain += [_First(taken, most), _Tally(taken)] if place == len(stages) else []
+    sample = Plan.of([*chain, _Uncollated()], plan.inputs.source, plan.inputs.schemas, quiet=True)
+    walk = OnePass(sample, Topology(), Position(0, 0, 1))
+    with suppress(StopIteration):
+        while True:
+            next(walk)
+    return {stage: out.items / max(1, into.items) for stage, (into, out) in counts.items()}
+
+
+class _Count:
+    """Items that have come by."""
+
+    items = 0
+
+
+class _Tally(RunStage):
+    """Counts items that pass."""
+
+    keeps_rows = False
+
+    count: _Count
+
+    def process(self, run: Run) -> Run:
+        self.count.items += len(run)
+        return run
+
+
+class _First(CutStage):
+    """Lets items pass until so many are counted after it."""
+
+    keeps_rows = False
+
+    count: _Count
+    most: int
+
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        return _FirstRuns(below(at), self.count, self.most)
+
+
+class _FirstRuns:
+    def __init__(self, below: RunSource, count: _Count, most: int) -> None:
+        self._below, self._count, self._most = below, count, most
+
+    def next_run(self) -> Run:
+        left = self._most - self._count.items
+        if left <= 0:
+            raise StopIteration
+        run = self._below.next_run()
+        return run if len(run) <= left else run.pick(np.arange(left, dtype=np.int64))
+
+
+class _Uncollated(RunStage):
+    """Makes nothing of items that are not made of yet: they are only counted."""
+
+    def process(self, run: Run) -> Run:
+        return run if run.items is not None else run.with_items([0] * len(run))

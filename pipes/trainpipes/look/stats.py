@@ -1,0 +1,273 @@
+"""What batches are like, measured on the first ones of an epoch: ``Pipeline.stats``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainpipes._internal.checks import whole_number
+from trainpipes._internal.progress import counted
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.stage import Stage
+from trainpipes.look.label_counts import label_counts
+from trainpipes.look.shuffle_quality import (
+    BATCH_SIZE,
+    Numbered,
+    ShuffleQuality,
+    sampled_quality,
+    walk,
+)
+from trainpipes.pipeline import Pipeline
+from trainpipes.sources.mixed.mixture import Mixture
+from trainpipes.stages.batch import Batch
+from trainpipes.stages.encode_labels import Label
+
+__all__ = ["Mixing", "Packing", "Padding", "Stats", "stats"]
+
+#: Labels of one column that a text shows.
+MOST_LABELS = 12
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Attributes:
+    cells: B * L of the batches, over all of them.
+    padding: of these, those that hold no token.
+    share: padding as part of all cells, 0 to 1.
+    """
+
+    cells: int
+    padding: int
+    share: float
+
+    def __str__(self) -> str:
+        return f"{self.share:.2%} of {self.cells:,} cells"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Attributes:
+    rows: packed rows.
+    max_length: tokens of a row.
+    documents: in all of them, where a document cut in two counts as two.
+    empty: tokens that hold none.
+    share: what is empty, as part of all tokens, 0 to 1.
+    """
+
+    rows: int
+    max_length: int
+    documents: int
+    empty: int
+    share: float
+
+    def __str__(self) -> str:
+        each = self.documents / max(1, self.rows)
+        rows = f"{self.rows:,} row{'s' * (self.rows != 1)} of {self.max_length:,} tokens"
+        return f"{rows}: {self.share:.2%} empty, {each:.1f} documents in a row"
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Of each source of a mix, by name:
+
+    Attributes:
+        unit: what is counted, "rows" or "tokens".
+        rows: its rows.
+        amounts: its rows, or tokens where the mix counts these.
+        shares: its part of all, 0 to 1.
+        targets: what the weights say, on average over the rows that were looked at, 0 to 1.
+    """
+
+    unit: str
+    rows: dict[str, int]
+    amounts: dict[str, int]
+    shares: dict[str, float]
+    targets: dict[str, float]
+
+    def __str__(self) -> str:
+        wide = max(len(name) for name in ("source", *self.rows))
+        lines = [f"{'source':<{wide}}  {'target':>6}  {'drawn':>6}  {self.unit:>12}"]
+        for name, target in self.targets.items():
+            drawn, amount = self.shares[name], self.amounts[name]
+            lines.append(f"{name:<{wide}}  {target:>6.1%}  {drawn:>6.1%}  {amount:>12,}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, repr=False)
+class Stats:
+    """What the first batches of an epoch are like, over all ranks. Prints as text.
+
+    Attributes:
+        batches: that were run for padding and packing; 0 where the first one says nothing of these.
+        padding: how much of them is padding; None where they have no mask.
+        packing: how documents fill packed rows; None where there are none.
+        mixture: which sources of a mix their rows are from; None without a mix.
+        shuffle: how well as many rows are shuffled, as they are read; None where their order cannot be told
+            without reading them.
+        labels: of each column that was asked for, rows of each label, over all rows of an epoch.
+    """
+
+    batches: int
+    padding: Padding | None
+    packing: Packing | None
+    mixture: Mixing | None
+    shuffle: ShuffleQuality | None
+    labels: dict[str, dict[Label, int]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain JSON types; labels as texts."""
+        labels = {name: {str(k): n for k, n in own.items()} for name, own in self.labels.items()}
+        return {**asdict(self), "labels": labels}
+
+    def __str__(self) -> str:
+        many = f"the first {self.batches:,}" if self.batches != 1 else "the first one"
+        parts = [("batches", f"{many} of an epoch")] if self.batches else []
+        parts += [(k, str(v)) for k, v in self._measured().items() if v is not None]
+        for column, counts in self.labels.items():
+            told = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
+            told += [f"and {len(counts) - MOST_LABELS:,} more"] * (len(counts) > MOST_LABELS)
+            parts.append(("labels", f"{column}, over all rows: {', '.join(told)}"))
+        wide = max((len(label) for label, _ in parts), default=0)
+        indent = "\n" + " " * (wide + 2)
+        return "\n".join(
+            f"{label:<{wide}}  {text.replace(chr(10), indent)}" for label, text in parts
+        )
+
+    __repr__ = __str__
+
+    def _measured(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("padding", "packing", "mixture", "shuffle")}
+
+
+def stats(
+    pipeline: Pipeline, batches: int, labels: str | Sequence[str] | None, mask: str | None
+) -> Stats:
+    """See ``Pipeline.stats``."""
+    whole_number(batches, 0, "stats(batches)", "batches to look at")
+    columns = [labels] if isinstance(labels, str) else list(labels or ())
+    found = {column: label_counts(pipeline, column) for column in columns}
+    if not batches:
+        return Stats(0, None, None, None, None, found)
+    stages = [stage for stage in pipeline._stages if stage.role != "place"]
+    looked_at = islice(Pipeline(stages, (0, 1)), batches)
+    tally = _Tally(mask)
+    for batch in counted(looked_at, "measuring batches", batches, "batches"):
+        if not tally.add(batch):
+            break
+    return Stats(
+        tally.batches,
+        tally.padding(),
+        tally.packing(),
+        _mixing(pipeline, batches),
+        sampled_quality(pipeline, batches),
+        found,
+    )
+
+
+class _Tally:
+    """Tokens, padding and documents of batches, or of rows that are not batched.
+
+    Args:
+        mask: the tensor ``[B, L]`` that is 0 on padding, and nowhere else; if left out, "segment_ids" or
+            "attention_mask".
+    """
+
+    def __init__(self, mask: str | None) -> None:
+        self._mask = mask
+        self._names = ("segment_ids", "attention_mask") if mask is None else (mask,)
+        self.batches = self._cells = self._tokens = 0
+        self._rows = self._documents = self._held = self._width = 0
+
+    def add(self, batch: Any) -> bool:
+        """Count a batch; False if it has no mask."""
+        there = batch if isinstance(batch, Mapping) else {}
+        tensors = (there.get(name) for name in self._names)
+        real = next((one for one in tensors if isinstance(one, torch.Tensor)), None)
+        if real is None and self._mask is not None:
+            got = f"a dict of {list(there)}" if there else type(batch).__name__
+            raise ConfigError(
+                f"stats(mask) must be a tensor of the batches, got {self._mask!r} and {got}; pad_collate() "
+                "makes one"
+            )
+        if real is not None:
+            self._cells += real.numel()
+            self._tokens += int(torch.count_nonzero(real))
+        packed = there.get("segment_ids") is not None
+        if packed:
+            self._add_documents(there["segment_ids"])
+        self.batches += packed or real is not None
+        return packed or real is not None
+
+    def _add_documents(self, segment_ids: Any) -> None:
+        ids = segment_ids.cpu().tolist() if isinstance(segment_ids, torch.Tensor) else segment_ids
+        rows = np.array(ids, dtype=np.int64)
+        for row in rows if rows.ndim == 2 else [rows]:
+            counts = np.bincount(row)[1:]
+            self._rows += 1
+            self._width = max(self._width, len(row))
+            self._documents += int(np.count_nonzero(counts))
+            self._held += int(counts.sum())
+
+    def padding(self) -> Padding | None:
+        if not self._cells:
+            return None
+        empty = self._cells - self._tokens
+        return Padding(self._cells, empty, empty / self._cells)
+
+    def packing(self) -> Packing | None:
+        if not self._rows:
+            return None
+        cells = self._rows * self._width
+        empty = cells - self._held
+        share = empty / max(1, cells)
+        return Packing(self._rows, self._width, self._documents, empty, share)
+
+
+def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
+    """Sources of the first rows that a mix draws. What stands above it changes nothing but the size of the
+    batches, which its shards take turns with."""
+    stages = pipeline.stages
+    chain = Plan.of([stage.fresh() for stage in stages]).chain
+    if not chain.mixes:
+        return None
+    shard: list[Stage] = [] if chain.shard is None else [chain.shard.fresh()]
+    cutting = next((s for s in stages if s.role == "batch" and s.options.get("batch_size")), None)
+    size = BATCH_SIZE if cutting is None else int(cutting.options["batch_size"])
+    lengths: list[Any] = []
+    plan = Plan.of([chain.opener.fresh(), *shard, Batch(size), Numbered(lengths)], quiet=True)
+    mixture = plan.inputs.source
+    assert isinstance(mixture, Mixture)
+    if mixture.rules.lengths is not None:
+        lengths.append(mixture.rules.lengths)
+    drawn = counted(islice(walk(plan), batches), "looking at the mix", batches, "batches")
+    return _shares(mixture, list(chain.opener.options["sources"]), drawn)
+
+
+def _shares(mixture: Mixture, names: Sequence[str], drawn: Iterable[Any]) -> Mixing:
+    rules = mixture.rules
+    rows, amounts = np.zeros(len(names), np.int64), np.zeros(len(names))
+    for ids, sizes in drawn:
+        for path, places, _ in mixture.ids.split(ids):
+            number = names.index(path[0])
+            rows[number] += len(ids[places])
+            amounts[number] += sizes[places].sum()
+    total = max(1.0, float(amounts.sum()))
+    edges = np.minimum([*rules.starts, np.inf], total)
+    parts = np.array([after - before for before, after in pairwise(edges.tolist())])
+    weights = [
+        [step[rules.names.index(name)] / sum(step) for name in names] for step in rules.steps
+    ]
+    targets = parts @ np.array(weights) / parts.sum()
+    return Mixing(
+        "rows" if rules.lengths is None else "tokens",
+        dict(zip(names, rows.tolist(), strict=True)),
+        {name: round(amount) for name, amount in zip(names, amounts.tolist(), strict=True)},
+        dict(zip(names, (amounts / total).tolist(), strict=True)),
+        dict(zip(names, targets.tolist(), strict=True)),
+    )

@@ -1,0 +1,153 @@
+"""``stats()`` measures what training is given, and starts no epoch."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+import trainpipes as tp
+
+LENGTHS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+
+def documents(times=1):
+    ids = [[7] * length for length in LENGTHS * times]
+    return tp.from_arrow(pa.table({"input_ids": ids}))
+
+
+def test_padding_is_what_stands_beside_the_tokens():
+    pipe = documents().batch(4).pad_collate()
+    before = pipe.state_dict()
+    found = pipe.stats()
+    assert found.batches == 3
+    assert found.padding.cells == 4 * 4 + 4 * 9 + 2 * 5
+    assert found.padding.cells - found.padding.padding == sum(LENGTHS)
+    assert found.padding.share == pytest.approx(1 - sum(LENGTHS) / 62)
+    assert "37.10% of 62 cells" in str(found)
+    assert found.packing is found.mixture is None
+    assert pipe.state_dict() == before
+
+
+def test_so_many_batches_are_looked_at_over_all_ranks():
+    pipe = documents(40).sharding_filter(4).batch(4).pad_collate()
+    found = pipe.stats(7)
+    assert found.batches == 7
+    assert "the first 7 of an epoch" in str(found)
+    assert pipe.distributed(rank=1, world_size=2).stats(7).to_dict() == found.to_dict()
+
+
+def test_a_mask_can_be_named_and_must_then_be_there():
+    pipe = documents().batch(4).pad_collate(mask={"input_ids": "real"})
+    assert pipe.stats().padding is None
+    assert pipe.stats(mask="real").padding.padding == 62 - sum(LENGTHS)
+    with pytest.raises(tp.ConfigError, match=r"stats\(mask\).*'other' and a dict of"):
+        pipe.stats(mask="other")
+    with pytest.raises(tp.ConfigError, match=r"stats\(mask\).*'real' and list"):
+        documents().batch(2).stats(mask="real")
+
+
+def test_of_batches_without_a_mask_one_is_made():
+    made = []
+    pipe = tp.from_tensors(x=range(100)).batch(4).collate().map(lambda b: made.append(b) or b)
+    found = pipe.stats()
+    assert len(made) == 1
+    assert (found.batches, found.padding, found.packing) == (0, None, None)
+    assert found.shuffle.neighbours_kept == 1
+
+
+def test_an_empty_epoch_has_stats_too():
+    found = documents().skip(10).batch(4).pad_collate().stats()
+    assert (found.batches, found.padding) == (0, None)
+    assert "0 of" in str(found)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_packed_rows_are_their_documents_and_what_is_empty(batched):
+    pipe = documents().pack(10, method="first_fit")
+    found = (pipe.batch(2).pad_collate() if batched else pipe).stats().packing
+    assert found.documents == len(LENGTHS)
+    assert found.empty == found.rows * 10 - sum(LENGTHS)
+    assert found.max_length == 10
+    assert found.share == found.empty / (found.rows * 10)
+    assert f"{found.rows} rows of 10 tokens" in str(found)
+
+
+def source(count, length=1):
+    return tp.from_arrow(pa.table({"input_ids": [[1] * length] * count}))
+
+
+@pytest.mark.parametrize("shards", [1, 6])
+def test_a_mixture_counts_what_training_is_given(shards):
+    weights = {"web": 5, "code": 2, "books": 1}
+    sources = {name: source(50) for name in weights}
+    mixed = tp.mix(sources, weights=weights, stop="repeat", column="source")
+    pipe = mixed.sharding_filter(shards).batch(4)
+    found = pipe.stats(24).mixture
+    batches = iter(pipe)
+    given = [row["source"] for _ in range(24) for row in next(batches)]
+    assert found.rows == {name: given.count(name) for name in weights}
+    assert found.targets == {"web": 0.625, "code": 0.25, "books": 0.125}
+    assert sum(found.shares.values()) == pytest.approx(1)
+
+
+def test_a_mixture_counts_tokens_where_the_mix_does():
+    sources = {"short": source(100, 2), "long": source(100, 8)}
+    mixed = tp.mix(sources, weights={"short": 1, "long": 1}, by="tokens", stop="repeat")
+    found = mixed.batch(10).stats(10).mixture
+    assert found.unit == "tokens"
+    assert found.amounts == {"short": 160, "long": 160}
+    assert found.rows == {"short": 80, "long": 20}
+
+
+def test_targets_follow_a_schedule():
+    steps = [(0, {"a": 1, "b": 0}), (100, {"a": 0, "b": 1})]
+    mixed = tp.mix({"a": source(10), "b": source(10)}, schedule=steps, stop="repeat")
+    found = mixed.batch(10).stats(40).mixture
+    assert found.targets == {"a": 0.25, "b": 0.75}
+    assert found.rows == {"a": 100, "b": 300}
+
+
+def test_a_mixture_ends_with_its_epoch_and_is_by_sizes():
+    found = tp.mix({"a": source(30), "b": source(10)}).stats().mixture
+    assert found.rows == {"a": 30, "b": 10}
+    assert found.targets == {"a": 0.75, "b": 0.25}
+    assert len(str(found).splitlines()) == 3
+
+
+def test_a_mix_in_a_mix_is_one_source():
+    inner = tp.mix({"x": source(5), "y": source(5)})
+    found = tp.mix({"in": inner, "out": source(10)}, weights={"in": 1, "out": 1}).stats()
+    assert found.mixture.rows == {"in": 10, "out": 10}
+    assert found.shuffle is None
+
+
+def test_labels_are_counted_over_all_rows_and_can_be_asked_for_alone():
+    rows = tp.from_dataset([{"x": n, "label": "ab"[n % 3 > 0]} for n in range(999)])
+    found = rows.shuffle(9).batch(2).stats(0, labels=["label", "x"])
+    assert found.labels["label"] == {"a": 333, "b": 666}
+    assert len(found.labels["x"]) == 999
+    assert (found.batches, found.shuffle) == (0, None)
+    assert "label, over all rows: 'a': 333, 'b': 666" in str(found)
+    assert "and 987 more" in str(found)
+
+
+def test_a_record_of_it_is_plain_json():
+    mixed = tp.mix({"a": documents(), "b": documents()}).pack(10).batch(2).pad_collate()
+    rows = tp.from_dataset([{"label": n % 2} for n in range(9)]).shuffle(4)
+    for found in (mixed.stats(), rows.stats(labels="label")):
+        record = found.to_dict()
+        assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["labels"] == {"label": {"0": 5, "1": 4}}
+    assert record["shuffle"]["rows"] == 9
+
+
+@pytest.mark.parametrize("batches", [-1, 2.5, "many"])
+def test_a_number_of_batches_is_whole(batches):
+    with pytest.raises(tp.ConfigError, match=r"stats\(batches\)"):
+        documents().stats(batches)
+
+
+def test_an_order_that_would_have_to_be_read_is_not_measured():
+    assert tp.from_iterable(lambda: iter(range(9))).batch(2).stats().shuffle is None
