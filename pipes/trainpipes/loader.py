@@ -36,7 +36,7 @@ from trainpipes.state.left_out_batches import Batches, LeftOutBatches, checked_b
 from trainpipes.state.merge import merge_states
 
 if TYPE_CHECKING:
-    from trainpipes.look.preview.preview import Preview
+    from trainpipes.look.show import Preview
 
 __all__ = ["Loader"]
 
@@ -209,11 +209,6 @@ class Loader:
         chain = "\n".join(f"  {line}" for line in repr(self.pipeline).splitlines())
         return f"Loader({', '.join(given)}) over\n{chain}"
 
-    def _repr_html_(self) -> str:
-        from trainpipes.look.preview.notebook import loader_html
-
-        return loader_html(self)
-
     def __len__(self) -> int:
         length = len(self.pipeline)
         start = self._session.start_of_epoch_at_hand()
@@ -246,9 +241,9 @@ class Loader:
         Raises:
             DataError: there is none.
         """
-        from trainpipes.look.preview.preview import show
+        from trainpipes.look.show import show_next
 
-        return show(self._session, n, rows)
+        return show_next(self._session, n, rows)
 
     if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 

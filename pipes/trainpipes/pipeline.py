@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from trainpipes.look.forecast.packed_rows import PackedRows
     from trainpipes.look.forecast.padding_share import PaddingShare
     from trainpipes.look.pictures.graph import Graph
-    from trainpipes.look.preview.preview import Preview
+    from trainpipes.look.show import Preview
     from trainpipes.sources.memmap.dataset import MemmapDataset
     from trainpipes.storage.map_dataset import MapDataset
 
@@ -157,11 +157,6 @@ class Pipeline(IterableDataset[Any]):
     def __repr__(self) -> str:
         lines = [repr(stage) for stage in self.stages]
         return "\n".join([lines[0], *(f"  .{line}" for line in lines[1:])])
-
-    def _repr_html_(self) -> str:
-        from trainpipes.look.preview.notebook import pipeline_html
-
-        return pipeline_html(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Pipeline):
@@ -421,12 +416,11 @@ class Pipeline(IterableDataset[Any]):
         return self._session.peek()
 
     def show(self, n: int = 3, *, rows: int = 4) -> Preview:
-        """The next items for people to look at, without starting an iteration: an object that prints as text,
-        shows itself as tables in a notebook, and has ``to_dict()``.
+        """The next items for people to read, without starting an iteration: prints as text, shows itself in a
+        notebook, and has ``to_dict()``.
 
-        It shows each column of a row with its type, and a table of what a batch holds. Token ids are decoded
-        where the pipeline's tokenizer is known, and tokens with a label are marked. Long values are cut, and
-        control characters are escaped.
+        Shows the type, shape and range of each value. Token ids are decoded where the pipeline's tokenizer is
+        known, and tokens in the loss are marked. Long values are cut, and control characters are escaped.
 
         Args:
             n: items, or as many as there are.
@@ -438,19 +432,19 @@ class Pipeline(IterableDataset[Any]):
         >>> import trainpipes as tp
         >>> sums = tp.from_dataset([{"prompt": "1 + 1 =", "response": " 2"}] * 8)
         >>> tp.recipe("sft", sums, tokenizer="bytes", batch_size=4).show(1, rows=1)
-        ⟦text⟧ learnt: a target of the loss
+        ⟦text⟧ in the loss
         <BLANKLINE>
         batch 0  dict of 3, 4 rows
           input_ids       tensor int64  [4, 10]  32 to 256
           attention_mask  tensor int64  [4, 10]  1 to 1
           labels          tensor int64  [4, 10]  -100 to 256
-          input_ids: 12 of 40 tokens learnt (30.0%); labels stand at their tokens; the model shifts them
+          input_ids: 12 of 40 tokens in the loss (30.0%); the model shifts the labels
           row 0  1 + 1 =⟦ 2<eos>⟧
           … and 3 more rows
         """
-        from trainpipes.look.preview.preview import show
+        from trainpipes.look.show import show_next
 
-        return show(self._session, n, rows)
+        return show_next(self._session, n, rows)
 
     def padding(self, batches: int = 100, *, mask: str | None = None) -> PaddingShare:
         """The share of padding in the first micro-batches of an epoch, over all ranks, without starting one.

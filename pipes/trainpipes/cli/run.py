@@ -17,8 +17,7 @@ from trainpipes.cli.storage_options import STORAGE_OPTIONS
 
 if TYPE_CHECKING:
     from trainpipes import Loader, Pipeline
-    from trainpipes.look.preview.item_view import ItemView
-    from trainpipes.look.preview.preview import Preview
+    from trainpipes.look.show import ItemView, Preview
     from trainpipes.look.trial.report import TrialReport
 
 __all__ = ["command"]
@@ -229,7 +228,7 @@ def _run(
 ) -> tuple[TrialReport, Preview, dict[str, Any]]:
     """What was measured, the batches to show, and the last state."""
     from trainpipes.cli.run_summary import run_line
-    from trainpipes.look.preview.preview import Preview, makes_batches, preview
+    from trainpipes.look.show import Preview, preview
     from trainpipes.look.trial.trial import DEFAULT_STEPS, Progress, trial
 
     plan = pipe._session.plan
@@ -241,8 +240,7 @@ def _run(
 
         def see(item: Any, progress: Progress) -> None:
             if len(views) < show:  # a view is small, and a batch may not be
-                shown = preview([item], plan, is_batch=makes_batches(plan), first=len(views))
-                views.extend(shown.items)
+                views.extend(preview([item], plan, first=len(views)).items)
             if line is not None:
                 line(item, progress)
 
@@ -261,8 +259,8 @@ def _print(report: TrialReport, shown: Preview, recipe: str | None) -> None:
     from trainpipes.cli.run_summary import summary
 
     if len(shown):
-        console = out()
-        _print_text(shown.text(width=console.width, color=console.color_system is not None) + "\n")
+        out().print(shown, soft_wrap=True)
+        out().print()
     _print_text(summary(report))
     if report.advice and recipe:
         _print_text(

@@ -61,11 +61,6 @@ class Explanation:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        from trainpipes.look.preview.notebook import explanation_html
-
-        return explanation_html(self)
-
 
 def explain(plan: Plan, world_size: int, num_workers: int) -> Explanation:
     """What ``plan`` amounts to on so many ranks with so many workers.

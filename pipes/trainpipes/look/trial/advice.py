@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
-from trainpipes.look.preview.known_ids import known_ids
+from trainpipes.look.decoded import known_ids
 from trainpipes.look.trial.report import TrialReport
 from trainpipes.recipe_registry import recipe_function
 

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.look.preview.known_ids import known_ids
-from trainpipes.look.preview.preview import makes_batches
-from trainpipes.look.preview.structure import as_mapping, leaves
-from trainpipes.look.preview.token_grids import TokenGrid, token_grids
+from trainpipes.look.decoded import TokenGrid, known_ids, token_grids
+from trainpipes.look.show import makes_batches
+from trainpipes.look.values import as_mapping, leaves
 
 __all__ = ["BatchCounts"]
 
@@ -84,11 +83,11 @@ class BatchCounts:
     def _of(self, values: Mapping[str, Any], of_row: bool) -> tuple[Count, list[TokenGrid]]:
         grids = token_grids(values, self._known, of_row)
         tokens = sum(grid.tokens for grid in grids)
-        told = any(grid.learnt is not None for grid in grids)
+        told = any(grid.in_loss is not None for grid in grids)
         found = (
             sum(int(grid.ids.size) for grid in grids),
             tokens,
-            sum(grid.learnt_count for grid in grids),
+            sum(grid.loss_count for grid in grids),
             tokens if told else 0,
         )
         return found, grids
