@@ -305,31 +305,23 @@ def _grid(value: Any) -> Array | None:
     if not isinstance(value, list | tuple) or not value:
         return None
     nested = isinstance(value[0], list | tuple | np.ndarray | torch.Tensor)
-    rows: list[Array] = []
-    for row in value[:MOST_ROWS] if nested else [value]:
-        found = _vector(row)
-        if found is None:
-            return None
-        rows.append(found)
-    longest = max(map(len, rows))
-    rows = rows[: max(1, MOST_CELLS // max(1, longest))]
-    filled = np.full((len(rows), longest), MISSING)
-    filled[np.arange(longest) < np.array([len(row) for row in rows])[:, None]] = np.concatenate(
-        rows
-    )
-    return filled if filled.size else None
+    given = value[:MOST_ROWS] if nested else [value]
+    rows = [row for row in map(_vector, given) if row is not None]
+    longest = max(map(len, rows), default=0)
+    if len(rows) < len(given) or not longest:
+        return None
+    filled = np.full((min(len(rows), MOST_CELLS // longest + 1), longest), MISSING)
+    for row, cells in zip(rows, filled, strict=False):
+        cells[: len(row)] = row
+    return filled
 
 
 def _vector(row: Any) -> Array | None:
-    """A list, array or tensor of whole numbers; None for anything else."""
-    if isinstance(row, list | tuple):
-        if not all(isinstance(one, int | np.integer) for one in row[:MOST_CELLS]):
-            return None
-        try:
-            return np.array(row[:MOST_CELLS], dtype=np.int64)
-        except OverflowError:
-            return None
-    found = head(row)
+    """A list, array or tensor of whole numbers as an array; None for anything else."""
+    try:
+        found = head(row if isinstance(row, torch.Tensor) else np.asarray(row))
+    except ValueError:  # lists of several lengths
+        return None
     good = found is not None and found.ndim == 1 and (found.dtype.kind in "biu" or not found.size)
     return found if good else None
 

@@ -61,7 +61,7 @@ MARKS = {
     "masked": (
         "⟦{text}→{truth}⟧",
         "green underline",
-        "in the loss: label is to be predicted at text",
+        "in the loss: text hides label",
     ),
     "document": (" ║ ", "dim", "another document begins"),
     "left_out": ("…{tokens:,}…", "dim", "tokens that are not printed"),
@@ -366,7 +366,7 @@ def _lines_of(view: ItemView) -> Iterator[Line]:
         yield from ((f"  {indent}", line) for indent, line in _lines_of(inner))
     left_out = (view.rows or 0) - len({one.row for one in view.texts} or view.items)
     if left_out > 0 and (view.texts or view.items):
-        yield "  ", [(f"… and {left_out:,} more rows", "")]
+        yield "  ", [(f"… and {left_out:,} more row{'s' * (left_out > 1)}", "")]
 
 
 def _table(values: Sequence[Facts]) -> Iterator[Line]:

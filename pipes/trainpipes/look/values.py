@@ -115,13 +115,7 @@ def head(value: Any) -> Array | None:
 
 
 def _first_rows(value: Any, cells: int) -> Any:
-    while cells > MOST_CELLS and value.ndim:
-        each = cells // len(value)
-        value = value[: max(1, MOST_CELLS // max(1, each))]
-        cells = each * len(value)
-        if len(value) == 1 and cells > MOST_CELLS:
-            value, cells = value[0], each
-    return value
+    return value[: MOST_CELLS * len(value) // cells + 1] if cells > MOST_CELLS else value
 
 
 def facts_of(name: str, value: Any) -> Facts:
@@ -194,5 +188,6 @@ def _of_list(name: str, kind: str, few: list[Any], count: int) -> Facts:
     parts = [
         f"'{_quoted(one, NAME)}'" if isinstance(one, str) else _quoted(one, QUOTED) for one in few
     ]
-    text = ", ".join(parts) + (", …" if count > len(few) else "")
-    return Facts(name, kind, (count,), text=text or None)
+    return Facts(
+        name, kind, (count,), text=", ".join([*parts, *["…"] * (count > len(few))]) or None
+    )
