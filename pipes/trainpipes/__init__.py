@@ -106,10 +106,10 @@ def __getattr__(name: str) -> Any:
     elif name in _FROM:
         found = getattr(import_module(f"trainpipes.{_FROM[name]}"), name)
     else:
-        from trainpipes._internal.naming import other_name
+        from trainpipes._internal.naming import nearest
 
         raise AttributeError(
-            f"module 'trainpipes' has no attribute {name!r}{other_name(name, [*__all__, 'zip'])}",
+            f"module 'trainpipes' has no attribute {name!r}{nearest(name, [*__all__, 'zip'])}",
             name=name,
         )
     globals()[name] = found

@@ -22,7 +22,7 @@ from trainpipes._internal.callers import (
     warn_without_data_module,
 )
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.naming import other_name
+from trainpipes._internal.naming import nearest
 from trainpipes._internal.progress import counted
 from trainpipes._internal.shown import shown
 from trainpipes.engine.column_names import column_names
@@ -195,7 +195,7 @@ class Pipeline(IterableDataset[Any]):
 
         def __getattr__(self, name: str) -> Any:
             names = [known for known in dir(type(self)) if not known.startswith("_")]
-            hint = "" if name.startswith("_") else other_name(name, names)
+            hint = "" if name.startswith("_") else nearest(name, names)
             raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
 
     def _data_parallel(self) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from trainpipes._internal.naming import nearest, nearest_reader
+from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
 from trainpipes.config.declared import parameters_of, types_of
 from trainpipes.config.functions import is_name
@@ -147,7 +147,7 @@ def _kind(reader: Reader, named: Text, path: str) -> type[Stage]:
         return known[named.text]
     if not is_name(named.text):
         names = list(known)
-        hint = nearest_reader(named.text, names)
+        hint = nearest(named.text, names)
         raise reader.origin.error(
             named,
             path,
