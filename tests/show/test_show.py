@@ -248,6 +248,12 @@ def test_classes_are_named():
     (labels,) = [value for value in view.values if value.name == "labels"]
     assert sorted(labels.text.split(", ")) == ["ham", "spam"]
     assert view.notes == ()
+    lists = tp.from_dataset([{"label": ["spam"]}, {"label": ["ham", "spam"]}])
+    several = lists.encode_labels(classes=["ham", "spam"])
+    assert "1 to 1  spam" in several.show(1).text()
+    assert "spam, ham, spam" in several.batch(2).collate(format="numpy").show(1).text()
+    one = rows.select("label").encode_labels(classes=["ham", "spam"])
+    assert "labels  int    spam" in one.show(1).text()
 
 
 # Text of the data
@@ -491,8 +497,9 @@ def test_the_next_batches_of_a_loader_are_shown_and_its_position_stays():
     assert torch.equal(next(iter(loader))["x"], next(batches)["x"])
 
 
-CYCLE = []
+CYCLE, LOOP = [], {}
 CYCLE.append(CYCLE)
+LOOP["x"] = LOOP
 
 
 @pytest.mark.parametrize(
@@ -519,6 +526,8 @@ CYCLE.append(CYCLE)
         ([], "row  list of 0"),
         (None, "row  NoneType"),
         (CYCLE, "batch  list of 1"),
+        (LOOP, "row  dict of 1"),
+        ({"x": [torch.zeros(2), torch.zeros(3)]}, "batch  dict of 1"),
     ],
 )
 def test_what_is_said_of_an_item(item, said):

@@ -36,7 +36,16 @@ from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.engine import Engine
 
-__all__ = ["KnownIds", "Piece", "TokenGrid", "known_ids", "pieces_of", "token_grids"]
+__all__ = [
+    "MISSING",
+    "KnownIds",
+    "Piece",
+    "TokenGrid",
+    "known_ids",
+    "number_grid",
+    "pieces_of",
+    "token_grids",
+]
 
 #: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
 IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
@@ -192,14 +201,14 @@ def token_grids(
     for name, value in values.items():
         match = IDS.fullmatch(name)
         is_ids = match or (name in known.engines and not LABELS.fullmatch(name))
-        ids = _grid(value) if is_ids and name not in taken else None
+        ids = number_grid(value) if is_ids and name not in taken else None
         if ids is not None:
             made = _with_labels(name, match[1] if match else "", ids, values, known, of_row)
             found.append(made)
             taken |= {made.labels}
     for name, value in values.items():
         if name not in taken and LABELS.fullmatch(name) and (found or name in known.own):
-            labels = _grid(value)
+            labels = number_grid(value)
             if labels is not None and (of_row or getattr(value, "ndim", 2) > 1):  # else classes
                 found.append(_labels_alone(name, labels, known, of_row))
     return found
@@ -212,7 +221,7 @@ def _with_labels(
 
     def beside(*names: str) -> Array | None:
         """The first column of these names, after the same prefix, that is as large."""
-        grids = (_grid(values.get(f"{prefix}{one}")) for one in names)
+        grids = (number_grid(values.get(f"{prefix}{one}")) for one in names)
         return next((one for one in grids if one is not None and one.shape == ids.shape), None)
 
     engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
@@ -292,11 +301,13 @@ def _unpadded(ids: Array, engine: Engine | None) -> Array:
     return there
 
 
-def _grid(value: Any) -> Array | None:
+def number_grid(value: Any) -> Array | None:
     """Whole numbers of one or two dimensions as ``[B, L]``; lists of lists and nested tensors are filled up
     with ``MISSING``. None for anything else, and for none."""
     if isinstance(value, torch.Tensor) and value.is_nested:
         value = value.unbind()
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
+        value = list(value[:MOST_ROWS])
     if isinstance(value, torch.Tensor | np.ndarray):
         found = head(value)
         if found is None or found.dtype.kind not in "biu" or not found.size or found.ndim > 2:

@@ -27,7 +27,16 @@ from trainpipes._internal.text import columns_of, escaped
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
-from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
+from trainpipes.look.decoded import (
+    MISSING,
+    KnownIds,
+    Piece,
+    TokenGrid,
+    known_ids,
+    number_grid,
+    pieces_of,
+    token_grids,
+)
 from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves
 from trainpipes.tokenizers.load import load
 
@@ -58,11 +67,7 @@ LAYOUTS = {
 MARKS = {
     "plain": ("{text}", "", ""),
     "loss": ("⟦{text}⟧", "green underline", "in the loss"),
-    "masked": (
-        "⟦{text}→{truth}⟧",
-        "green underline",
-        "in the loss: text hides label",
-    ),
+    "masked": ("⟦{text}→{truth}⟧", "green underline", "in the loss: text hides label"),
     "document": (" ║ ", "dim", "another document begins"),
     "left_out": ("…{tokens:,}…", "dim", "tokens that are not printed"),
     "padding": ("‹{tokens:,} padding›", "dim", "padding, not printed"),
@@ -136,7 +141,7 @@ class ItemView:
 
 class Preview:
     """Items of a pipeline for people to read. Prints as text; in color on a terminal and in a notebook, where
-    rich is installed (``pip install 'trainpipes[cli]'``).
+    rich is installed (``pip install rich``).
 
     Attributes:
         items: what is shown of each.
@@ -164,11 +169,12 @@ class Preview:
         return self.text(width=width) if drawn is None else drawn.file.getvalue().rstrip("\n")
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        found = {"text/plain": repr(self)}
         drawn = self._drawn(WIDTH, record=True)
-        if drawn is None:
-            return {"text/plain": self.text()}
-        html = drawn.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-        return {"text/plain": self.text(), "text/html": html}
+        if drawn is not None:
+            code = "<pre>{code}</pre>"
+            found["text/html"] = drawn.export_html(inline_styles=True, code_format=code)
+        return found
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
@@ -265,14 +271,14 @@ def makes_batches(plan: Plan) -> bool:
 
 def _is_batch(item: Any) -> bool:
     """Whether an item of unknown origin holds several rows."""
-    named = as_mapping(item)
-    if named is not None:
-        return any(map(_is_batch, named.values()))
-    if isinstance(item, torch.Tensor | np.ndarray):
-        return item.ndim > 0
-    if isinstance(item, tuple):
-        return any(map(_is_batch, item))
-    return isinstance(item, list) and bool(item) and isinstance(item[0], Mapping | tuple | list)
+    values = [item] if isinstance(item, list) else [value for _, value in leaves(item)[0]]
+    return any(map(_holds_rows, values))
+
+
+def _holds_rows(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and isinstance(value[0], Mapping | tuple | list)
+    return isinstance(value, torch.Tensor | np.ndarray) and value.ndim > 0
 
 
 # An item
@@ -311,13 +317,14 @@ def _rows(values: Mapping[str, Any], grids: list[TokenGrid]) -> int | None:
     """B: of token ids, else of the first value that has two dimensions or is a list, else of a vector."""
     vector = None
     for value in [*(values[grid.name] for grid in grids), *values.values()]:
-        nested = isinstance(value, torch.Tensor) and value.is_nested
-        shape = None if nested else getattr(value, "shape", None)
-        if nested:
-            return int(value.size(0))
-        if isinstance(value, list) or (shape and len(shape) > 1):
+        if isinstance(value, list):
             return len(value)
-        if shape and vector is None:
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            return int(value.size(0))
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and len(shape) > 1:
+            return int(shape[0])
+        if isinstance(shape, tuple) and shape and vector is None:
             vector = int(shape[0])
     return vector
 
@@ -325,11 +332,12 @@ def _rows(values: Mapping[str, Any], grids: list[TokenGrid]) -> int | None:
 def _with_classes(facts: Facts, value: Any, known: KnownIds) -> Facts:
     """Of class numbers, the names of the first ones."""
     names = known.classes.get(facts.name.rpartition(".")[2])
-    if not names or facts.min is None:
+    numbers = number_grid([value] if isinstance(value, int) else value) if names else None
+    if not names or numbers is None:
         return facts
-    numbers = np.atleast_1d(np.asarray(value))[:9].tolist()
-    text = ", ".join(escaped(names.get(one, shown(one)), 40) for one in numbers[:8])
-    return dataclasses.replace(facts, text=text + (", …" if len(numbers) > 8 else ""))
+    some = numbers[numbers != MISSING][:9].tolist()
+    text = ", ".join(escaped(names.get(one, shown(one)), 40) for one in some[:8])
+    return dataclasses.replace(facts, text=text + (", …" if len(some) > 8 else ""))
 
 
 def _counts(grid: TokenGrid) -> TokenCounts:
