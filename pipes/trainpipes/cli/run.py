@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes.cli.app import Command
-from trainpipes.cli.console import note, out, print_json
+from trainpipes.cli.console import note, print_json
 from trainpipes.cli.pipelines import of_config, of_recipe, recipe_of, recipe_options
 from trainpipes.cli.signals import INTERRUPTED, stop_like_ctrl_c
 from trainpipes.cli.storage_options import STORAGE_OPTIONS
@@ -259,8 +259,7 @@ def _print(report: TrialReport, shown: Preview, recipe: str | None) -> None:
     from trainpipes.cli.run_summary import summary
 
     if len(shown):
-        out().print(shown, soft_wrap=True)
-        out().print()
+        _print_text(f"{shown}\n")
     _print_text(summary(report))
     if report.advice and recipe:
         _print_text(
