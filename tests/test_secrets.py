@@ -121,7 +121,7 @@ def test_a_url_with_a_password_is_in_no_repr_and_in_no_error() -> None:
 def test_a_row_that_is_an_address_is_shown_without_its_password() -> None:
     shown = tp.from_dataset([{"image": f"https://me:{SECRET}@host/a.jpg"}]).show(1)
     assert "https://…@host/a.jpg" in repr(shown)
-    assert SECRET not in repr(shown) + shown._repr_html_()
+    assert SECRET not in repr(shown) + shown._repr_mimebundle_()["text/html"]
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_what_is_printed_and_kept_of_a_pipeline_has_no_value_of_a_query(
         texts = [
             repr(pipe), str(pipe), *map(repr, pipe.stages), repr(loader), str(pipe.explain()),
             pipe.explain().mermaid, repr(cached.show(1)), str(pipe.show(1)),
-            pipe.show(1)._repr_html_(), json.dumps(loader.state_dict()),
+            pipe.show(1)._repr_mimebundle_()["text/html"], json.dumps(loader.state_dict()),
             json.dumps(pipeline(server, name).state_dict()), json.dumps(pipe.explain().to_dict()),
             str(places), repr(places), str(list(places)),
 
@@ -355,7 +355,7 @@ def test_a_long_value_is_cut_only_after_its_secrets_are_hidden(long: int) -> Non
     with pytest.raises(tp.ConfigError) as caught:
         tp.list_files("x").take(url)  # type: ignore[arg-type]
     shown = tp.from_dataset([{"a": url, "b": [url], "c": {"d": url}}]).show(1)
-    assert MARK not in str(caught.value) + repr(shown) + shown._repr_html_()
+    assert MARK not in str(caught.value) + repr(shown) + shown._repr_mimebundle_()["text/html"]
 
 
 @pytest.mark.parametrize("fault", ["403", "404", "garbage", "close"])

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from trainpipes.kinds.stage_kinds import TableStage as TableStage
     from trainpipes.loader import Loader as Loader
     from trainpipes.look.locate import locate as locate
-    from trainpipes.look.preview.preview import show_item as show  # noqa: F401
+    from trainpipes.look.show import show as show
     from trainpipes.pipeline import Pipeline as Pipeline
     from trainpipes.recipe_registry import recipe as recipe
     from trainpipes.recipe_registry import recipes as recipes
@@ -80,6 +80,7 @@ _NAMES = {
     "kinds.stage_kinds": "BatchStage RowStage Rows Source TableStage",
     "loader": "Loader",
     "look.locate": "locate",
+    "look.show": "show",
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",
     "start": (
@@ -96,9 +97,7 @@ _FROM = {name: module for module, names in _NAMES.items() for name in names.spli
 _MODULES = {"cache": "storage.cache", "nodes": "nodes", "samplers": "samplers"}
 
 # Not "zip", which is a builtin of Python's where names are imported by *.
-__all__ = sorted(  # noqa: PLE0605
-    (_FROM.keys() | _MODULES.keys() | {"show"}) - {"zip"}
-)
+__all__ = sorted((_FROM.keys() | _MODULES.keys()) - {"zip"})  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
@@ -106,13 +105,11 @@ def __getattr__(name: str) -> Any:
         found: Any = import_module(f"trainpipes.{_MODULES[name]}")
     elif name in _FROM:
         found = getattr(import_module(f"trainpipes.{_FROM[name]}"), name)
-    elif name == "show":
-        found = import_module("trainpipes.look.preview.preview").show_item
     else:
-        from trainpipes._internal.naming import other_name
+        from trainpipes._internal.naming import nearest
 
         raise AttributeError(
-            f"module 'trainpipes' has no attribute {name!r}{other_name(name, [*__all__, 'zip'])}",
+            f"module 'trainpipes' has no attribute {name!r}{nearest(name, [*__all__, 'zip'])}",
             name=name,
         )
     globals()[name] = found

@@ -18,7 +18,7 @@ import torch
 
 from trainpipes import start
 from trainpipes._internal.extra import need
-from trainpipes._internal.naming import nearest, nearest_reader
+from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.stage import Stage, snake_case
@@ -649,7 +649,7 @@ class _Reader:
         if name in known:
             return known[name]
         if not _is_name(name):
-            hint = nearest_reader(name, list(known))
+            hint = nearest(name, list(known))
             own = "one of your own is package.module:Class"
             raise self.error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
         found = self._meant("!function", name, node, path)

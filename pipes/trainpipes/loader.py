@@ -32,7 +32,7 @@ from trainpipes.state.merge import merge_states
 
 if TYPE_CHECKING:
     from trainpipes.look.explain import Explanation
-    from trainpipes.look.preview.preview import Preview
+    from trainpipes.look.show import Preview
 
 __all__ = ["Loader"]
 
@@ -230,9 +230,9 @@ class Loader:
         Raises:
             DataError: there is none.
         """
-        from trainpipes.look.preview.preview import show
+        from trainpipes.look.show import show_next
 
-        return show(self._session, n, rows)
+        return show_next(self._session, n, rows)
 
     if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 

@@ -21,7 +21,7 @@ from trainpipes._internal.callers import (
     warn_without_data_module,
 )
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.naming import other_name
+from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.pass_iterator import PassIterator
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from trainpipes.look.explain import Explanation
-    from trainpipes.look.preview.preview import Preview
+    from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
     from trainpipes.sources.memmap.dataset import MemmapDataset
     from trainpipes.storage.map_dataset import MapDataset
@@ -197,7 +197,7 @@ class Pipeline(IterableDataset[Any]):
 
         def __getattr__(self, name: str) -> Any:
             names = [known for known in dir(type(self)) if not known.startswith("_")]
-            hint = "" if name.startswith("_") else other_name(name, names)
+            hint = "" if name.startswith("_") else nearest(name, names)
             raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
 
     def _data_parallel(self) -> tuple[int, int]:
@@ -376,12 +376,11 @@ class Pipeline(IterableDataset[Any]):
         return self._session.peek()
 
     def show(self, n: int = 3, *, rows: int = 4) -> Preview:
-        """The next items for people to look at, without starting an iteration: an object that prints as text,
-        shows itself as tables in a notebook, and has ``to_dict()``.
+        """The next items for people to read, without starting an iteration: prints as text, shows itself in a
+        notebook, and has ``to_dict()``.
 
-        It shows each column of a row with its type, and a table of what a batch holds. Token ids are decoded
-        where the pipeline's tokenizer is known, and tokens with a label are marked. Long values are cut, and
-        control characters are escaped.
+        Shows the type, shape and range of each value. Token ids are decoded where the pipeline's tokenizer is
+        known, and tokens in the loss are marked. Long values are cut, and control characters are escaped.
 
         Args:
             n: items, or as many as there are.
@@ -393,19 +392,19 @@ class Pipeline(IterableDataset[Any]):
         >>> import trainpipes as tp
         >>> sums = tp.from_dataset([{"prompt": "1 + 1 =", "response": " 2"}] * 8)
         >>> tp.recipe("sft", sums, tokenizer="bytes", batch_size=4).show(1, rows=1)
-        ⟦text⟧ learnt: a target of the loss
+        ⟦text⟧ in the loss
         <BLANKLINE>
         batch 0  dict of 3, 4 rows
           input_ids       tensor int64  [4, 10]  32 to 256
           attention_mask  tensor int64  [4, 10]  1 to 1
           labels          tensor int64  [4, 10]  -100 to 256
-          input_ids: 12 of 40 tokens learnt (30.0%); labels stand at their tokens; the model shifts them
+          input_ids: 12 of 40 tokens in the loss (30.0%); the model shifts the labels
           row 0  1 + 1 =⟦ 2<eos>⟧
           … and 3 more rows
         """
-        from trainpipes.look.preview.preview import show
+        from trainpipes.look.show import show_next
 
-        return show(self._session, n, rows)
+        return show_next(self._session, n, rows)
 
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
         """What will happen, before it does: stages, files, columns, rows, shards, memory. An object that
@@ -476,7 +475,7 @@ class Pipeline(IterableDataset[Any]):
         return stats(self, batches, labels, mask)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its states,
+        """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal, takes its states,
         and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and the
         stages after it; any other one stage by stage. See docs/config.md.
 

@@ -1,4 +1,4 @@
-"""``pipe.show()``: the next items for human eyes, whatever they are, and the position does not move."""
+"""``pipe.show()``, ``loader.show()`` and ``tp.show(item)``: items for people to read, whatever they hold."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import dataclasses
 import io
 import json
 import re
+import subprocess
+import sys
 from collections import namedtuple
+from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +18,8 @@ import torch
 
 import trainpipes as tp
 from tokenizer_fixtures import TEXTS, bpe, sentencepiece_model, tiktoken_encoding
-from trainpipes.look.preview.legible import legible
-from trainpipes.look.preview.preview import preview
+from trainpipes._internal.text import escaped
+from trainpipes.look.show import preview
 from trainpipes.tokenizers.load import load
 
 SUMS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}"} for k in range(40)]
@@ -27,6 +30,24 @@ def sft(**options):
     return tp.recipe("sft", tp.from_dataset(SUMS), "bytes", **given)
 
 
+class Page(HTMLParser):
+    """What a notebook shows; it has no tags but those of text."""
+
+    def __init__(self, shown):
+        super().__init__()
+        self.text = ""
+        self.feed(shown._repr_mimebundle_()["text/html"])
+        self.close()
+        self.text = "\n".join(line.rstrip() for line in self.text.splitlines())
+
+    def handle_starttag(self, tag, attrs):
+        assert tag in ("pre", "span")
+        assert {name for name, _ in attrs} <= {"style"}
+
+    def handle_data(self, data):
+        self.text += data
+
+
 # The position
 
 
@@ -34,10 +55,10 @@ def test_items_are_those_that_come_next_and_the_position_does_not_move():
     pipe = sft()
     pipe.peek()  # from here on the state has the columns of the rows, which are found at the first look
     before = pipe.state_dict()
-    shown = [view.to_dict() for view in pipe.show(3).items]
+    shown = pipe.show(3)
     assert pipe.state_dict() == before
     came = [batch for batch, _ in zip(pipe, range(3), strict=False)]
-    assert shown == [view.to_dict() for view in preview(came, pipe._session.plan).items]
+    assert shown.items == preview(came, pipe._session.plan).items
 
 
 def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
@@ -45,9 +66,9 @@ def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
     items = iter(pipe)
     next(items)
     state = items.state_dict()
-    shown = pipe.show(1).to_dict()
+    shown = pipe.show(1)
     assert items.state_dict() == state
-    assert preview([pipe.peek()], pipe._session.plan).to_dict() == shown
+    assert preview([pipe.peek()], pipe._session.plan).items == shown.items
 
 
 def test_after_a_load_the_items_after_it_are_shown():
@@ -56,7 +77,7 @@ def test_after_a_load_the_items_after_it_are_shown():
     next(items), next(items)
     other.load_state_dict(items.state_dict())
     came = preview([next(items)], pipe._session.plan)
-    assert other.show(1).to_dict() == came.to_dict()
+    assert other.show(1).items == came.items
 
 
 def test_at_the_end_of_an_epoch_the_next_one_is_shown():
@@ -89,7 +110,7 @@ def test_counts_are_checked(options):
 
 def test_a_rank_of_several_shows_its_own_and_waits_for_no_other():
     rows = tp.from_dataset(range(100)).sharding_filter(4).filter(even)
-    shown = [rows.batch(2).distributed(rank=r, world_size=2).show(1).to_dict() for r in (0, 1)]
+    shown = [rows.batch(2).distributed(rank=r, world_size=2).show(1).items for r in (0, 1)]
     assert shown[0] != shown[1]
 
 
@@ -150,6 +171,10 @@ ITEMS = {
     "record": Record(torch.zeros(2, 2), "c"),
     "rude": {"x": Rude()},
     "set": {1, 2},
+    "overflow": {"x": [1.0, 10**400], "y": 1},
+    "several devices": {"x": torch.zeros(2, 2), "input_ids": torch.zeros(2, 2, device="meta").long()},
+    "ragged with None": {"input_ids": [[1, 2], None, [3]], "labels": [None]},
+    "ragged mixed": {"input_ids": [[1, 2], ["a"]], "x": [[1], 2, None]},
     "huge number": {"x": 10**5000, "many": [10**30, 1]},
     "ids": {"input_ids": [[1, 2], [3]], "labels": [[-100, 2], [3]]},
     "ids that are floats": {"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 3)},
@@ -168,23 +193,26 @@ ITEMS = {
 
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS)
-@pytest.mark.parametrize("is_batch", [True, False], ids=["batch", "row"])
-def test_whatever_an_item_is_it_is_shown(item, is_batch):
-    shown = preview([item], is_batch=is_batch)
-    text, html = shown.text(), shown._repr_html_()
-    assert text.startswith(("batch 0", "row 0", "⟦")) or "batch 0" in text or "row 0" in text
-    assert html.count("<div>") == html.count("</div>")
-    json.dumps(shown.to_dict(), allow_nan=False)
-    for line in [*text.splitlines(), *html.splitlines()]:
-        assert line.isprintable() or not line
-    colored = shown.text(color=True)
-    assert re.sub("\x1b\\[[0-9;]*m", "", colored).replace("\n", "").isprintable()
+def test_any_item_can_be_shown(item):
+    rows = tp.from_dataset(SUMS)
+    for shown in (
+        tp.show(item),
+        tp.show(item, tokenizer="bytes"),
+        preview([item], rows._session.plan),
+        preview([item], rows.tokenize("bytes", "prompt").batch(2)._session.plan),
+    ):
+        text, html = shown.text(), Page(shown).text
+        assert len(shown) == 1
+        assert text == html
+        json.dumps(shown.to_dict(), allow_nan=False)
+        for line in text.splitlines():
+            assert line.isprintable() or not line
 
 
 def test_a_tensor_is_shown_by_shape_and_range():
-    (view,) = preview([torch.tensor([[1.5, -2.0]])]).items
+    (view,) = tp.show(torch.tensor([[1.5, -2.0]])).items
     (facts,) = view.values
-    assert (facts.type, facts.shape, facts.low, facts.high) == (
+    assert (facts.type, facts.shape, facts.min, facts.max) == (
         "tensor float32",
         (1, 2),
         "-2",
@@ -193,14 +221,14 @@ def test_a_tensor_is_shown_by_shape_and_range():
 
 
 def test_numbers_that_are_none_are_counted():
-    (view,) = preview([ITEMS["nan"]]).items
-    assert (view.values[0].low, view.values[0].high, view.values[0].text) == ("1", "inf", "1 NaN")
+    (view,) = tp.show(ITEMS["nan"]).items
+    assert (view.values[0].min, view.values[0].max, view.values[0].text) == ("1", "inf", "1 NaN")
 
 
 def test_uncollated_batches_are_shown_row_by_row():
     (view,) = tp.from_dataset(SUMS).batch(8).show(1, rows=2).items
-    assert (view.rows, len(view.inner)) == (8, 2)
-    assert [value.text for value in view.inner[1].values] == ["1 + 1 =", " 2"]
+    assert (view.rows, len(view.items)) == (8, 2)
+    assert [value.text for value in view.items[1].values] == ["1 + 1 =", " 2"]
     assert "… and 6 more rows" in tp.from_dataset(SUMS).batch(8).show(1, rows=2).text()
 
 
@@ -220,6 +248,12 @@ def test_classes_are_named():
     (labels,) = [value for value in view.values if value.name == "labels"]
     assert sorted(labels.text.split(", ")) == ["ham", "spam"]
     assert view.notes == ()
+    lists = tp.from_dataset([{"label": ["spam"]}, {"label": ["ham", "spam"]}])
+    several = lists.encode_labels(classes=["ham", "spam"])
+    assert "1 to 1  spam" in several.show(1).text()
+    assert "spam, ham, spam" in several.batch(2).collate(format="numpy").show(1).text()
+    one = rows.select("label").encode_labels(classes=["ham", "spam"])
+    assert "labels  int    spam" in one.show(1).text()
 
 
 # Text of the data
@@ -229,18 +263,28 @@ def test_classes_are_named():
 def test_what_a_terminal_would_obey_is_written_as_an_escape(text):
     pipe = tp.from_dataset([{"text": text}])
     for shown in (pipe.show(1), pipe.tokenize("bytes").show(1), pipe.batch(1).show(1)):
-        assert legible(text) in shown.text()
+        assert escaped(text) in shown.text()
         assert text not in shown.text()
-        assert text not in shown._repr_html_()
-    assert "\x1b[31m" not in pipe.tokenize("bytes").show(1).text(color=True)
+        assert text not in shown._repr_mimebundle_()["text/html"]
 
 
-def test_html_of_the_data_is_text():
-    pipe = tp.from_dataset([{"<b>": "<script>alert(1)</script>"}])
-    html = pipe.show(1)._repr_html_() + pipe.tokenize("bytes", "<b>").show(1)._repr_html_()
-    assert "<script>" not in html
-    assert "&lt;script&gt;" in html
-    assert "&lt;b&gt;" in html
+EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'& [bold]"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {EVIL: EVIL},
+        [{EVIL: [EVIL]}],
+        {"input_ids": torch.tensor([list(EVIL.encode())])},
+        {"x": EVIL.encode()},
+        pa.table({EVIL: [EVIL]}),
+    ],
+)
+def test_html_and_markup_of_the_data_are_text(item):
+    shown = tp.show(item, tokenizer="bytes")
+    assert Page(shown).text == shown.text()
+    assert "<script>" in shown.text()
 
 
 def test_long_text_is_cut_in_the_middle():
@@ -283,7 +327,7 @@ def test_ids_are_decoded_with_every_kind_of_tokenizer(kind, tmp_path):
         pieces = view.texts[0].pieces
         shown = "".join(p.text for p in pieces)
         if all(p.kind == "plain" for p in pieces):
-            assert shown == legible(text)
+            assert shown == escaped(text)
 
 
 def test_a_function_that_tokenizes_leaves_numbers():
@@ -308,11 +352,10 @@ def test_a_character_that_is_cut_between_two_pieces_is_not_lost():
     ids = torch.tensor([list("a🙂b".encode())])
     labels = ids.clone()
     labels[:, :3] = -100  # the cut is within the character
-    plan = tp.from_dataset([{"text": "a"}]).tokenize("bytes")._session.plan
-    (view,) = preview([{"input_ids": ids, "labels": labels}], plan).items
+    (view,) = tp.show({"input_ids": ids, "labels": labels}, tokenizer="bytes").items
     assert [(p.kind, p.text) for p in view.texts[0].pieces] == [
         ("plain", "a\\xf0\\x9f"),
-        ("learnt", "🙂b"),
+        ("loss", "🙂b"),
     ]
 
 
@@ -334,105 +377,99 @@ def test_ids_of_a_mix_are_decoded_by_the_sources_tokenizer():
 
 def test_large_batches_take_a_bounded_time_and_room():
     ids = torch.ones(10_000, 2_000, dtype=torch.int64)
-    batch = {"input_ids": ids, "labels": ids, "text": ["x" * 10_000] * 10_000}
-    shown = preview([batch])
+    shown = tp.show({"input_ids": ids, "labels": ids, "text": ["x" * 10_000] * 10_000})
     assert len(shown.text()) < 6_000
     assert len(json.dumps(shown.to_dict())) < 6_000
     assert "10,000 rows" in shown.text()
 
 
-def test_rows_of_a_million_tokens_show_their_start_and_end_and_what_is_learnt():
+def test_only_the_rows_of_a_large_batch_that_are_shown_are_looked_at():
+    class Large(list):
+        def __iter__(self):
+            raise AssertionError("all of it")
+
+    (view,) = tp.show(Large([{"x": n} for n in range(100_000)]), rows=3).items
+    assert (view.rows, len(view.items)) == (100_000, 3)
+
+
+def test_rows_of_a_million_tokens_show_their_start_and_end_and_what_is_in_the_loss():
     ids = torch.full((2, 1_000_000), 97)
     labels = torch.full_like(ids, -100)
     labels[:, -3:] = 97
-    plan = tp.from_dataset([{"text": "a"}]).tokenize("bytes")._session.plan
-    (view,) = preview([{"input_ids": ids, "labels": labels}], plan).items
+    (view,) = tp.show({"input_ids": ids, "labels": labels}, tokenizer="bytes").items
     kinds = [(p.kind, p.tokens) for p in view.texts[0].pieces]
-    assert kinds == [("plain", 60), ("left_out", 999_877), ("plain", 60), ("learnt", 3)]
+    assert kinds == [("plain", 60), ("left_out", 999_877), ("plain", 60), ("loss", 3)]
 
 
 def test_a_row_of_many_pieces_is_shown_in_part():
     ids = torch.full((1, 100_000), 97)
     labels = torch.full_like(ids, -100)
     labels[:, ::2] = 97
-    (view,) = preview([{"input_ids": ids, "labels": labels}]).items
+    (view,) = tp.show({"input_ids": ids, "labels": labels}).items
     assert len(view.texts[0].pieces) < 500
     assert view.texts[0].pieces[-1].kind == "left_out"
     assert sum(p.tokens for p in view.texts[0].pieces) == 100_000
 
 
 def test_many_values_are_listed_in_part():
-    shown = preview([{f"x{k}": k for k in range(10_000)}])
-    assert len(shown.items[0].values) == 64
-    assert shown.items[0].more
+    (view,) = tp.show({f"x{k}": k for k in range(10_000)}).items
+    assert len(view.values) == 64
+    assert view.more_values
 
 
 # Terminals and notebooks
 
 
-def test_colours_only_on_a_terminal(monkeypatch):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_colors_only_on_a_terminal(monkeypatch):
     shown = sft().show(1)
-    assert "\x1b[" not in repr(shown)
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert repr(shown) == shown.text()
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout", Terminal())
-    assert "\x1b[4;32m" in repr(shown)
-    assert "⟦" not in repr(shown)
+    drawn = repr(shown)
+    assert "\x1b[4;32m⟦" in drawn
+    assert re.sub("\x1b\\[[0-9;]*m", "", drawn).split() == shown.text(width=80).split()
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b[" not in repr(shown)
-    assert "⟦" in repr(shown)
+    assert "32m" not in repr(shown)
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in repr(shown)
+
+
+def test_without_rich_the_same_is_plain_text():
+    code = """
+import sys
+sys.modules["rich"] = None  # as if it were not installed
+import trainpipes as tp
+rows = tp.from_dataset([{"prompt": "a", "response": "b"}] * 4)
+shown = tp.recipe("sft", rows, "bytes", batch_size=4).show(1)
+print(shown)
+assert list(shown._repr_mimebundle_()) == ["text/plain"]
+sys.stdout.isatty = lambda: True
+print(shown)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("⟦b<eos>⟧") == 8
+    assert "\x1b" not in done.stdout
 
 
 @pytest.mark.parametrize("width", [30, 80, 200])
-def test_lines_of_text_are_as_wide_as_asked(width):
-    rows = [{"prompt": "中文和日本語 " * 20, "response": "word " * 50}] * 8
+def test_lines_are_as_wide_as_asked(width):
+    rows = [{"prompt": "中文和日本語 " * 4, "response": "word " * 20, "x" * 30: 1}] * 8
     pipe = tp.recipe("sft", tp.from_dataset(rows), "bytes", batch_size=2, num_shards=1)
     lines = pipe.show(1).text(width=width).splitlines()
-    text = [line for line in lines if line.startswith(("  row", "         "))]
-    assert len(text) > 2
-    assert max(map(len, text)) <= width + 12
-
-
-def test_images_have_small_pictures_in_a_notebook():
-    from PIL import Image
-
-    written = io.BytesIO()
-    Image.new("RGB", (640, 480), "red").save(written, "PNG")
-    files = tp.from_dataset([{"image": written.getvalue()}])
-    (view,) = files.show(1).items
-    assert view.values[0].type.startswith("PNG image 640 x 480 RGB")
-    assert "<img" in files.show(1)._repr_html_()
-    batch = files.decode_image("image").batch(1).pad_collate()
-    assert "<img" in batch.show(1)._repr_html_()
-    assert view.values[0].text is None
-
-
-@pytest.mark.parametrize(
-    "pixels",
-    [
-        torch.zeros(3, 4000, 4000, dtype=torch.uint8),
-        torch.linspace(-2, 2, 2 * 3 * 64 * 64).view(2, 3, 64, 64),
-        torch.eye(8).expand(2, 1, 8, 8),
-        np.zeros((480, 640, 3), dtype=np.uint8),
-        torch.full((1, 3, 4, 4), float("nan")),
-        torch.zeros(2, 3, 0, 0),
-        torch.zeros(2, 5, 4, 7),
-    ],
-    ids=lambda pixels: f"{pixels.dtype} {tuple(pixels.shape)}",
-)
-def test_tensors_of_images_of_any_kind_are_shown(pixels):
-    html = preview([{"image": pixels}])._repr_html_()
-    assert len(html) < 200_000
-
-
-def test_a_damaged_image_is_bytes_of_its_kind():
-    (view,) = preview([{"image": b"\x89PNG\r\nnothing"}], is_batch=False).items
-    assert view.values[0].type == "PNG image, 13 bytes"
+    wide = [len(line) + len(re.findall("[\u4e00-\u9fff]", line)) for line in lines]
+    assert len(lines) > 5
+    assert max(wide) <= max(width, 60)  # a table has columns that are no narrower
+    text = [w for line, w in zip(lines, wide, strict=True) if "row" in line or "中" in line]
+    assert max(text) <= width
+    whole = "".join(lines[next(k for k, line in enumerate(lines) if "row 0" in line) :])
+    assert "中文和日本語" * 4 in re.sub(r"\s", "", whole)
 
 
 def test_arrow_rows_of_every_type_are_shown():
@@ -442,3 +479,84 @@ def test_arrow_rows_of_every_type_are_shown():
     })  # fmt: skip
     shown = tp.from_arrow(table).show(1)
     assert {v.name for v in shown.items[0].values} >= {"t", "l", "s.a", "s.b", "d", "b", "n"}
+
+
+# A loader, and items of any origin
+
+
+def test_the_next_batches_of_a_loader_are_shown_and_its_position_stays():
+    loader = tp.Loader(tp.from_tensors(x=range(20)).shuffle(20).batch(4).collate())
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    assert len(loader.show(2)) == 2
+    assert loader.state_dict() == state
+    loader.load_state_dict(state)
+    (shown,) = loader.show().items
+    assert shown.rows == 4
+    assert torch.equal(next(iter(loader))["x"], next(batches)["x"])
+
+
+CYCLE, LOOP = [], {}
+CYCLE.append(CYCLE)
+LOOP["x"] = LOOP
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        ({"x": torch.zeros(2, 3)}, "batch  dict of 1, 2 rows"),
+        ((torch.zeros(2, 3), torch.zeros(2)), "batch  tuple of 2, 2 rows"),
+        (torch.zeros(0, 5), "batch  Tensor, 0 rows"),
+        (np.zeros((2, 2)), "batch  ndarray, 2 rows"),
+        ([{"x": 1}, {"x": None}], "batch  list of 2, 2 rows"),
+        (pa.table({"x": [1, 2], "y": [None, "b"]}), "batch  Table of 2 columns, 2 rows"),
+        (pa.table({"x": pa.array([], pa.int64())}), "batch  Table of 1 column, 0 rows"),
+        ({"x": {"y": torch.zeros(3, 1)}}, "batch  dict of 1, 3 rows"),
+        ({"x": torch.zeros(2, 3, dtype=torch.bfloat16)}, "x  tensor bfloat16  [2, 3]  0 to 0"),
+        ({"x": torch.tensor([[float("nan"), 1.0]])}, "1 NaN"),
+        ({"x": torch.zeros(2, device="meta")}, "x  tensor float32 on meta  [2]"),
+        ({"x": torch.zeros(2, 2).to_sparse()}, "x  tensor float32"),
+        ({"x": "é\u202e\x1b[31m"}, r"é\u202e\x1b[31m"),
+        ({"x": "long " * 1000}, "str of 5,000 characters"),
+        ({"x": [1, 2.5, 3]}, "x  list  [3]  1 to 3"),
+        ({"x": [3, 10**5000]}, "a number of"),
+        ({"input_ids": [1, 2, 3]}, "row  dict of 1"),
+        ({}, "row  dict of 0"),
+        ([], "row  list of 0"),
+        (None, "row  NoneType"),
+        (CYCLE, "batch  list of 1"),
+        (LOOP, "row  dict of 1"),
+        ({"x": [torch.zeros(2), torch.zeros(3)]}, "batch  dict of 1"),
+    ],
+)
+def test_what_is_said_of_an_item(item, said):
+    assert said in repr(tp.show(item))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_ragged_tensors_can_be_shown(layout):
+    ragged = torch.nested.nested_tensor([torch.ones(2).long(), torch.ones(3).long()], layout=layout)
+    text = repr(tp.show({"x": ragged, "input_ids": ragged}))
+    assert "batch  dict of 2, 2 rows" in text
+    assert "5 tokens; padding 1 of 6 cells" in text
+
+
+def test_a_tokenizer_makes_text_of_ids():
+    pipe = tp.from_dataset([{"text": "Hello"}]).tokenize("bytes", "text").batch(1).pad_collate()
+    batch = next(iter(pipe))
+    assert "Hello" in repr(tp.show(batch, tokenizer="bytes"))
+    assert "72 101" in repr(tp.show(batch))
+
+
+def test_show_takes_rows_of_one_or_more():
+    with pytest.raises(tp.ConfigError, match=r"show\(rows\)"):
+        tp.show({}, rows=0)
+
+
+def test_pipelines_and_loaders_are_plain_text_in_a_notebook():
+    pipe = tp.list_files("missing/a.parquet").read_parquet().shuffle(100).batch(4)
+    for one in (pipe, tp.Loader(pipe)):
+        assert not hasattr(one, "_repr_html_")
+        assert ".shuffle(100)" in repr(one)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from trainpipes._internal.naming import reader_of
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.interrupts import result_of
 from trainpipes.errors import (
@@ -19,6 +18,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.sources.files.formats import reader_by_name
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests, Stopped
 
@@ -164,8 +164,9 @@ def failed(files: FileList, failures: dict[int, Exception], asker: str, what: st
             return failure
     lines = []
     for n in sorted(failures):
-        said, reader = reason(failures[n]), reader_of(files.names[n])
-        other = reader and what in KINDS and reader not in said and not asker.startswith(reader)
+        said, reader = reason(failures[n]), reader_by_name(files.names[n])
+        told = reader not in ("", "read_text")  # any file may be text
+        other = told and what in KINDS and reader not in said and not asker.startswith(reader)
         lines.append(
             f"  {files.names[n]}: {said}{f'; {reader}() is for such files' if other else ''}"
         )

@@ -1,0 +1,407 @@
+"""The token ids of an item: what is padding, what is in the loss, and their text in pieces.
+
+Labels stand to the ids beside them in one of these layouts:
+
+- ``aligned``: a label is the token at its place, as in transformers; the model shifts them. The first token
+  of a row is never in the loss: nothing comes before it that could predict it.
+- ``masked``: a label is the token that was hidden at its place.
+- ``own``: labels are a text of their own, such as that of an encoder-decoder. All of it is in the loss.
+- ``mask``: there are no labels. A mask says which tokens are in the loss, and else it is ``aligned``.
+- ``numbers``: anything else, such as classes of tokens. They are shown as they are.
+
+A negative label is ignored by the loss.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from trainpipes._internal.text import escaped
+from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.kinds.stage import Stage
+from trainpipes.look.values import MOST_CELLS, Array, head
+from trainpipes.stages.columns import Rename
+from trainpipes.stages.encode_labels import EncodeLabels
+from trainpipes.stages.mask_tokens import MaskTokens
+from trainpipes.stages.pack import Pack
+from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.tokenizers.engine import Engine
+
+__all__ = [
+    "MISSING",
+    "KnownIds",
+    "Piece",
+    "TokenGrid",
+    "known_ids",
+    "number_grid",
+    "pieces_of",
+    "token_grids",
+]
+
+#: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
+IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
+LABELS = re.compile(r"(|.*[_.])(?:labels|target_ids)")
+#: What may stand beside ids, after the same prefix.
+MASKS = ("attention_mask", "input_mask")
+LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
+#: Rows of a ragged column that are looked at, and what stands where a row has no number.
+MOST_ROWS, MISSING = 4096, -(1 << 63)
+#: Tokens of a row that are shown, and of one piece; so few more are shown, too.
+ROW, PIECE, SPARED = 400, 120, 16
+
+
+# What the pipeline knows
+
+
+@dataclass
+class KnownIds:
+    """What the stages of a pipeline say of the columns that come out.
+
+    Attributes:
+        engines: the tokenizer of each column of ids; None where several tokenizers made them.
+        own: columns that are texts of their own: an encoder-decoder's targets.
+        masked: whether tokens are hidden, and labels are what they were.
+        classes: names of classes by column.
+    """
+
+    engines: dict[str, Engine | None] = field(default_factory=dict)
+    own: set[str] = field(default_factory=set)
+    masked: bool = False
+    classes: dict[str, Mapping[int, str]] = field(default_factory=dict)
+
+    def engine(self, name: str) -> Engine | None:
+        """The tokenizer of a column; of a column with a new name, the only tokenizer that there is."""
+        if name in self.engines:
+            return self.engines[name]
+        different = {id(engine): engine for engine in self.engines.values()}
+        return next(iter(different.values())) if len(different) == 1 else None
+
+
+def known_ids(plan: Plan | None) -> KnownIds:
+    """What the stages of a plan say; nothing where there is none."""
+    found = KnownIds()
+    for stage in () if plan is None else _stages(plan.inputs):
+        _add(found, stage)
+    return found
+
+
+def _stages(inputs: Inputs) -> Iterator[Stage]:
+    """Stages in the order in which rows go through them, those of sources that are joined first."""
+    for part in [*inputs.mixed.values(), *getattr(inputs.source, "joined_inputs", ())]:
+        yield from _stages(part)
+    yield from inputs.chain.stages
+
+
+def _add(found: KnownIds, stage: Stage) -> None:
+    if isinstance(stage, Tokenizes):
+        made = list(stage.id_columns)
+        if isinstance(stage, Tokenize) and len(made) > 1:
+            found.own |= set(made) - {"input_ids"}
+        for name in made:
+            other = found.engines.get(name, stage.maker)
+            found.engines[name] = stage.maker if _alike(other, stage.maker) else None
+    elif isinstance(stage, Rename):
+        for old, new in stage.names.items():
+            if old in found.engines:
+                found.engines[new] = found.engines.pop(old)
+            if old in found.own:
+                found.own = (found.own - {old}) | {new}
+    elif isinstance(stage, Pack) and stage.column in found.engines:
+        found.engines["input_ids"] = found.engines[stage.column]
+    elif isinstance(stage, MaskTokens):
+        found.masked = True
+    elif isinstance(stage, EncodeLabels):
+        found.classes[stage.to] = _names(stage.classes)
+
+
+def _alike(one: Engine | None, other: Engine) -> bool:
+    return one is other or (one is not None and one.fingerprint() == other.fingerprint())
+
+
+def _names(classes: Any) -> Mapping[int, str]:
+    if not isinstance(classes, Mapping):
+        return {} if isinstance(classes, int) else dict(enumerate(map(str, classes)))
+    names: dict[int, str] = {}
+    for name, number in classes.items():
+        names[number] = f"{names[number]}, {name}" if number in names else str(name)
+    return names
+
+
+# The ids of an item
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGrid:
+    """Token ids of an item, and what is known of each.
+
+    Attributes:
+        name: of the column.
+        ids: ``[B, L]``.
+        there: which cells hold a token, bool ``[B, L]``; the others are padding.
+        told: whether the item says what is padding; else the tokenizer's pad token does.
+        engine: the tokenizer; None to show numbers.
+        layout: of the labels, as above; "" where there are none.
+        labels: the column of labels that belong to these ids; "" where there is none.
+        in_loss: which tokens are targets of the loss, bool ``[B, L]``; None where nothing says so.
+        truth: of masked tokens, the labels ``[B, L]``.
+        starts: tokens with which a document begins, but the first of each row, bool ``[B, L]``; None where
+            rows are not packed.
+    """
+
+    name: str
+    ids: Array
+    there: Array
+    told: bool = True
+    engine: Engine | None = None
+    layout: str = ""
+    labels: str = ""
+    in_loss: Array | None = None
+    truth: Array | None = None
+    starts: Array | None = None
+
+    @property
+    def tokens(self) -> int:
+        return int(np.count_nonzero(self.there))
+
+    @property
+    def padding(self) -> int:
+        return int(self.there.size) - self.tokens
+
+    @property
+    def loss_count(self) -> int:
+        """Targets of the loss; those on padding are counted, as the loss does."""
+        return 0 if self.in_loss is None else int(np.count_nonzero(self.in_loss))
+
+    @property
+    def loss_on_padding(self) -> int:
+        return 0 if self.in_loss is None else int(np.count_nonzero(self.in_loss & ~self.there))
+
+
+def token_grids(
+    values: Mapping[str, Any], known: KnownIds, of_row: bool = False
+) -> list[TokenGrid]:
+    """The token ids among an item's values.
+
+    Args:
+        values: by name.
+        known: what the pipeline says of them.
+        of_row: whether they are of one row, which has no padding.
+    """
+    found: list[TokenGrid] = []
+    taken = set(known.classes)
+    for name, value in values.items():
+        match = IDS.fullmatch(name)
+        is_ids = match or (name in known.engines and not LABELS.fullmatch(name))
+        ids = number_grid(value) if is_ids and name not in taken else None
+        if ids is not None:
+            made = _with_labels(name, match[1] if match else "", ids, values, known, of_row)
+            found.append(made)
+            taken |= {made.labels}
+    for name, value in values.items():
+        if name not in taken and LABELS.fullmatch(name) and (found or name in known.own):
+            labels = number_grid(value)
+            if labels is not None and (of_row or getattr(value, "ndim", 2) > 1):  # else classes
+                found.append(_labels_alone(name, labels, known, of_row))
+    return found
+
+
+def _with_labels(
+    name: str, prefix: str, ids: Array, values: Mapping[str, Any], known: KnownIds, of_row: bool
+) -> TokenGrid:
+    """A column of ids with what stands beside it."""
+
+    def beside(*names: str) -> Array | None:
+        """The first column of these names, after the same prefix, that is as large."""
+        grids = (number_grid(values.get(f"{prefix}{one}")) for one in names)
+        return next((one for one in grids if one is not None and one.shape == ids.shape), None)
+
+    engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
+    mask = beside(*MASKS) if segments is None else segments
+    there, told = ids != MISSING, mask is not None
+    if mask is not None:
+        there &= mask > 0
+    elif there.all() and not of_row:
+        there = _unpadded(ids, engine)
+    made = TokenGrid(name, ids, there, told or MISSING in ids, engine)
+    if segments is not None:
+        made = replace(made, starts=_starts(segments[:, 1:] != segments[:, :-1], there))
+    elif positions is not None:
+        made = replace(made, starts=_starts(positions[:, 1:] == 0, there))
+    weight, label = beside(*LOSS_MASKS), f"{prefix}labels"
+    labels = None if label in known.own or label in known.classes else beside("labels")
+    if labels is None:
+        if weight is None:
+            return made
+        return replace(made, layout="mask", in_loss=_after_first(weight > 0))
+    in_loss = labels >= 0 if weight is None else (labels >= 0) & (weight > 0)
+    if known.masked or _looks_masked(ids, labels):
+        return replace(made, layout="masked", labels=label, in_loss=in_loss, truth=labels)
+    if (ids == labels)[labels >= 0].all():
+        return replace(made, layout="aligned", labels=label, in_loss=_after_first(in_loss))
+    return made
+
+
+def _looks_masked(ids: Array, labels: Array) -> bool:
+    """Whether most tokens that differ from their labels are the same one."""
+    hidden = ids[(labels >= 0) & (ids != labels)]
+    most = np.unique(hidden, return_counts=True)[1].max(initial=0)
+    return most * 2 > hidden.size and not _stands_at_start(labels)
+
+
+def _labels_alone(name: str, labels: Array, known: KnownIds, of_row: bool) -> TokenGrid:
+    """Labels that are a text of their own, or numbers."""
+    there, engine = labels >= 0, known.engine(name)
+    if name not in known.engines and not _stands_at_start(labels):
+        cells = labels != MISSING
+        return TokenGrid(name, labels, cells, layout="numbers", in_loss=there)
+    if there.all() and not of_row:
+        there = _unpadded(labels, engine)
+    return TokenGrid(name, labels, there, engine=engine, layout="own", in_loss=there)
+
+
+def _stands_at_start(labels: Array) -> bool:
+    """Whether labels stand from the start of each row on, without holes."""
+    valid = labels >= 0
+    return bool(valid.any()) and bool((valid[:, 1:] <= valid[:, :-1]).all())
+
+
+def _after_first(in_loss: Array) -> Array:
+    in_loss[:, :1] = False
+    return in_loss
+
+
+def _starts(begins: Array, there: Array) -> Array:
+    """Cells with which documents begin, of ``begins`` ``[B, L - 1]``; padding on the left begins nothing."""
+    found = np.zeros_like(there)
+    found[:, 1:] = begins & there[:, 1:] & np.logical_or.accumulate(there, axis=1)[:, :-1]
+    return found
+
+
+def _unpadded(ids: Array, engine: Engine | None) -> Array:
+    """All but the tokenizer's pad tokens at the start and the end of rows. Where the pad token also ends
+    texts, the first one at the end of a row does."""
+    pad = None if engine is None else engine.pad_id()
+    if pad is None or engine is None:
+        return np.ones(ids.shape, dtype=np.bool_)
+    real = ids != pad
+    first = np.logical_or.accumulate(real, axis=1)
+    last = np.logical_or.accumulate(real[:, ::-1], axis=1)[:, ::-1]
+    there: Array = first & last
+    if pad in engine.ends().values():
+        there[:, 1:] |= last[:, :-1] & ~last[:, 1:] & first[:, 1:]
+    return there
+
+
+def number_grid(value: Any) -> Array | None:
+    """Whole numbers of one or two dimensions as ``[B, L]``; lists of lists and nested tensors are filled up
+    with ``MISSING``. None for anything else, and for none."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        value = value.unbind()
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
+        value = list(value[:MOST_ROWS])
+    if isinstance(value, torch.Tensor | np.ndarray):
+        found = head(value)
+        if found is None or found.dtype.kind not in "biu" or not found.size or found.ndim > 2:
+            return None
+        return np.atleast_2d(found)
+    if not isinstance(value, list | tuple) or not value:
+        return None
+    nested = isinstance(value[0], list | tuple | np.ndarray | torch.Tensor)
+    given = value[:MOST_ROWS] if nested else [value]
+    rows = [row for row in map(_vector, given) if row is not None]
+    longest = max(map(len, rows), default=0)
+    if len(rows) < len(given) or not longest:
+        return None
+    filled = np.full((min(len(rows), MOST_CELLS // longest + 1), longest), MISSING)
+    for row, cells in zip(rows, filled, strict=False):
+        cells[: len(row)] = row
+    return filled
+
+
+def _vector(row: Any) -> Array | None:
+    """A list, array or tensor of whole numbers as an array; None for anything else."""
+    try:
+        found = head(row if isinstance(row, torch.Tensor) else np.asarray(row))
+    except ValueError:  # lists of several lengths
+        return None
+    good = found is not None and found.ndim == 1 and (found.dtype.kind in "biu" or not found.size)
+    return found if good else None
+
+
+# Their text
+
+
+class Piece(NamedTuple):
+    """Some tokens that stand side by side.
+
+    Attributes:
+        kind: "plain"; "loss" or "masked", if it is in the loss, "masked" where its label is another token;
+            "document", where another one begins; "left_out" or "padding", which have no text.
+        text: of the tokens, escaped.
+        tokens: how many.
+        truth: of a masked token, the text of its label.
+    """
+
+    kind: str
+    text: str = ""
+    tokens: int = 0
+    truth: str | None = None
+
+
+def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
+    """A row of a column in pieces, each of tokens that are the same to the loss. At most so many tokens are
+    decoded: the start and the end of each piece, piece after piece."""
+    ids, there, engine = grid.ids[row], grid.there[row], grid.engine
+    in_loss = np.zeros_like(there) if grid.in_loss is None else grid.in_loss[row]
+    starts = np.zeros_like(there) if grid.starts is None else grid.starts[row]
+    shown = there | in_loss
+    cuts = np.ones(len(ids), dtype=np.bool_)
+    cuts[1:] = (shown[1:] != shown[:-1]) | (in_loss[1:] != in_loss[:-1]) | starts[1:]
+    if grid.truth is not None:  # each hidden token has a label of its own
+        cuts[1:] |= in_loss[1:]
+    found: list[Piece] = []
+    for start, stop in pairwise([*np.flatnonzero(cuts).tolist(), len(ids)]):
+        if starts[start]:
+            found.append(Piece("document"))
+        if not shown[start]:
+            found.append(Piece("padding", tokens=stop - start))
+            continue
+        if most <= 0 and stop < len(ids):
+            tokens = int(np.count_nonzero(there[start:]))
+            found.append(Piece("left_out", tokens=tokens))
+            if tokens < len(ids) - start:
+                found.append(Piece("padding", tokens=len(ids) - start - tokens))
+            break
+        share = min(PIECE, max(most, SPARED))
+        share = stop - start if stop - start <= share + SPARED else share
+        most -= share
+        kind, truth = "loss" if in_loss[start] else "plain", None
+        if in_loss[start] and grid.truth is not None and ids[start] != grid.truth[row, start]:
+            kind, truth = "masked", _text(engine, grid.truth[row, start : start + 1], 0, 1)
+        first, last = start + share - share // 2, stop - share // 2
+        for begin, end in [(start, first), (last, stop)] if first < last else [(start, stop)]:
+            if begin > start:
+                found.append(Piece("left_out", tokens=last - first))
+            found.append(Piece(kind, _text(engine, ids, begin, end), end - begin, truth))
+    return found
+
+
+def _text(engine: Engine | None, ids: Array, start: int, stop: int) -> str:
+    """The text of tokens ``start`` to ``stop`` as they stand after those before them: a space between them is
+    there, and a character that both have a part of is not lost. Numbers where nothing decodes them."""
+    context = max(0, start - 8)
+    whole = None if engine is None else engine.decode(ids[context:stop].tolist())
+    before = None if engine is None else engine.decode(ids[context:start].tolist())
+    if whole is None or before is None:
+        return " ".join(map(str, ids[start:stop].tolist()))
+    same = (k for k, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b)
+    return escaped(whole[next(same, len(before)) :])

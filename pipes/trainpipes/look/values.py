@@ -1,0 +1,193 @@
+"""The named values of an item; of each its type, its shape, and the range of its numbers or its text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.shown import MOST_OF_URL, cut, shown
+from trainpipes._internal.text import escaped
+
+__all__ = ["Array", "Facts", "as_mapping", "facts_of", "head", "leaves"]
+
+Array = npt.NDArray[Any]
+
+#: Values of an item that are looked at, and how deep within each other.
+MOST_VALUES, DEEPEST = 64, 4
+#: Numbers of one tensor that are looked at: the first rows of a larger one.
+MOST_CELLS = 1 << 24
+#: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
+NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """One value of an item.
+
+    Attributes:
+        name: of the column, ``0.input`` for a value within a tuple; "" for an item that is one value.
+        type: of the value, ``tensor int64`` or ``str``.
+        shape: of an array, or the length of a list; None where it has none.
+        min: least number, as text; None where there is none.
+        max: greatest number.
+        text: of texts and other values, cut; None for arrays.
+    """
+
+    name: str
+    type: str
+    shape: tuple[int, ...] | None = None
+    min: str | None = None
+    max: str | None = None
+    text: str | None = None
+
+
+def as_mapping(value: Any) -> Mapping[str, Any] | None:
+    """A mapping, a named tuple or a dataclass as a dict by name; None for anything else."""
+    if isinstance(value, Mapping):
+        return {str(name): inner for name, inner in islice(value.items(), MOST_VALUES + 1)}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return dict(zip(value._fields, value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return None
+
+
+def leaves(item: Any, of_row: bool = False) -> tuple[list[tuple[str, Any]], bool]:
+    """The values of an item with their names, ``0.input`` for one within another, and whether there are
+    more. A value by itself has the name "".
+
+    Args:
+        item: of a pipeline.
+        of_row: whether it is one row, so that a list of dicts in it is no column of them.
+
+    >>> leaves(({"x": 1, "y": "a"}, 2))
+    ([('0.x', 1), ('0.y', 'a'), ('1', 2)], False)
+    """
+    found = list(islice(_leaves("", item, 0, of_row), MOST_VALUES + 1))
+    return found[:MOST_VALUES], len(found) > MOST_VALUES
+
+
+def _leaves(name: str, value: Any, depth: int, of_row: bool) -> Iterator[tuple[str, Any]]:
+    named = as_mapping(value)
+    if named is None and _holds_several(value, depth, of_row):
+        named = {str(k): inner for k, inner in enumerate(value[: MOST_VALUES + 1])}
+    if not named or depth >= DEEPEST:
+        yield name, value
+        return
+    for own, inner in named.items():
+        yield from _leaves(f"{name}.{own}" if name else own, inner, depth + 1, of_row)
+
+
+def _holds_several(value: Any, depth: int, of_row: bool) -> bool:
+    """Whether a sequence is several values, such as (inputs, targets), and not one of many numbers."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    if depth == 0 and isinstance(value, tuple):
+        return True
+    if depth and not of_row and as_mapping(value[0]) is not None:
+        return False
+    return all(hasattr(one, "shape") or as_mapping(one) for one in value[:8])
+
+
+def head(value: Any) -> Array | None:
+    """The numbers of an array or tensor, of a large one its first rows; None where none can be read, such as
+    those of sparse and meta tensors, and of arrays of objects."""
+    if isinstance(value, torch.Tensor):
+        try:
+            value = _first_rows(value.detach(), value.numel()).cpu().resolve_conj().resolve_neg()
+            wide = value.dtype in (torch.float32, torch.float64)
+            value = value.float() if value.is_floating_point() and not wide else value
+            found: Array = value.numpy()
+        except (RuntimeError, TypeError, AttributeError):
+            return None
+        return found
+    value = np.asarray(value) if isinstance(value, np.generic) else value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return np.asarray(_first_rows(value, value.size))
+    return None
+
+
+def _first_rows(value: Any, cells: int) -> Any:
+    return value[: MOST_CELLS * len(value) // cells + 1] if cells > MOST_CELLS else value
+
+
+def facts_of(name: str, value: Any) -> Facts:
+    """What there is to say of a value."""
+    name = escaped(name, NAME)
+    try:
+        return _facts(name, value)
+    except (
+        Exception
+    ):  # a class of the user's may raise anything, and the other values are to be shown
+        return Facts(name, type(value).__name__)
+
+
+def _facts(name: str, value: Any) -> Facts:
+    if isinstance(value, torch.Tensor):
+        kind = f"tensor {str(value.dtype).removeprefix('torch.')}"
+        if value.device.type != "cpu":
+            kind += f" on {value.device}"
+        if value.is_nested:
+            return Facts(name, f"nested {kind}", (value.size(0),))
+        return _of_numbers(name, kind, tuple(value.shape), value)
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "OUS" and value.ndim == 1:
+            return _of_list(name, f"array {value.dtype}", value[:FEW].tolist(), len(value))
+        return _of_numbers(name, f"array {value.dtype}", value.shape, value)
+    if isinstance(value, str):
+        kind = "str" if len(value) <= TEXT else f"str of {len(value):,} characters"
+        return Facts(name, kind, text=_quoted(value, TEXT))
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Facts(name, f"bytes of {len(value):,}", text=escaped(shown(bytes(value[:32]), 60)))
+    if isinstance(value, list | tuple):
+        return _of_sequence(name, value)
+    kind = "None" if value is None else type(value).__name__
+    return Facts(name, kind, text=_quoted(value, QUOTED))
+
+
+def _quoted(value: Any, most: int) -> str:
+    """A text, or the ``repr`` of another value, without secrets, cut."""
+    text = hidden(cut(value, MOST_OF_URL)) if isinstance(value, str) else shown(value, most)
+    return escaped(cut(text, most), most)
+
+
+def _of_numbers(name: str, kind: str, shape: tuple[int, ...], value: Any) -> Facts:
+    numbers = head(value)
+    if numbers is None or not numbers.size or numbers.dtype.kind not in "biuf":
+        return Facts(name, kind, shape)
+    if numbers.dtype.kind != "f":
+        return Facts(name, kind, shape, str(numbers.min()), str(numbers.max()))
+    real = numbers[~np.isnan(numbers)]
+    text = f"{numbers.size - real.size:,} NaN" if real.size < numbers.size else None
+    if not real.size:
+        return Facts(name, kind, shape, text=text)
+    return Facts(name, kind, shape, f"{real.min():.4g}", f"{real.max():.4g}", text)
+
+
+def _of_sequence(name: str, value: list[Any] | tuple[Any, ...]) -> Facts:
+    kind, some = type(value).__name__, value[: 1 << 20]
+    kinds = {type(one).__name__ for one in some}
+    if len(kinds) == 1:
+        kind += f" of {next(iter(kinds))}"
+    if kinds and kinds <= {"int", "float"}:
+        if "float" in kinds:
+            return _of_numbers(name, kind, (len(value),), np.array(some, dtype=np.float64))
+        few = ", ".join(map(shown, value[:8])) + (", …" if len(value) > 8 else "")
+        return Facts(name, kind, (len(value),), shown(min(some)), shown(max(some)), few)
+    return _of_list(name, kind, list(value[:FEW]), len(value))
+
+
+def _of_list(name: str, kind: str, few: list[Any], count: int) -> Facts:
+    parts = [
+        f"'{_quoted(one, NAME)}'" if isinstance(one, str) else _quoted(one, QUOTED) for one in few
+    ]
+    return Facts(
+        name, kind, (count,), text=", ".join([*parts, *["…"] * (count > len(few))]) or None
+    )

@@ -1,0 +1,314 @@
+"""A token is marked where it is in the loss, in every layout of labels, and its row is shown in pieces.
+
+What is marked is compared with what the loss of the layout counts: each position's guess at a token is made
+worse, and the tokens whose guess the loss asks for are those that are marked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+import trainpipes as tp
+from tokenizer_fixtures import TEXTS, bpe, bracketed
+from trainpipes._internal.text import escaped
+from trainpipes.look.decoded import KnownIds, pieces_of, token_grids
+from trainpipes.tokenizers.load import load
+from trainpipes_recipes.training.losses import next_token_loss, token_loss
+
+V = 300
+ENGINES = {"bytes": load("bytes"), "bpe": load(bpe())}
+
+
+def marked(view, name=None, row=0):
+    """The text that is marked as in the loss in a row."""
+    (one,) = [r for r in view.texts if r.row == row and (name is None or r.name == name)]
+    return [piece.text for piece in one.pieces if piece.kind in ("loss", "masked")]
+
+
+def only(pipe):
+    (view,) = pipe.show(1).items
+    return view
+
+
+def counted(loss, shape):
+    """The positions whose scores the loss is about."""
+    scores = torch.zeros(*shape, V, requires_grad=True)
+    loss(scores).backward()
+    return (scores.grad.abs().sum(-1) > 0).numpy()
+
+
+def grids_of(batch, engine=None):
+    return token_grids(batch, KnownIds({"input_ids": engine}))
+
+
+def varied():
+    return tp.from_dataset([{"prompt": "ask", "response": " say" * k} for k in range(1, 9)])
+
+
+def ids_of(rows):
+    return torch.tensor(rows)
+
+
+def test_the_first_token_of_a_row_is_not_in_the_loss_though_it_has_a_label():
+    ids = ids_of([[5, 6, 7, 8]])
+    (grid,) = grids_of({"input_ids": ids, "labels": ids.clone()})
+    assert grid.layout == "aligned"
+    assert grid.in_loss.tolist() == [[False, True, True, True]]
+    asked = counted(lambda scores: next_token_loss(scores, ids), (1, 4))
+    assert asked[:, :-1].tolist() == grid.in_loss[:, 1:].tolist()  # the guess at t + 1 is made at t
+
+
+def test_labels_at_their_tokens_mark_what_the_shifted_loss_counts():
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, V, (8, 20), generator=generator)
+    labels = torch.where(torch.rand(8, 20, generator=generator) < 0.4, ids, -100)
+    (grid,) = grids_of({"input_ids": ids, "labels": labels})
+    asked = counted(lambda scores: next_token_loss(scores, labels), (8, 20))
+    assert np.array_equal(grid.in_loss[:, 1:], asked[:, :-1])
+    assert grid.loss_count == int((labels[:, 1:] != -100).sum())
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_labels_that_are_shifted_already_are_shown_by_themselves(start):
+    whole = torch.tensor([list(b"abcdefgh")])
+    labels = whole[:, 1:].clone()
+    labels[:, :start] = -100
+    shown = tp.show({"input_ids": whole[:, :-1], "labels": labels}, tokenizer="bytes")
+    assert marked(shown.items[0], "input_ids") == []
+    (text,) = marked(shown.items[0], "labels")
+    assert text == ("99 100 101 102 103 104" if start else "bcdefgh")
+    assert shown.items[0].tokens[1].layout == ("numbers" if start else "own")
+
+
+def test_masked_tokens_are_in_the_loss_where_they_stand_and_the_first_one_too():
+    ids, labels = ids_of([[99, 6, 7, 99]]), ids_of([[5, -100, 7, 8]])
+    (grid,) = grids_of({"input_ids": ids, "labels": labels})
+    assert grid.layout == "masked"
+    asked = counted(lambda scores: token_loss(scores, labels), (1, 4))
+    assert np.array_equal(grid.in_loss, asked)
+    assert grid.truth.tolist() == labels.tolist()
+
+
+def test_a_loss_mask_without_labels_marks_its_own_tokens():
+    batch = {"input_ids": ids_of([[5, 6, 7]]), "completion_mask": ids_of([[1, 0, 1]])}
+    (grid,) = grids_of(batch)
+    assert (grid.layout, grid.in_loss.tolist()) == ("mask", [[False, False, True]])
+
+
+def test_a_loss_mask_beside_labels_takes_some_of_them_away():
+    ids = ids_of([[5, 6, 7, 8]])
+    batch = {"input_ids": ids, "labels": ids.clone(), "loss_mask": ids_of([[1, 1, 0, 1]])}
+    (grid,) = grids_of(batch)
+    assert grid.in_loss.tolist() == [[False, True, False, True]]
+
+
+def test_targets_of_an_encoder_decoder_are_in_the_loss_from_the_first_token_on():
+    batch = {"input_ids": ids_of([[5, 6, 7]]), "labels": ids_of([[8, 9, 2, -100]])}
+    prompt, target = grids_of(batch)
+    assert prompt.in_loss is None
+    assert (target.layout, target.in_loss.tolist()) == ("own", [[True, True, True, False]])
+    assert target.padding == 1
+
+
+def test_targets_that_happen_to_be_as_long_as_the_prompt_are_a_text_of_their_own():
+    _, target = grids_of({"input_ids": ids_of([[5, 6, 7]]), "labels": ids_of([[8, 9, -100]])})
+    assert target.layout == "own"
+
+
+def test_classes_of_tokens_are_shown_as_numbers():
+    batch = {"input_ids": ids_of([[101, 2054, 3000, 102]]), "labels": ids_of([[-100, 3, 0, -100]])}
+    text = tp.show(batch, tokenizer="bytes").text()
+    assert "labels     -100⟦3 0⟧-100" in text
+    assert "2 of 4 tokens in the loss (50.0%); labels are shown as numbers" in text
+
+
+def test_labels_on_padding_are_told():
+    ids = ids_of([[5, 6, 0, 0]])
+    batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": ids_of([[1, 1, 0, 0]])}
+    (view,) = tp.show(batch).items
+    assert view.notes == ("input_ids: 2 labels on padding are in the loss: make them -100",)
+
+
+def test_nothing_in_the_loss_is_told():
+    ids = ids_of([[5, 6, 7]])
+    (view,) = tp.show({"input_ids": ids, "labels": torch.full_like(ids, -100)}).items
+    assert view.notes == ("input_ids: no token is in the loss",)
+
+
+# The recipes
+
+
+def pairs(rows=8):
+    return tp.from_dataset([{"prompt": f"ask {k}", "response": f" say {k}"} for k in range(rows)])
+
+
+@pytest.mark.parametrize(
+    "tokenizer", ["bytes", bpe(), bracketed()], ids=["bytes", "bpe", "brackets"]
+)
+def test_sft_learns_the_response_and_its_end(tokenizer):
+    end = "<eos>" if tokenizer == "bytes" else "</s>"
+    batch = tp.recipe("sft", pairs(), tokenizer, batch_size=4, num_shards=1)
+    view = only(batch)
+    for row in range(4):
+        (text,) = marked(view, row=row)
+        assert text.startswith(" say ")
+        assert text.endswith(end)
+
+
+def test_seq2seq_learns_all_of_the_response():
+    view = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1))
+    assert marked(view, "input_ids") == []
+    assert marked(view, "target_ids")[0].startswith(" say ")
+    hf = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1, hf_names=True))
+    assert marked(hf, "labels")[0].startswith(" say ")
+
+
+def test_preference_learns_both_responses():
+    rows = [{"prompt": "ask", "chosen": " yes", "rejected": " no, never"}] * 4
+    view = only(tp.recipe("preference", tp.from_dataset(rows), "bytes", batch_size=4, num_shards=1))
+    assert marked(view, "chosen_input_ids") == [" yes<eos>"]
+    assert marked(view, "rejected_input_ids") == [" no, never<eos>"]
+
+
+def test_packed_documents_are_separate_and_their_first_tokens_are_not_in_the_loss():
+    texts = tp.from_dataset([{"text": f"text {k}"} for k in range(9)])
+    view = only(
+        tp.recipe("pretrain", texts, "bytes", max_length=24, batch_size=2, epochs=1, num_shards=1)
+    )
+    kinds = [(p.kind, p.text, p.tokens) for p in view.texts[0].pieces]
+    assert [kind for kind, *_ in kinds] == [
+        "plain", "loss", "document", "plain", "loss", "document", "plain", "loss", "padding"
+    ]  # fmt: skip
+    assert [text for kind, text, _ in kinds if kind == "plain"] == ["t", "t", "t"]
+    assert kinds[-1] == ("padding", "", 3)
+
+
+def test_token_files_have_labels_everywhere_and_the_first_token_is_not_in_the_loss(tmp_path):
+    np.arange(64, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    pipe = tp.recipe("tokens", tmp_path / "train.bin", dtype="uint16", max_length=16, batch_size=2, epochs=1,
+                     num_shards=1)  # fmt: skip
+    view = only(pipe)
+    assert view.tokens[0].in_loss == 2 * 15
+    assert view.texts[0].pieces[0].kind == "plain"
+    assert view.texts[0].pieces[0].tokens == 1
+
+
+def test_masked_tokens_are_shown_with_what_they_were():
+    rows = tp.from_dataset([{"text": "some words to hide " * 6}] * 4)
+    tokens = rows.tokenize(bpe()).mask_tokens(0.3, mask_id=0, special_ids=[1, 2, 3], vocab_size=800)
+    view = only(tokens.batch(2).pad_collate())
+    hidden = [p for r in view.texts for p in r.pieces if p.kind == "masked"]
+    assert view.tokens[0].layout == "masked"
+    assert all(p.tokens == 1 and p.truth for p in hidden)
+    assert {p.text for p in hidden} >= {"<unk>"}
+    assert "".join(p.truth or p.text for p in view.texts[0].pieces) == "some words to hide " * 6
+
+
+def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe(), eos_token="</s>", pad_token="</s>")
+    view = only(tp.recipe("seq2seq", varied(), tokenizer, batch_size=4, num_shards=1))
+    for row in range(4):
+        (text,) = marked(view, "target_ids", row)
+        assert text.count("</s>") == 1
+    assert view.tokens[1].padding > 0
+
+
+# Pieces
+
+
+@given(
+    text=st.one_of(
+        st.sampled_from(TEXTS), st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+    ),
+    marks=st.lists(st.booleans(), min_size=300, max_size=300),
+    kind=st.sampled_from(sorted(ENGINES)),
+)
+def test_pieces_together_are_the_text(text, marks, kind):
+    engine = ENGINES[kind]
+    ids = list(text.encode()) if kind == "bytes" else bpe().encode(text).ids
+    ids = torch.tensor([[*ids[:300], 65]])
+    labels = torch.where(torch.tensor([(marks * 4)[: ids.shape[1]]]), ids, -100)
+    (grid,) = grids_of({"input_ids": ids, "labels": labels}, engine)
+    pieces = pieces_of(grid, 0, most=10_000)
+    assert sum(piece.tokens for piece in pieces) == ids.shape[1]
+    assert sum(piece.tokens for piece in pieces if piece.kind == "loss") == grid.loss_count
+    whole = escaped(engine.decode(ids[0].tolist()))
+    # A character that is cut is whole in the piece where it ends, and told by its bytes before that.
+    joined = "".join(piece.text for piece in pieces)
+    if "\\x" not in joined and "\ufffd" not in joined:
+        assert joined == whole
+
+
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    left=st.booleans(),
+    data=st.data(),
+)
+def test_padding_is_counted_and_not_printed(lengths, left, data):
+    longest = max(lengths)
+    mask = np.zeros((len(lengths), longest), dtype=np.int64)
+    for row, length in enumerate(lengths):
+        mask[row, longest - length :] = left
+        mask[row, :length] |= not left
+    ids = torch.full(mask.shape, 97)
+    labels = torch.full(mask.shape, -100)
+    for row, length in enumerate(lengths):
+        count = data.draw(st.integers(0, length))
+        place = slice(longest - count, None) if left else slice(length - count, length)
+        labels[row, place] = 97
+    grids = grids_of(
+        {"input_ids": ids, "labels": labels, "attention_mask": torch.tensor(mask)}, ENGINES["bytes"]
+    )
+    if not longest:
+        assert grids == []
+        return
+    (grid,) = grids
+    assert grid.padding == mask.size - mask.sum()
+    for row, length in enumerate(lengths):
+        pieces = pieces_of(grid, row)
+        assert sum(p.tokens for p in pieces if p.kind == "padding") == longest - length
+        assert "".join(p.text for p in pieces) == "a" * length
+        assert sum(p.kind == "padding" for p in pieces) <= 1
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=0, max_size=5), min_size=1, max_size=5))
+def test_packed_documents_are_as_many_as_there_are(rows):
+    longest = max(1, max(map(sum, rows)))
+    segments = np.zeros((len(rows), longest), dtype=np.int64)
+    positions = np.zeros_like(segments)
+    for row, documents in enumerate(rows):
+        at = 0
+        for number, length in enumerate(documents):
+            segments[row, at : at + length] = number + 1
+            positions[row, at : at + length] = np.arange(length)
+            at += length
+    ids = torch.full(segments.shape, 97)
+    batch = {"input_ids": ids, "position_ids": torch.tensor(positions)}
+    told = [
+        {**batch, "segment_ids": torch.tensor(segments)},
+        {**batch, "attention_mask": torch.tensor(segments > 0).int()},
+    ]
+    for one in told:
+        (grid,) = grids_of(one)
+        for row, documents in enumerate(rows):
+            found = pieces_of(grid, row)
+            assert [p.tokens for p in found if p.kind == "plain"] == documents
+            assert sum(p.kind == "document" for p in found) == max(0, len(documents) - 1)
+
+
+@given(st.text())
+def test_text_of_the_data_is_printable(text):
+    found = escaped(text, 50)
+    assert found.replace("\u200d", "").isprintable()
+    assert "\n" not in found
+
+
+@given(st.lists(st.one_of(st.integers(-(2**62), 2**62), st.integers(0, 300)), max_size=40))
+def test_no_id_makes_decoding_fail(ids):
+    for engine in ENGINES.values():
+        assert isinstance(engine.decode(ids), str)
