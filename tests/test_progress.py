@@ -169,7 +169,7 @@ def test_the_bar_of_a_job_that_fails_is_removed(terminal: Callable[[], Terminal]
 def test_an_environment_variable_turns_the_bars_off() -> None:
     script = (
         "import sys; sys.stderr.isatty = lambda: True\n"
-        "from trainpipes import progress; progress.PATIENCE = 0.0\n"
+        "from trainpipes._internal import progress; progress.PATIENCE = 0.0\n"
         "with progress.Progress('reading', 10, 'rows') as shown: shown.advance(5)\n"
     )
     for value, shows in (("1", False), ("", True)):
