@@ -9,7 +9,6 @@ All of it is made of the source of Python's standard library, except for the pic
     chats.jsonl            messages: questions about functions, and answers
     preferences.parquet    prompt, chosen: the function's body; rejected: that of another one
     topics.parquet         text: a function; label: the part of the library that it is from
-    functions.csv          numbers and words about functions; label: whether it returns something
     ids/train.bin          the texts as token ids, uint16, one after the other
     pictures/              JPEGs of circles, squares and crosses, a folder each (needs Pillow)
     tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
@@ -20,18 +19,15 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from trainpipes_recipes.demo.corpus import END, PAD, function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.training.progress import Progress
+from trainpipes_recipes.training import Progress
 
 __all__ = ["main", "write_samples"]
 
@@ -74,7 +70,6 @@ def write_samples(
     columns = [("prompt", [p for p, _ in pairs]), ("chosen", [b for _, b in pairs])]
     pq.write_table(pa.table(dict([*columns, ("rejected", others)])), folder / "preferences.parquet")
     pq.write_table(topics(texts), folder / "topics.parquet")
-    pa.csv.write_csv(table(pairs), folder / "functions.csv")
     write_ids(folder, texts)
     tell("drawing pictures")
     draw_pictures(folder / "pictures")
@@ -114,22 +109,6 @@ def topics(texts: Sequence[str]) -> pa.Table:
     found = [(text, next((t for t in TOPICS if t in text.lower()), None)) for text in texts]
     kept = [(text, topic) for text, topic in found if topic is not None]
     return pa.table({"text": [t for t, _ in kept], "label": [topic for _, topic in kept]})
-
-
-def table(pairs: Sequence[tuple[str, str]]) -> pa.Table:
-    """Numbers and words about functions; some numbers are missing."""
-    rows: dict[str, list[Any]] = {
-        "lines": [body.count("\n") + 1 for _, body in pairs],
-        "arguments": [prompt.split(")")[0].count(",") + 1 for prompt, _ in pairs],
-        "words": [
-            len(prompt.split()) if number % 7 else None for number, (prompt, _) in enumerate(pairs)
-        ],
-        "first_word": [(re.findall("[A-Za-z]+", prompt.partition('"""')[2]) or ["none"])[0]
-                       for prompt, _ in pairs],
-        "method": ["self" in prompt.split(")")[0] for prompt, _ in pairs],
-        "label": [int("return " in body) for _, body in pairs],
-    }  # fmt: skip
-    return pa.table(rows)
 
 
 def write_ids(folder: Path, texts: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from trainpipes import Loader
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             batch_size=args.batch_size,
             buffer_size=args.buffer_size,
             seed=args.seed,
+            num_shards=args.num_shards,
         )
         loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
 
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with training.Log(args, rank, after=step) as log:
             for batch in training.batches(loader, rank, args.steps - step):
                 scores = model(batch["images"])  # [B, classes]
-                loss = training.class_loss(scores, batch["labels"])
+                loss = F.cross_entropy(scores, batch["labels"])
 
                 optimizer.zero_grad()
                 loss.backward()

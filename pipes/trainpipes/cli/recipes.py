@@ -14,7 +14,7 @@ from trainpipes.cli.app import Command, Group
 from trainpipes.cli.console import note, out, print_json, printable
 
 if TYPE_CHECKING:
-    from trainpipes.recipe_table import RecipeSummary
+    from trainpipes.recipe_registry import RecipeSummary
 
 __all__ = ["command", "recipe_names"]
 

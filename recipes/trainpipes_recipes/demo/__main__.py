@@ -24,8 +24,7 @@ from typing import Any
 
 from trainpipes_recipes.demo.comparison import Comparison, compare
 from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.training.log import Step, read_log
-from trainpipes_recipes.training.progress import Progress
+from trainpipes_recipes.training import Progress, Step, read_log
 
 __all__ = ["draw", "main"]
 
@@ -131,7 +130,19 @@ class Trainer:
             *("--tokenizer", str(output / "tokenizer.json")),
             *("--steps", str(steps), "--checkpoint-every", str(checkpoint_every)),
             *("--batch-size", str(batch_size), "--buffer-size", "2048"),
-            *("--max-length", "128", "--width", "96", "--threads", "1", "--device", "cpu"),
+            *(
+                "--log-every",
+                "1",
+                "--log-batches",
+                "--max-length",
+                "128",
+                "--width",
+                "96",
+                "--threads",
+                "1",
+                "--device",
+                "cpu",
+            ),
         ]
 
     def run(self, name: str, legs: Sequence[Leg]) -> list[list[Step]]:
