@@ -15,8 +15,7 @@ import torch
 from trainpipes_recipes.demo import __main__ as demo
 from trainpipes_recipes.demo.comparison import compare
 from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
-from trainpipes_recipes.training.log import Step, read_log
-from trainpipes_recipes.training.progress import Progress
+from trainpipes_recipes.training import Progress, Step, read_log
 
 LOG = [Step(n, f"hash-{n}", 5.0 - n / 100) for n in range(1, 101)]
 

@@ -37,7 +37,6 @@ FLOORS = [
         "foreign_node",
         "stage_node",
         "recipe_registry",
-        "recipe_table",
         "storage.map_dataset",
         "storage.memmap",
         "storage.memmap_on_ray",

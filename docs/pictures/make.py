@@ -26,7 +26,7 @@ from trainpipes.look.pictures.figures import BLUE, EMPTY, GREY, INK
 from trainpipes.testing import shuffle_quality
 from trainpipes_recipes.demo.__main__ import draw as demo_curves
 from trainpipes_recipes.demo.comparison import compare
-from trainpipes_recipes.training.log import Step
+from trainpipes_recipes.training import Step
 
 sys.path.insert(0, str(Path(__file__).parent))
 import concept_drawings

@@ -312,13 +312,13 @@ class Step:
 
     Args:
         number: of the step, from 1.
+        batch: hash of all tensors of its batch, with ``--log-batches``; else "".
         loss: before the step.
-        batch: hash of all tensors of its batch, with ``--log-batches``.
     """
 
     number: int
+    batch: str
     loss: float
-    batch: str = ""
 
 
 class Log:
@@ -383,7 +383,7 @@ class Log:
 def read_log(path: Path) -> list[Step]:
     """The steps of a log; a last line that was cut short is left out."""
     found = [json.loads(line) for line in _whole_lines(path)]
-    return [Step(line["step"], line["loss"], line.get("batch", "")) for line in found]
+    return [Step(line["step"], line.get("batch", ""), line["loss"]) for line in found]
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -91,8 +91,8 @@ def test_bash_completes_commands_options_recipes_and_files(terminal: Terminal) -
     terminal.types("masked\t", "masked_lm ")
     terminal.types(f"{CLEAR}trainpipes recipes copy sft --fo\t", "--force ")
     terminal.types(f"{CLEAR}trainpipes recipes copy sft chec\t", "checkpoint.pt")
-    shown = terminal.types(f"{CLEAR}trainpipes recipes show t\t\t", "tokens")
-    assert "tabular" in shown
+    shown = terminal.types(f"{CLEAR}trainpipes recipes show s\t\t", "seq2seq")
+    assert "sft" in shown
     terminal.types(f"{CLEAR}trainpipes completion z\t", "zsh ")
     shown = terminal.types(f"{CLEAR}trainpipes re\t\t", "repack")
     assert "recipes" in shown

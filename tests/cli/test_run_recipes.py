@@ -29,13 +29,11 @@ TEXTS = [{"text": f"a text of row {k} " * (1 + k % 3)} for k in range(32)]
 ROWS: dict[str, list[dict[str, Any]]] = {
     "chat": CHATS,
     "classification": [{"text": f"row {k}", "label": "ab"[k % 2]} for k in range(32)],
-    "evaluation": PAIRS,
     "masked_lm": TEXTS,
     "preference": [{"prompt": f"{k}?", "chosen": " yes", "rejected": " no"} for k in range(32)],
     "pretrain": TEXTS,
     "seq2seq": PAIRS,
     "sft": PAIRS,
-    "tabular": [{"x": k / 3, "y": f"{k % 2}", "label": k % 2} for k in range(32)],
     "tokens": [{"tokens": list(range(k % 9 + 1))} for k in range(32)],
 }
 NAMES = sorted(trainpipes_recipes.__all__)
@@ -56,7 +54,7 @@ def write(name: str, folder: Path) -> list[str]:
     if name == "masked_lm":
         words().save(str(folder / "tokenizer.json"))
         return ["--tokenizer", str(folder / "tokenizer.json")]
-    return [] if name in ("tabular", "tokens") else ["--tokenizer", "bytes"]
+    return [] if name == "tokens" else ["--tokenizer", "bytes"]
 
 
 def ran(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -108,7 +106,7 @@ def test_no_target_at_all_is_said(long_prompts: Path, capsys: pytest.CaptureFixt
 def test_nothing_is_said_of_targets_where_there_are_no_labels(
     long_prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["run", "evaluation", "--files", long_prompts, "--tokenizer", "bytes",
+    arguments = ["run", "masked_lm", "--files", long_prompts, "--tokenizer", "bytes",
                  "--option", "text=prompt"]  # fmt: skip
     code, said = ran(capsys, *arguments)
     assert code == 0

@@ -127,7 +127,6 @@ HOSTILE = [
     "recipe: chat\noptions: {files: chats.jsonl, tokenizer: coded}",
     "recipe: chat\noptions: {files: chats.jsonl, tokenizer: templated}",
     "recipe: images\noptions: {files: pictures, transform: hostile:run}",
-    "recipe: tabular\noptions: {files: x.jsonl, label: response, fit: fit.pkl}",
     "recipe: sft\noptions: {files: pickled.npy, tokenizer: bytes}",
     # What the environment holds is no code either.
     "stages: ${CODE}",

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 
 import trainpipes as tp
 from recipes.trained import check_training, short_and_long
 from trainpipes.testing import check_resume, digest
-from trainpipes_recipes import images, train_images, training
-from trainpipes_recipes.training.log import read_log
+from trainpipes_recipes import images, train_images
+from trainpipes_recipes.training import read_log
 
 SIDE, COUNT = 16, 24
 PIXELS = np.random.default_rng(0).integers(0, 256, (COUNT, 3, SIDE, SIDE), dtype=np.uint8)
@@ -300,7 +301,7 @@ def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: 
     check_training(
         lambda: images(files, size=12, batch_size=8, num_shards=2),
         lambda: train_images.network(3, 4),
-        lambda model, batch: training.class_loss(model(batch["images"]), batch["labels"]),
+        lambda model, batch: F.cross_entropy(model(batch["images"]), batch["labels"]),
         tmp_path,
         steps=steps,
         below=below,

@@ -64,7 +64,7 @@ class Comparison:
 def compare(reference: Sequence[Step], other: Sequence[Step]) -> Comparison:
     """How ``other`` differs from ``reference``.
 
-    >>> a, b, c = Step(1, 3.0, "a"), Step(2, 2.0, "b"), Step(3, 1.0, "c")
+    >>> a, b, c = Step(1, "a", 3.0), Step(2, "b", 2.0), Step(3, "c", 1.0)
     >>> compare([a, b, c], [a, b, c]).identical
     True
     >>> print(compare([a, b], [a, a]))  # doctest: +NORMALIZE_WHITESPACE
