@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
+from functools import cached_property
+from itertools import count as count_from
 from typing import Any
 
 import pyarrow.compute as pc
@@ -93,7 +94,7 @@ def conversations(
         raise tp.ConfigError(
             f"roles must be a dict of names and the roles they stand for, got {roles!r}"
         )
-    return checked(rows, _Conversations(column, on_error=on_error, prompt=prompt, roles=given))
+    return checked(rows, Conversations(column, on_error=on_error, prompt=prompt, roles=given))
 
 
 class CheckedRows(tp.RowStage):
@@ -115,12 +116,6 @@ class CheckedRows(tp.RowStage):
         """The row, changed perhaps, and what is wrong with it."""
         raise NotImplementedError
 
-    def check(self) -> None:
-        if self.on_error not in (None, "raise", "skip", "keep"):
-            raise tp.ConfigError(
-                f'on_error must be "raise", "skip", "keep" or None, got {self.on_error!r}'
-            )
-
     def apply(self, row: Any) -> Any:
         if not isinstance(row, dict) or self.column not in row:
             there = list(row) if isinstance(row, dict) else type(row).__name__
@@ -133,15 +128,15 @@ class CheckedRows(tp.RowStage):
             raise tp.DataError(
                 f'{wrong}; on_error="skip" leaves such rows out, "keep" takes them as they are'
             )
-        _skipped[self.column] += 1
-        if str(_skipped[self.column]).strip("0") == "1":  # the first, the 10th, the 100th …
-            count = _skipped[self.column]
+        count = next(self._skipped)
+        if str(count).strip("0") == "1":  # the first, the 10th, the 100th …
             log.warning("rows left out: they teach nothing (%d so far); the last: %s", count, wrong)
         return {**row, self.column: None}
 
-
-#: Rows left out in this process, by column.
-_skipped: Counter[str] = Counter()
+    @cached_property
+    def _skipped(self) -> Iterator[int]:
+        """Counts rows that this process leaves out."""
+        return count_from(1)
 
 
 def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
@@ -150,7 +145,7 @@ def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
     return rows.filter(pc.field(stage.column).is_valid()) if stage.on_error == "skip" else rows
 
 
-class _Conversations(CheckedRows):
+class Conversations(CheckedRows):
     """Rows with conversations in one layout: see ``conversations``."""
 
     prompt: str | None = None

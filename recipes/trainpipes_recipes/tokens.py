@@ -103,7 +103,7 @@ def tokens(
     paths = files if isinstance(files, list | tuple) else [files]
     if any(str(path).endswith(".bin") for path in paths):
         raise ConfigError(
-            f"tokens({files!r:.80}): a .bin file holds nothing but ids, and does not say of which kind: add "
+            f"tokens({files!r}): a .bin file holds nothing but ids, and does not say of which kind: add "
             "dtype='uint16', or the one it was written with"
         )
     given = Input("tokens", files, storage_options)

@@ -343,15 +343,15 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("messages", "error", "said"),
     [
-        (["text"], tp.SchemaError, r"holds lists of messages, got string: .* by json.loads"),
+        (["text"], tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
         ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
         ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
         (
             [[{"role": {"name": "user"}, "content": "x"}]],
             tp.SchemaError,
-            "a role is text, got struct",
+            "a role is text, got .*user",
         ),
-        ([7], tp.SchemaError, "holds lists of messages, got int64"),
+        ([7], tp.SchemaError, "holds lists of messages, got int "),
     ],
 )
 def test_what_are_no_conversations_is_refused(messages: Any, error: Any, said: str) -> None:
@@ -377,7 +377,7 @@ def test_what_is_missing_is_told() -> None:
     with pytest.raises(tp.SchemaError, match="mesages"):
         list(chat(rows(GOOD), TOKENIZER, messages="mesages", **ONE))
     with pytest.raises(
-        tp.ConfigError, match='on_error must be "raise", "skip", "keep" or None, got \'drop\''
+        tp.ConfigError, match='on_error\\) is "raise", "skip" or "keep", got \'drop\''
     ):
         chat(rows(GOOD), TOKENIZER, on_error="drop")  # type: ignore[arg-type]
     for roles in (["human"], {"human": 5}):

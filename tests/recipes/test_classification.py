@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
 
 import trainpipes as tp
 from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere

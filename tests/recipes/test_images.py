@@ -117,14 +117,12 @@ def test_every_source_gives_every_picture_with_its_label(name: str, tmp_path: Pa
     once = set if name == "mix" else list  # where the smaller source comes again
     assert sorted(once(found)) == list(enumerate(LABELS))
     assert found != sorted(found)
+    if name == "mix":  # which has no order of its own
+        return
     evaluated = images(given, train=False, resize=SIDE, normalize=False, **SMALL)
     again = [one for batch in evaluated for one in known(batch)]
-    assert sorted(once(again)) == list(enumerate(LABELS))
-    if name not in (
-        "folders",
-        "mix",
-        "filtered",
-    ):  # class by class, as they are mixed, shard by shard
+    assert sorted(again) == list(enumerate(LABELS))
+    if name not in ("folders", "filtered"):  # class by class, shard by shard
         assert again == list(enumerate(LABELS))
 
 
@@ -315,7 +313,18 @@ def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
         train_images.main(
             [
                 *("--files", str(learnable(tmp_path)), "--classes", "3", "--size", "12"),
-                *("--width", "4", "--batch-size", "8", "--device", "cpu", "--lr", "0.003"),
+                *(
+                    "--width",
+                    "4",
+                    "--batch-size",
+                    "8",
+                    "--device",
+                    "cpu",
+                    "--lr",
+                    "0.003",
+                    "--log-every",
+                    "1",
+                ),
                 *("--checkpoint-dir", str(tmp_path / "run"), "--checkpoint-every", "4", *options),
             ]
         )

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 import torch.nn.functional as F
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 
