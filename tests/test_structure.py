@@ -241,14 +241,12 @@ def test_all_stages_can_be_had_as_nodes():
     assert {stage.__name__ for stage in stages} == named | {"StageNode"}
 
 
-#: Where rows are Python objects, or are to become some, or a filter holds Python values, or blocks are of
-#: Ray Data, which imports pandas itself: pyarrow may import pandas there.
+#: Where rows are Python objects, or are to become some, or a filter holds Python values: pyarrow may import pandas there.
 PYTHON_ROWS = {
     "columns/columns.py",
     "columns/value_column.py",
     "columns/row_types.py",
     "sources/parquet/filter.py",
-    "sources/ray/plain.py",
     "stages/row_hash.py",
 }
 MAKERS = {"array", "scalar", "repeat", "infer_type"}

@@ -12,7 +12,6 @@ __all__ = ["need_columns", "nearest", "nearest_reader", "other_name", "reader_of
 #: How other libraries call a format, by what reads it here.
 READERS = {
     "from_hf": ("hf", "huggingface", "datasets", "hf_dataset"),
-    "from_ray": ("ray", "ray_data", "from_ray_data", "ray_dataset"),
     "from_torchdata": ("torchdata", "node", "nodes"),
     "read_arrow": ("arrow", "ipc", "feather", "disk", "from_disk"),
     "read_bytes": ("bytes", "binary", "binary_files"),

@@ -28,7 +28,6 @@ from trainpipes.sources.memory.from_dataset import FromDataset
 from trainpipes.sources.memory.from_iterable import FromIterable
 from trainpipes.sources.memory.from_tensors import FromTensors
 from trainpipes.sources.memory.from_torchdata import FromTorchdata
-from trainpipes.sources.ray.from_ray import FromRay
 from trainpipes.version import __version__
 
 __all__ = ["to_yaml"]
@@ -36,7 +35,7 @@ __all__ = ["to_yaml"]
 #: The option of a source with its rows.
 _IN_MEMORY: dict[type, str] = {
     FromArrow: "table", FromDataset: "dataset", FromHf: "dataset", FromIterable: "factory",
-    FromRay: "dataset", FromTensors: "tensors", FromTorchdata: "node",
+    FromTensors: "tensors", FromTorchdata: "node",
 }  # fmt: skip
 _ROWS = (list, tuple, dict, range, np.ndarray, torch.Tensor)
 
