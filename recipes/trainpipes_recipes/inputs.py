@@ -170,7 +170,8 @@ class Input:
             columns: that it needs.
             named: columns of texts that the user named: if one is, ids are made of it.
             on_error: what becomes of rows without a target.
-            made_by: of each stage that may have made the ids, the options that it must have had.
+            made_by: of each stage that may have made the ids, the options that it must have had; ``...`` for
+                any but None.
 
         Raises:
             ConfigError: another tokenizer made them, or another option; or they are not finished.

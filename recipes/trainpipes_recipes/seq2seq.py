@@ -79,7 +79,7 @@ def seq2seq(
     mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
     ready = given.tokenized(
         tokenizer, ["input_ids", target], named=[prompt, response, context], on_error=on_error,
-        tokenize={"max_length": max_length, "eos": True},
+        tokenize={"max_length": max_length, "eos": True, "labels": None},
     )  # fmt: skip
     if ready is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)

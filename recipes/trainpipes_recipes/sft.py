@@ -73,7 +73,7 @@ def sft(
     given = Input("sft", files, storage_options)
     rows = given.tokenized(
         tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
-        tokenize={"max_length": max_length, "eos": True},
+        tokenize={"max_length": max_length, "eos": True, "labels": ...},
     )  # fmt: skip
     if rows is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)

@@ -106,9 +106,9 @@ def test_no_target_at_all_is_said(long_prompts: Path, capsys: pytest.CaptureFixt
 def test_nothing_is_said_of_targets_where_there_are_no_labels(
     long_prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["run", "masked_lm", "--files", long_prompts, "--tokenizer", "bytes",
-                 "--option", "text=prompt"]  # fmt: skip
-    code, said = ran(capsys, *arguments)
+    rows = tp.read_parquet(long_prompts / "*.parquet").tokenize("bytes", "prompt")
+    rows.batch(8).pad_collate().to_yaml(long_prompts / "prompts.yaml")
+    code, said = ran(capsys, "run", long_prompts / "prompts.yaml")
     assert code == 0
     assert "targets" not in said
 

@@ -557,8 +557,13 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
     ):
         with pytest.raises(tp.ConfigError, match=message):
             tp.recipe("sft", done.folder, **options)
-    with pytest.raises(tp.SchemaError, match=r"needs a column 'labels'.* --recipe seq2seq"):
+    with pytest.raises(tp.SchemaError, match=r"needs a column 'target_ids'.* --recipe seq2seq"):
+        tp.recipe("seq2seq", done.folder, "bytes", max_length=30, hf_names=False)
+    with pytest.raises(tp.ConfigError, match=r"seq2seq\(labels\): the files were tokenized with"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
+    apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart", processes=1)
+    with pytest.raises(tp.ConfigError, match="sft: the files were tokenized without labels"):
+        tp.recipe("sft", apart.folder, "bytes", max_length=512)
     other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
     with pytest.raises(tp.ConfigError, match=r"pretrain\(eos\): .* with 256, and now it is 5"):
         tp.recipe("pretrain", other.folder, "bytes", eos=5)

@@ -314,8 +314,6 @@ def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
             [
                 *("--files", str(learnable(tmp_path)), "--classes", "3", "--size", "12"),
                 *(
-                    "--width",
-                    "4",
                     "--batch-size",
                     "8",
                     "--device",
