@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes_recipes.demo.corpus import END, PAD, function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.training import Progress
 
 __all__ = ["main", "write_samples"]
 
@@ -46,22 +45,17 @@ SHAPES = ("circle", "cross", "square")
 PICTURES, SIDE = 40, 96
 
 
-def write_samples(
-    folder: Path, every: int = 1, tell: Callable[[str], None] = lambda _: None
-) -> None:
+def write_samples(folder: Path, every: int = 1) -> None:
     """Write all of them.
 
     Args:
         folder: where; made if it is not there.
         every: use every n-th file of the standard library only.
-        tell: called with a line on how far it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [pair for pair in function_pairs(tell, every) if pair[1]]
+    pairs = [pair for pair in function_pairs(every) if pair[1]]
     texts = ["\n".join(pair) for pair in pairs]
-    tell("training a tokenizer")
     write_tokenizer(folder / "tokenizer", pairs)
-    tell("writing files")
     write_parquet(pairs, folder / "functions")
     (folder / "texts").mkdir(exist_ok=True)
     pq.write_table(pa.table({"text": texts}), folder / "texts" / "0.parquet", row_group_size=500)
@@ -71,7 +65,6 @@ def write_samples(
     pq.write_table(pa.table(dict([*columns, ("rejected", others)])), folder / "preferences.parquet")
     pq.write_table(topics(texts), folder / "topics.parquet")
     write_ids(folder, texts)
-    tell("drawing pictures")
     draw_pictures(folder / "pictures")
 
 
@@ -156,11 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--every", type=int, default=1, help="use every n-th source file only")
     args = parser.parse_args(arguments)
-    progress = Progress()
-    write_samples(args.folder, args.every, progress.show)
-    progress.say(
-        f"wrote {args.folder}: " + ", ".join(sorted(p.name for p in args.folder.iterdir()))
-    )
+    write_samples(args.folder, args.every)
+    print(f"wrote {args.folder}: " + ", ".join(sorted(p.name for p in args.folder.iterdir())))
 
 
 if __name__ == "__main__":

@@ -6,14 +6,12 @@ import argparse
 import inspect
 import json
 import os
-import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +23,7 @@ from trainpipes import Loader, TrainpipesError
 from trainpipes.testing import digest
 
 __all__ = [
-    "Checkpoints", "Log", "Progress", "Rank", "Step", "Transformer", "batches", "next_token_loss",
+    "Checkpoints", "Log", "Rank", "Step", "Transformer", "batches", "next_token_loss",
     "options", "read_log", "text_options", "this_rank", "vocabulary_size",
 ]  # fmt: skip
 
@@ -322,8 +320,9 @@ class Step:
 
 
 class Log:
-    """``log.jsonl``: a JSON line every ``--log-every`` steps, with its number and its loss. Asking for a loss
-    waits for the device. With ``--log-batches`` all ranks write, the others to ``log-1.jsonl`` and so on.
+    """``log.jsonl``: a JSON line every ``--log-every`` steps, with its number and its loss, which is printed,
+    too. Asking for a loss waits for the device. With ``--log-batches`` all ranks write, the others to
+    ``log-1.jsonl`` and so on.
 
     Args:
         args: of the command line: ``checkpoint_dir``, where the log is, ``steps``, and what is logged.
@@ -336,11 +335,8 @@ class Log:
         self._args = args
         self._rank = rank
         self._after, self._started = after, time.monotonic()
-        self._progress = Progress()
         if after and rank.number == 0:
-            self._progress.say(
-                f"goes on after step {after}, from the checkpoint in {args.checkpoint_dir}"
-            )
+            print(f"goes on after step {after}, from the checkpoint in {args.checkpoint_dir}")
         path: Path = args.checkpoint_dir / (
             f"log-{rank.number}.jsonl" if rank.number else "log.jsonl"
         )
@@ -363,9 +359,8 @@ class Log:
         self._file.flush()
         if self._rank.number == 0:
             rate = (step - self._after) / (time.monotonic() - self._started)
-            self._progress.show(
-                f"step {step} of {self._args.steps}, loss {line['loss']:.3f}, {rate:.1f} steps/s"
-            )
+            loss_now = f"loss {line['loss']:.3f}"
+            print(f"step {step} of {self._args.steps}, {loss_now}, {rate:.1f} steps/s", flush=True)
 
     def __enter__(self) -> Log:
         return self
@@ -374,7 +369,7 @@ class Log:
         if self._file is not None:
             self._file.close()
         if kind is None and self._rank.number == 0:
-            self._progress.say(
+            print(
                 f"{self._args.steps} steps are done; checkpoint and log are in "
                 f"{self._args.checkpoint_dir}"
             )
@@ -398,39 +393,6 @@ def _forget(path: Path, after: int) -> None:
         kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= after]
         beside.write_text("".join(kept))
         os.replace(beside, path)
-
-
-class Progress:
-    """A line that is written over on a terminal; elsewhere plain lines, at most one in 5 s.
-
-    Args:
-        stream: where to write; standard output if left out.
-    """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
-        self._terminal = self._stream.isatty()
-        self._shown_at = 0.0
-        self._open = False
-
-    def show(self, line: str) -> None:
-        """Where the job is now."""
-        now = time.monotonic()
-        if now - self._shown_at < (0.1 if self._terminal else 5.0):
-            return
-        self._shown_at = now
-        self._open = self._terminal
-        width = shutil.get_terminal_size().columns - 1
-        self._stream.write("\r" + line[:width].ljust(width) if self._terminal else line + "\n")
-        self._stream.flush()
-
-    def say(self, line: str) -> None:
-        """A line that stays."""
-        if self._open:
-            self._stream.write("\r" + " " * (shutil.get_terminal_size().columns - 1) + "\r")
-            self._open = False
-        self._stream.write(line + "\n")
-        self._stream.flush()
 
 
 # The model
