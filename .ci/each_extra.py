@@ -106,7 +106,8 @@ model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
 options = SFTConfig(
     "out", max_steps=1, report_to=[], use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True,
     per_device_train_batch_size=2)
-SFTTrainer(model, options, train_dataset=texts.sharding_filter(4), processing_class=fast).train()
+pipe = texts.tokenize(fast, labels=True).sharding_filter(4).batch(2).pad_collate()
+SFTTrainer(model, options, train_dataset=pipe, processing_class=fast).train()
 """,
     "lightning": """
 import lightning

@@ -352,7 +352,7 @@ class Log:
         """One step, as it was made."""
         if self._file is None or (step % self._args.log_every and step != self._args.steps):
             return
-        line = {"step": step, "loss": loss.item()}
+        line: dict[str, Any] = {"step": step, "loss": loss.item()}
         if self._args.log_batches:
             line["batch"] = digest(batch)
         self._file.write(json.dumps(line) + "\n")
