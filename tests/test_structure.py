@@ -241,7 +241,8 @@ def test_all_stages_can_be_had_as_nodes():
     assert {stage.__name__ for stage in stages} == named | {"StageNode"}
 
 
-#: Where rows are Python objects, or are to become some, or a filter holds Python values: pyarrow may import pandas there.
+#: Where rows are Python objects, or are to become some, or a filter holds Python values: pyarrow may import
+#: pandas there.
 PYTHON_ROWS = {
     "columns/columns.py",
     "columns/value_column.py",
