@@ -19,14 +19,12 @@ from recipes.chats import small_tokenizer
 from trainpipes_recipes import (
     chat,
     classification,
-    evaluation,
     images,
     masked_lm,
     preference,
     pretrain,
     seq2seq,
     sft,
-    tabular,
     tokens,
 )
 
@@ -112,17 +110,10 @@ EVERY: dict[str, Make] = {
         num_buckets=None,
         **SMALL,
     ),
-    "evaluation": lambda f: evaluation(
-        tp.from_dataset(list(pairs())[:96]), "bytes", batch_size=4, num_shards=12
-    ),
-    "tabular": lambda f: tabular(
-        tp.from_dataset([{"x": k / 7, "y": None if k % 5 == 0 else f"{k % 3}"} for k in range(97)]),
-        **SMALL,
-    ),
     "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
     "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
     "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),
-    "seq2seq / names of HF": lambda f: seq2seq(text_files(f), "bytes", hf_names=True, **SMALL),
+    "seq2seq / other names": lambda f: seq2seq(text_files(f), "bytes", hf_names=False, **SMALL),
     "pretrain": lambda f: pretrain(
         text_files(f), "bytes", max_length=64, window=8, epochs=1, **SMALL
     ),

@@ -752,10 +752,6 @@ ENDLESS: dict[str, Make] = {
 }
 
 
-#: Stages that need a Ray cluster: tests/on_ray goes through them.
-ON_RAY = {"from_ray"}
-
-
 def public_stages() -> set[str]:
     """Names of all stages that a pipeline can have, as its methods and the starting functions."""
     import pkgutil
@@ -794,7 +790,6 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "Concat": {"pipelines": [tp.from_tensors([1])]}, "Zip": {"pipelines": [tp.from_tensors([1])]},
         "Tokenize": {"tokenizer": "bytes"}, "TokenizedBy": {"tokenizer": "bytes"},
         "FromMemmap": {"path": "x"},
-        "FromRay": {"dataset": SimpleNamespace(materialize=None, to_arrow_refs=None)},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
         "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},
         "Draw": {"sampler": tp.samplers.SequentialSampler()},

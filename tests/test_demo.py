@@ -15,8 +15,7 @@ import torch
 from trainpipes_recipes.demo import __main__ as demo
 from trainpipes_recipes.demo.comparison import compare
 from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
-from trainpipes_recipes.training.log import Step, read_log
-from trainpipes_recipes.training.progress import Progress
+from trainpipes_recipes.training import Step, read_log
 
 LOG = [Step(n, f"hash-{n}", 5.0 - n / 100) for n in range(1, 101)]
 
@@ -135,36 +134,3 @@ def test_the_demo_fails_when_a_batch_is_lost(
     assert "99 batches compared: 1 lost (first at 41)" in said
     assert "FAILED" in said
     assert "All" not in said
-
-
-class Terminal:
-    """A stream that says it is a terminal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
-def test_progress_is_one_line_on_a_terminal_and_plain_lines_elsewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    terminal = Terminal()
-    progress = Progress(terminal)  # type: ignore[arg-type]
-    progress.show("step 1")
-    progress.say("done")
-    assert terminal.text.startswith("\rstep 1")
-    assert terminal.text.endswith("\rdone\n")
-    assert terminal.text.count("\n") == 1
-    progress = Progress()
-    progress.show("step 1")
-    progress.show("step 2")  # too soon after the other
-    assert capsys.readouterr().out == "step 1\n"

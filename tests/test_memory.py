@@ -15,7 +15,7 @@ import json, re, sys
 from itertools import islice
 from pathlib import Path
 from trainpipes_recipes import seq2seq
-pipe = seq2seq(sys.argv[1], sys.argv[2])
+pipe = seq2seq(sys.argv[1], sys.argv[2], drop_last=False)
 rows = sum(len(batch["input_ids"]) for batch in islice(pipe, int(sys.argv[3])))
 # Not ru_maxrss: that of a process starts with the peak of the one that started it.
 peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024

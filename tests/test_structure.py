@@ -37,7 +37,6 @@ FLOORS = [
         "foreign_node",
         "stage_node",
         "recipe_registry",
-        "recipe_table",
         "storage.map_dataset",
         "storage.memmap",
         "storage.memmap_on_ray",
@@ -241,14 +240,13 @@ def test_all_stages_can_be_had_as_nodes():
     assert {stage.__name__ for stage in stages} == named | {"StageNode"}
 
 
-#: Where rows are Python objects, or are to become some, or a filter holds Python values, or blocks are of
-#: Ray Data, which imports pandas itself: pyarrow may import pandas there.
+#: Where rows are Python objects, or are to become some, or a filter holds Python values: pyarrow may import
+#: pandas there.
 PYTHON_ROWS = {
     "columns/columns.py",
     "columns/value_column.py",
     "columns/row_types.py",
     "sources/parquet/filter.py",
-    "sources/ray/plain.py",
     "stages/row_hash.py",
 }
 MAKERS = {"array", "scalar", "repeat", "infer_type"}

@@ -29,7 +29,6 @@ from trainpipes.sources.mixed import mix
 from trainpipes.sources.numpy import read_numpy
 from trainpipes.sources.own_format import read_files
 from trainpipes.sources.parquet import read_parquet
-from trainpipes.sources.ray import from_ray
 from trainpipes.sources.tar import read_webdataset
 from trainpipes.sources.text import read_csv, read_json, read_text
 from trainpipes.sources.whole_files import read_bytes, read_images
@@ -97,7 +96,6 @@ FromDataset = start_of(from_dataset.FromDataset)
 FromHf = start_of(from_hf.FromHf)
 FromIterable = start_of(from_iterable.FromIterable)
 FromMemmap = start_of(from_memmap.FromMemmap)
-FromRay = start_of(from_ray.FromRay)
 FromTensors = start_of(from_tensors.FromTensors)
 FromTorchdata = start_of(from_torchdata.FromTorchdata)
 ImageTransform = node_of(image_transform.ImageTransform)

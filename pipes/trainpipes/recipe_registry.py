@@ -7,33 +7,82 @@ itself.
 
 from __future__ import annotations
 
-import functools
 import inspect
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ParamSpec
+from typing import Any
 
 from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import copied, spelt
+from trainpipes.kinds.options import copied
 from trainpipes.pipeline import Pipeline
-from trainpipes.recipe_table import RecipeSummary, RecipeTable, option_texts
 
-__all__ = ["GROUP", "find", "load", "recipe", "recipe_function", "recipes", "renamed"]
-
-P = ParamSpec("P")
-
-#: Kinds of parameters that can be given by name.
-BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+__all__ = [
+    "GROUP", "RecipeSummary", "RecipeTable", "find", "load", "recipe", "recipe_function", "recipes",
+]  # fmt: skip
 
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"
 
+#: Columns of the table as text.
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class RecipeSummary:
+    """One recipe.
+
+    Args:
+        name: by which ``recipe`` finds it.
+        summary: the first line of its docstring, or why it cannot be used.
+        options: those that it needs, then the others with their defaults.
+        texts: what its docstring says of each option, by name.
+    """
+
+    name: str
+    summary: str
+    options: tuple[str, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The options that have no default."""
+        return tuple(one for one in self.options if "=" not in one and not one.startswith("*"))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The options that name columns of the rows, as their texts say."""
+        return tuple(name for name, text in self.texts.items() if re.match(r"columns?\b", text))
+
+
+class RecipeTable(tuple[RecipeSummary, ...]):
+    """The recipes that are installed, by name. Prints itself as a table.
+
+    >>> RecipeTable([RecipeSummary("count", "Numbers from 0.", ("n", "step=1"))])
+    count   Numbers from 0.
+            n, step=1
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        if not self:
+            return "no recipes: no package that offers some is installed"
+        indent = max(len(one.name) for one in self) + 3
+        lines = []
+        for one in self:
+            texts = [one.summary, ", ".join(one.options)]
+            wrapped = [line for text in texts for line in textwrap.wrap(text, WIDTH - indent)]
+            lines += [f"{'' if n else one.name:{indent}}{line}" for n, line in enumerate(wrapped)]
+        return "\n".join(lines)
+
 
 def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
-    """The pipeline of a recipe that is installed.
+    """The pipeline of a recipe that is installed; ``recipes()`` lists them.
 
     Args:
         name: of the recipe: "sft", "seq2seq", or one that another package offers.
@@ -51,10 +100,8 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     torch.Size([4, 8])
     """
     build = recipe_function(name)
-    signature = inspect.signature(build)
-    options = {**_named(name, signature, arguments, options), **options}
-    _check(name, signature, options)
-    pipeline = build(**options)
+    _check(name, inspect.signature(build), arguments, options)
+    pipeline = build(*arguments, **options)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
             f"recipe {name!r} returns a trainpipes Pipeline, got {type(pipeline).__name__} from "
@@ -63,15 +110,6 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     made = Pipeline(pipeline._stages, pipeline._ranks, pipeline._members)
     made._recipe = name, copied(options), len(made._stages)  # for to_yaml()
     return made
-
-
-def recipe_function(name: str) -> Callable[..., Any]:
-    """The function that makes the pipeline of a recipe.
-
-    Raises:
-        ConfigError: no recipe has that name, or it cannot be imported.
-    """
-    return load(find(name))
 
 
 def recipes() -> RecipeTable:
@@ -84,95 +122,13 @@ def recipes() -> RecipeTable:
     return RecipeTable(_summary(name, points) for name, points in _installed().items())
 
 
-class RecipeDoc(str):
-    """``recipe``'s docstring, with the recipes that are installed when it is shown: reading all of
-    theirs takes longer than importing this package."""
+def recipe_function(name: str) -> Callable[..., Any]:
+    """The function that makes the pipeline of a recipe.
 
-    __slots__ = ()
-
-    def expandtabs(self, tabsize: Any = 8) -> str:  # with which inspect.getdoc starts
-        listed = textwrap.indent(repr(recipes()), "    ")
-        return f"{self}\n\n    Installed are:\n\n{listed}\n".expandtabs(tabsize)
-
-
-recipe.__doc__ = RecipeDoc(recipe.__doc__)
-
-
-def renamed(**names: str) -> Callable[[Callable[P, Pipeline]], Callable[P, Pipeline]]:
-    """Have a recipe know older names of its options, which are warned about.
-
-    Args:
-        names: the name now of each older one.
+    Raises:
+        ConfigError: no recipe has that name, or it cannot be imported.
     """
-
-    def knowing(build: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
-        @functools.wraps(build)
-        def built(*args: P.args, **options: P.kwargs) -> Pipeline:
-            return build(*args, **spelt(build.__name__, names, options))
-
-        return built
-
-    return knowing
-
-
-def _named(
-    name: str, signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> dict[str, Any]:
-    """What is given by position, by name."""
-    ordered = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    taken = ordered[: len(arguments)]
-    twice = [option for option in taken if option in options]
-    if len(arguments) > len(ordered) or twice:
-        got = f"{len(arguments)}" if not twice else f"{twice[0]!r} by name, too"
-        raise ConfigError(
-            f"recipe {name!r} takes {', '.join(ordered) or 'no option'} by position, got {got}: "
-            "give the others by name"
-        )
-    return dict(zip(taken, arguments, strict=True))
-
-
-def _check(name: str, signature: inspect.Signature, options: dict[str, Any]) -> None:
-    parameters = signature.parameters
-    plain = [p.replace(annotation=p.empty) for p in parameters.values()]
-    shown = f"{name}{inspect.Signature(plain)}"
-    if not any(p.kind is p.VAR_KEYWORD for p in plain):
-        for option in options:
-            if option not in parameters:
-                raise ConfigError(
-                    f"recipe {name!r} has no option {option!r}{nearest(option, list(parameters))}; it "
-                    f"is {shown}"
-                )
-    needed = [p.name for p in plain if p.default is p.empty and p.kind in BY_NAME]
-    missing = [option for option in needed if option not in options]
-    if missing:
-        raise ConfigError(f"recipe {name!r} needs {' and '.join(missing)}; it is {shown}")
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise ConfigError(f"recipe {name!r}: {error}; it is {shown}") from None
-
-
-def _installed() -> dict[str, list[EntryPoint]]:
-    """All recipes by name, sorted; those that several packages offer under one name together."""
-    found: dict[str, dict[str, EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
-        # A source tree and an installed copy of it may both be on the path.
-        found.setdefault(point.name, {}).setdefault(point.value, point)
-    return {name: list(found[name].values()) for name in sorted(found)}
-
-
-def _summary(name: str, points: list[EntryPoint]) -> RecipeSummary:
-    if len(points) > 1:
-        places = " and ".join(point.value for point in points)
-        return RecipeSummary(name, f"offered more than once, as {places}", ())
-    try:
-        build = load(points[0])
-    except ConfigError as error:
-        return RecipeSummary(name, str(error), ())
-    first = (inspect.getdoc(build) or points[0].value).splitlines()[0]
-    parameters = inspect.signature(build).parameters.values()
-    options = tuple(str(p.replace(annotation=p.empty)) for p in parameters)
-    return RecipeSummary(name, first, options, option_texts(inspect.getdoc(build)))
+    return load(find(name))
 
 
 def find(name: str) -> EntryPoint:
@@ -193,10 +149,7 @@ def find(name: str) -> EntryPoint:
             f"{', '.join(installed)}"
         )
     if len(installed[name]) > 1:
-        places = " and ".join(point.value for point in installed[name])
-        raise ConfigError(
-            f"recipe {name!r} is offered more than once, as {places}; import the one you mean"
-        )
+        raise ConfigError(f"recipe {name!r} is {_twice(installed[name])}; import the one you mean")
     return installed[name][0]
 
 
@@ -218,3 +171,68 @@ def load(point: EntryPoint) -> Callable[..., Any]:
             f"{point.value}"
         )
     return build  # type: ignore[no-any-return]
+
+
+def _installed() -> dict[str, list[EntryPoint]]:
+    """All recipes by name, sorted; those that several packages offer under one name together."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        # A source tree and an installed copy of it may both be on the path.
+        found.setdefault(point.name, {}).setdefault(point.value, point)
+    return {name: list(found[name].values()) for name in sorted(found)}
+
+
+def _twice(points: list[EntryPoint]) -> str:
+    return f"offered more than once, as {' and '.join(point.value for point in points)}"
+
+
+def _check(
+    name: str, signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    """Raise unless a recipe takes these options; say which it takes."""
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    ordered = [p.name for p in plain if p.kind is p.POSITIONAL_OR_KEYWORD]
+    given = ordered[: len(arguments)]
+    twice = [option for option in given if option in options]
+    if len(arguments) > len(ordered) or twice:
+        got = f"{twice[0]!r} by name, too" if twice else f"{len(arguments)}"
+        raise ConfigError(
+            f"recipe {name!r} takes {', '.join(ordered) or 'no option'} by position, got {got}: "
+            "give the others by name"
+        )
+    takes = f"it is {name}{inspect.Signature(plain)}"
+    if not any(p.kind is p.VAR_KEYWORD for p in plain):
+        for option in options:
+            if option not in signature.parameters:
+                hint = nearest(option, list(signature.parameters))
+                raise ConfigError(f"recipe {name!r} has no option {option!r}{hint}; {takes}")
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p.name for p in plain if p.default is p.empty and p.kind not in variadic]
+    missing = [option for option in needed if option not in options and option not in given]
+    if missing:
+        raise ConfigError(f"recipe {name!r} needs {' and '.join(missing)}; {takes}")
+
+
+def _summary(name: str, points: list[EntryPoint]) -> RecipeSummary:
+    if len(points) > 1:
+        return RecipeSummary(name, _twice(points))
+    try:
+        build = load(points[0])
+    except ConfigError as error:
+        return RecipeSummary(name, str(error))
+    doc = inspect.getdoc(build) or points[0].value
+    parameters = inspect.signature(build).parameters.values()
+    options = tuple(str(p.replace(annotation=p.empty)) for p in parameters)
+    return RecipeSummary(name, doc.splitlines()[0], options, _option_texts(doc))
+
+
+def _option_texts(doc: str) -> dict[str, str]:
+    """What the section "Args:" of a docstring says of each argument.
+
+    >>> _option_texts("Counts.\\n\\nArgs:\\n    n: how far, or\\n        None.\\n    *step: each.")
+    {'n': 'how far, or None.', 'step': 'each.'}
+    """
+    section = re.search(r"^Args:\n((?:[ ]+.*\n|\n)*)", doc + "\n", re.MULTILINE)
+    body = textwrap.dedent(section[1]) if section else ""
+    found = re.findall(r"^\**(\w+)(?: \([^)]*\))?: ?(.*(?:\n[ \n].*)*)", body, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}

@@ -30,7 +30,6 @@ from trainpipes.sources.mixed.mix import Mix
 from trainpipes.sources.numpy.read_numpy import ReadNumpy
 from trainpipes.sources.own_format.read_files import ReadFiles
 from trainpipes.sources.parquet.read_parquet import ReadParquet
-from trainpipes.sources.ray.from_ray import FromRay
 from trainpipes.sources.tar.read_webdataset import ReadWebdataset
 from trainpipes.sources.text.read_csv import ReadCsv
 from trainpipes.sources.text.read_json import ReadJson
@@ -46,7 +45,6 @@ __all__ = [
     "from_hf",
     "from_iterable",
     "from_memmap",
-    "from_ray",
     "from_source",
     "from_tensors",
     "from_torchdata",
@@ -119,7 +117,6 @@ from_arrow = starting(FromArrow)
 from_hf = starting(FromHf)
 from_iterable = starting(FromIterable)
 from_memmap = starting(FromMemmap)
-from_ray = starting(FromRay)
 from_torchdata = starting(FromTorchdata)
 mix = starting(Mix)
 

@@ -2,26 +2,14 @@
 
 from trainpipes_recipes.chat import chat
 from trainpipes_recipes.classification import classification
-from trainpipes_recipes.evaluation import evaluation
 from trainpipes_recipes.images import images
 from trainpipes_recipes.masked_lm import masked_lm
 from trainpipes_recipes.preference import preference
 from trainpipes_recipes.pretrain import pretrain
 from trainpipes_recipes.seq2seq import seq2seq
 from trainpipes_recipes.sft import sft
-from trainpipes_recipes.tabular import tabular
 from trainpipes_recipes.tokens import tokens
 
 __all__ = [
-    "chat",
-    "classification",
-    "evaluation",
-    "images",
-    "masked_lm",
-    "preference",
-    "pretrain",
-    "seq2seq",
-    "sft",
-    "tabular",
-    "tokens",
-]
+    "chat", "classification", "images", "masked_lm", "preference", "pretrain", "seq2seq", "sft", "tokens",
+]  # fmt: skip

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes.stages.targets import OnError
-from trainpipes_recipes.chats.conversations import conversations
-from trainpipes_recipes.inputs import CONVERSATIONS, Input, shuffled
+from trainpipes_recipes.chats import conversations
+from trainpipes_recipes.inputs import CONVERSATIONS, Input, OnError
 
 __all__ = ["chat"]
 
@@ -21,6 +20,7 @@ def chat(
     tools: str | None = None,
     template: str | None = None,
     roles: Mapping[str, str] | None = None,
+    train: bool = True,
     on_error: OnError | None = None,
     parse_arguments: bool = True,
     max_length: int = 2048,
@@ -35,7 +35,7 @@ def chat(
 ) -> Pipeline:
     """Batches for fine-tuning a causal language model on conversations of any number of turns.
 
-    The tokenizer's chat template turns them into text, and only the assistant's tokens are learnt. Each
+    The tokenizer's chat template turns them into text, and only the assistant's tokens are in the loss. Each
     batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
 
         input_ids        the conversation's tokens, then padding
@@ -53,8 +53,8 @@ def chat(
     end.
 
     Args:
-        files: files of any format that ``Input`` knows (Parquet, JSON lines, Arrow, ...): path, folder, glob,
-            any fsspec URL, or a list of these; or a pipeline of rows.
+        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
+            of rows.
         tokenizer: a fast tokenizer of transformers, or a local directory of one.
         messages: column of the conversations. Left out, the first of messages, conversations, conversation,
             dialog and chat that is there; the choice is logged.
@@ -63,6 +63,7 @@ def chat(
         template: a Jinja template, in place of the tokenizer's own. Needed where the tokenizer's own writes
             earlier turns differently from the last one: mark the assistant's turns by ``{% generation %}``.
         roles: other names of roles: ``{"narrator": "system"}``.
+        train: False to evaluate: every row once, in file order.
         on_error: for rows whose roles are in the wrong order, in which the assistant says nothing, or whose
             response is empty; and for rows without a target, which are cut before the assistant speaks.
             "raise" names the first of either; "skip" leaves both out, and the log counts them; "keep" takes
@@ -76,9 +77,9 @@ def chat(
         buffer_size: the fewest conversations that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: leave out the short batch at the end of an epoch, where rows are not packed.
-        cache: keep token ids on disk, so that later epochs and runs read them instead of tokenizing: True
-            for the folder of ``tp.cache``, or a folder. Batches and states are the same.
+        drop_last: to train, leave out the short batch at the end of an epoch, where rows are not packed.
+        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
+            folder. Batches and states are the same; the first batch of the first run waits longer.
         storage_options: options of the file system, as fsspec takes them.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp
@@ -86,8 +87,8 @@ def chat(
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> write_tokenizer(folder, [("1 + 1?", "2")])
     >>> tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    >>> told = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    >>> (batch,) = chat(tp.from_dataset([{"messages": told}]), tokenizer, batch_size=1, num_shards=1)
+    >>> talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    >>> (batch,) = chat(tp.from_dataset([{"messages": talk}]), tokenizer, batch_size=1, num_shards=1)
     >>> print(tokenizer.decode(batch["input_ids"][0]))
     <|im_start|>user
     1 + 1?<|im_end|>
@@ -111,10 +112,10 @@ def chat(
             tokenizer, messages, template=template, tools=tools, parse_arguments=parse_arguments,
             max_length=max_length, on_error=on_error,
         ).select("input_ids", "labels")  # fmt: skip
-    if cache:  # else conversations are written out once rows are dealt, wherever that stands
-        rows = rows.cache(None if cache is True else cache)
-    rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
+    )
     if packed:  # each shard packs its own, and keeps what is left at its end
         packed_rows = rows.pack(max_length, seed=seed, on_error="keep")  # they were looked at
         return packed_rows.batch(batch_size).pad_collate()
-    return rows.batch(batch_size, drop_last=drop_last).pad_collate()
+    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()

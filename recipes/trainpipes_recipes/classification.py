@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from trainpipes import BatchStage, ConfigError, DataError, Pipeline
-from trainpipes_recipes.inputs import LABELS, TEXT_PAIRS, TEXTS, Input, shuffled, with_context
-from trainpipes_recipes.labels import found_classes, number_of
+from trainpipes_recipes.inputs import LABELS, TEXT_PAIRS, TEXTS, Input, OnError, with_context
 
 __all__ = ["MultiHot", "classification"]
+
+log = logging.getLogger("trainpipes")
 
 
 def classification(
@@ -21,6 +23,8 @@ def classification(
     text: str | None = None,
     text_pair: str | None = None,
     label: str | None = None,
+    train: bool = True,
+    on_error: OnError | None = None,
     classes: int | Sequence[Any] | Mapping[Any, int] | None = None,
     max_length: int = 512,
     batch_size: int = 16,
@@ -47,19 +51,19 @@ def classification(
 
     If ``classes`` is left out, one pass over the column of labels finds them: texts in sorted order;
     integers, bools and Hugging Face's ``ClassLabel`` stay as they are. Classes are part of a state: a resume
-    with others is refused. To evaluate, pass the classes of the training.
+    with others is refused.
 
     Batches hold rows of about the same length, unless there are few rows. How many batches an epoch has is
     then not known before its end: count steps, or ask ``Loader(pipe).estimate_len()``.
     ``num_buckets=None`` takes rows as they come, and has a ``len()``.
 
-    Not for numbers to predict (scores, ratings), not for a class of each token, and not for evaluation, which
-    needs every row in file order: see ``evaluation``. A text without tokens becomes a row of padding.
+    Not for numbers to predict (scores, ratings), and not for a class of each token. A text without tokens
+    becomes a row of padding.
 
     Args:
-        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
-            glob, any fsspec URL, or a list of these; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
+            of rows.
+        tokenizer: anything that ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         text: column of the text. Left out, with ``text_pair`` the first of premise + hypothesis, sentence1 +
             sentence2, question1 + question2 and a few more (``trainpipes_recipes.inputs.TEXT_PAIRS``) that
             are there; or the first of text, content, document, body, sentence and review. The choice is
@@ -67,20 +71,22 @@ def classification(
         text_pair: column of a second text.
         label: column of the class, or of lists of classes. Left out, the first of label, labels, class,
             category, target, sentiment, intent and topic.
+        train: False to evaluate: every row once, in file order. Pass the classes of the training.
+        on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
+            first is an error.
         classes: the labels in the order of their class numbers; a dict from labels to class numbers; or the
             number of classes, where labels are integers.
         max_length: the most tokens of a row, special tokens included; the longer text of a pair is cut first.
         batch_size: rows in a batch.
-        num_buckets: number of buckets into which 1,024 rows are sorted by length; None takes rows as they
-            come; "auto" is 32, or None where a shard has fewer than 16 batches (6,144 rows in all by
+        num_buckets: to train, number of buckets into which 1,024 rows are sorted by length; None takes rows
+            as they come; "auto" is 32, or None where a shard has fewer than 16 batches (6,144 rows in all by
             default): each shard fills its own buckets, and rows that do not fill a batch are left out.
         buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: leave out short batches.
-        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
-            held them: True for the folder of ``tp.cache``, or a folder. The first batch of the
-            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        drop_last: to train, leave out short batches.
+        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
+            folder. Batches and states are the same; the first batch of the first run waits longer.
         storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
@@ -92,7 +98,7 @@ def classification(
     given = Input("classification", files, storage_options)
     (label,) = given.find({"label": label}, LABELS)
     ready = given.tokenized(
-        tokenizer, ["input_ids", label], named=[text, text_pair],
+        tokenizer, ["input_ids", label], named=[text, text_pair], on_error=on_error,
         tokenize={"max_length": max_length},
     )  # fmt: skip
     texts = [] if ready is not None else _texts(given, text, text_pair, label)
@@ -100,7 +106,7 @@ def classification(
     labels = given.rows([label])
     first, counts = _first_labels(labels, label), None
     if classes is None:
-        classes, counts = found_classes("classification", labels, label)
+        classes, counts = _found_classes(labels, label)
         if first is not None and classes == 2 and len(set(first)) < len(first):
             raise DataError(
                 f"classification: column {label!r} holds lists such as {first}, a 1 or 0 for each class, and "
@@ -111,26 +117,30 @@ def classification(
 
     no_pairs = isinstance(tokenizer, str) and tokenizer.split(":")[0] in ("bytes", "tiktoken")
     if len(texts) == 2 and no_pairs:
-        rows = with_context(rows, *texts).tokenize(tokenizer, texts[0], max_length=max_length)
+        rows = with_context(rows, *texts).tokenize(
+            tokenizer, texts[0], max_length=max_length, on_error=on_error
+        )
     elif texts:
         rows = rows.tokenize(
             tokenizer, texts if len(texts) == 2 else texts[0], pair=len(texts) == 2,
-            max_length=max_length,
+            max_length=max_length, on_error=on_error,
         )  # fmt: skip
-    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
-        rows = rows.cache(None if cache is True else cache)
-    rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-    if num_buckets == "auto":
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
+    )
+    if not train:
+        num_buckets = None
+    elif num_buckets == "auto":
         num_buckets = 32 if _enough(labels, 16 * num_shards * batch_size) else None
     if num_buckets is None:
-        rows = rows.batch(batch_size, drop_last=drop_last)
+        rows = rows.batch(batch_size, drop_last=train and drop_last)
     else:
         rows = rows.bucket_by_length(
             batch_size, num_buckets=num_buckets, drop_last=drop_last, seed=seed
         )
     pipe = rows.pad_collate()
     if first is not None:
-        pipe = pipe.then(MultiHot(number_of(classes)))
+        pipe = pipe.then(MultiHot(_number_of(classes)))
     return pipe
 
 
@@ -182,3 +192,76 @@ def _first_labels(rows: Pipeline, label: str) -> list[Any] | None:
             return list(value)
         break
     return None
+
+
+def _found_classes(rows: Pipeline, label: str) -> tuple[int | list[str | int], list[int]]:
+    """The classes of the data, and the rows of each: texts in sorted order; integers as they are, and as many
+    classes as the largest says, or as Hugging Face's ``ClassLabel`` has names.
+
+    Args:
+        rows: of the data.
+        label: the column, of labels or of lists of them.
+
+    Raises:
+        DataError: there are no rows, texts and integers, negative integers, or few and large ones.
+
+    >>> import trainpipes as tp
+    >>> _found_classes(tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")
+    (['a', 'b'], [1, 2])
+    """
+    counts = rows.stats(0, labels=label).labels[label]
+    numbers = [value for value in counts if isinstance(value, int)]
+    names = list(counts)
+    if not counts:
+        raise DataError(f"classification: column {label!r} holds no label: there are no rows")
+    if numbers and len(numbers) < len(counts):
+        raise DataError(
+            f"classification: column {label!r} holds texts and integers, {names[0]!r} and {names[-1]!r} "
+            "among them: give the class of each by classes={label: class}"
+        )
+    if numbers:
+        found = f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
+        classes: Any = _class_names(rows, label) or max(numbers) + 1
+        if min(numbers) < 0 or max(numbers) >= _number_of(classes):
+            try:
+                coded = rows.encode_labels(label, classes=classes)
+                coded.stats(0, labels="labels")  # says in which row
+            except DataError as error:
+                few = sorted(numbers) if len(numbers) < 10 else found
+                raise DataError(
+                    f"classification: {error}; integers are classes as they are, from 0 on: to number "
+                    f"others, pass classes={few}"
+                ) from None
+        if _number_of(classes) > max(1000, 10 * len(numbers)):
+            raise DataError(
+                f"classification: column {label!r} holds integers up to {max(numbers):,}, and only "
+                f"{len(numbers):,} different ones; integers are classes as they are: pass "
+                f"classes={found} to number them, or name another column"
+            )
+        return classes, [counts.get(number, 0) for number in range(_number_of(classes))]
+    alike: dict[str, str | int] = {}
+    for name in counts:
+        other = alike.setdefault(str(name).strip().casefold(), name)
+        if other != name:
+            log.warning(
+                "classification: labels %r and %r of column %r are two classes: pass classes={label: class} "
+                "to make one of them", other, name, label,
+            )  # fmt: skip
+    if len(counts) == 1:
+        log.warning("classification: column %r holds one class only, %r", label, names[0])
+    return names, list(counts.values())
+
+
+def _number_of(classes: int | Sequence[Any] | Mapping[Any, int]) -> int:
+    """C, of classes as ``encode_labels`` takes them."""
+    if isinstance(classes, Mapping):
+        return max(classes.values()) + 1
+    return classes if isinstance(classes, int) else len(classes)
+
+
+def _class_names(rows: Pipeline, label: str) -> list[str | int] | None:
+    """The names that a dataset of Hugging Face gives to classes; None where it gives none."""
+    dataset: Any = getattr(rows.stages[0], "chosen", None)
+    feature = (getattr(dataset, "features", None) or {}).get(label)
+    names = getattr(getattr(feature, "feature", feature), "names", None)  # of lists, those inside
+    return list(names) if names else None

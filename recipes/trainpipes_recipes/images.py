@@ -10,11 +10,12 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
-from trainpipes.stages.images.normalize import MEAN, STD
-from trainpipes_recipes.inputs import LABELS, Input, shuffled
+from trainpipes_recipes.inputs import LABELS, Input
 
 __all__ = ["images"]
 
+#: Of ImageNet.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 #: Common names of columns, the first one that is there is taken.
 PICTURES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes", "pixels")
 CLASSES = (*LABELS, ("cls",), ("fine_label",), ("y",))
@@ -75,7 +76,7 @@ def images(
         classes: the names of all classes, in the order of their numbers. A label that is none of them is an
             error.
         size: H and W, in pixels.
-        train: True to train, False to evaluate.
+        train: False to evaluate: every row once, in file order, the middle of its picture.
         scale: when training, the least and greatest share of a picture's area that is cut out, 0 to 1.
         padding: when training, put this many pixels around the picture, and cut ``size`` x ``size`` pixels
             out at a random place, instead of ``scale``: usual for small pictures of one size.
@@ -95,7 +96,7 @@ def images(
         buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows and for the augmentations.
         num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: when training, leave out the short batch at the end of an epoch.
+        drop_last: to train, leave out the short batch at the end of an epoch.
         storage_options: options of the file system, as fsspec takes them.
 
     Raises:
@@ -126,10 +127,9 @@ def images(
 
     first = next(iter(rows.distributed(rank=0, world_size=1)), {image: None})
     encoded = not isinstance(first[image], np.ndarray | Tensor)
-    if train:
-        rows = shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-    elif not any(stage.role == "shard" for stage in rows.stages):
-        rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards
+    )
     if encoded:
         rows = rows.decode_image(image, into=image, on_error=on_error, min_size=min_size)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,16 +28,16 @@ import pyarrow.compute as pc
 import trainpipes as tp
 from trainpipes.prepare import tokenized_rows
 from trainpipes.sources.files.formats import ends_of_names, reader_by_name
-from trainpipes.sources.mixed.mix import Mix
-from trainpipes.stages.targets import OnError
-from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
-    "Input", "in_file_order", "shuffled", "with_context",
+    "Input", "OnError", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
+
+#: What becomes of rows that cannot be used.
+OnError = Literal["raise", "skip", "keep"]
 
 #: Common names of columns, the first that are there are taken.
 PAIRS = (
@@ -81,8 +81,8 @@ OTHERS = (
     ("pretrain", TEXTS, "text"),
 )
 
-#: Those that have no choice of columns.
-WHOLE = ("read_text", "read_images")
+#: Stages that make token ids.
+TOKENIZING = ("tokenize", "chat_template", "tokenized_by")
 
 
 class Input:
@@ -127,7 +127,7 @@ class Input:
     @cached_property
     def columns(self) -> list[str]:
         """Names of the columns that are there."""
-        return list(self._all_rows().explain(world_size=1).columns)
+        return list(self.rows().explain(world_size=1).columns)
 
     def first(self, column: str) -> Any:
         """The first value in a column that is not null, for recipes that treat texts otherwise than lists.
@@ -142,14 +142,17 @@ class Input:
         Args:
             columns: their names. Of files that can be read by column, no others are read.
         """
-        if columns is None:
-            return self._all_rows()
-        wanted = list(dict.fromkeys(columns))
+        wanted = None if columns is None else list(dict.fromkeys(columns))
         if isinstance(self._data, tp.Pipeline):
-            return self._data.select(*wanted)
-        if self._is_memmap or self._reader in WHOLE:
-            return self._all_rows().select(*wanted)
-        return self._read(wanted)
+            rows = self._data
+        elif self._is_memmap:
+            rows = tp.from_memmap(self._data)
+        else:
+            read = getattr(self._listed(), self._reader)
+            if wanted is not None and self._reader not in ("read_text", "read_images"):
+                return read(wanted)  # type: ignore[no-any-return]
+            rows = read()
+        return rows if wanted is None else rows.select(*wanted)
 
     def tokenized(
         self,
@@ -167,7 +170,8 @@ class Input:
             columns: that it needs.
             named: columns of texts that the user named: if one is, ids are made of it.
             on_error: what becomes of rows without a target.
-            made_by: of each stage that may have made the ids, the options that it must have had.
+            made_by: of each stage that may have made the ids, the options that it must have had; ``...`` for
+                any but None.
 
         Raises:
             ConfigError: another tokenizer made them, or another option; or they are not finished.
@@ -195,15 +199,15 @@ class Input:
             known: names that are common for them, the more common ones first.
 
         Raises:
-            SchemaError: none of them are there; says which are.
+            SchemaError: none of them are there; says which are, and which recipe takes those.
         """
         given = list(options.values())
-        odd = [o for o, name in options.items() if name is not None and not _is_name(name)]
-        if odd:
-            raise tp.ConfigError(
-                f"{self.recipe}({odd[0]}) is the name of a column, got {options[odd[0]]!r}; leave it out to "
-                "have it found by common names"
-            )
+        for option, name in options.items():
+            if name is not None and not (isinstance(name, str) and name):
+                raise tp.ConfigError(
+                    f"{self.recipe}({option}) is the name of a column, got {name!r}; leave it out to "
+                    "have it found by common names"
+                )
         if None not in given:
             return tuple(name for name in given if name is not None)
         for names in known:
@@ -220,19 +224,79 @@ class Input:
         log.info("%s takes %s", self.recipe, said)
         return tuple(names)
 
-    def context(self, prompt: str, context: str | None) -> str | None:
-        """The column that a prompt goes on with: what the user gave, "" for none. Left out, "input" beside
-        "instruction", as Alpaca's rows have it."""
-        if context is None and prompt == "instruction" and "input" in self.columns:
-            return "input"
-        return context or None
-
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
-        """``rows(columns)``, whose prompt goes on with its context, if there is one."""
-        context = self.context(prompt, context)
-        if context is None:
+        """``rows(columns)``, whose prompt goes on with its context, if there is one.
+
+        Args:
+            prompt: column of the prompt, one of ``columns``.
+            context: the column that it goes on with; "" for none. None is "input" beside "instruction", as
+                Alpaca's rows have it.
+            columns: to read.
+        """
+        if context is None and prompt == "instruction" and "input" in self.columns:
+            context = "input"
+        if not context:
             return self.rows(columns)
         return with_context(self.rows([*columns, context]), prompt, context)
+
+    def arrange(
+        self,
+        rows: tp.Pipeline,
+        *,
+        train: bool,
+        buffer_size: int,
+        seed: int,
+        num_shards: int,
+        cache: bool | str = False,
+    ) -> tp.Pipeline:
+        """Rows in the order of training, or of evaluation, dealt to ranks and workers.
+
+        To train, in another order every epoch: ``rows.sharding_filter(num_shards).shuffle(buffer_size,
+        seed=seed)``, but for what the rows are given with. Rows that are shuffled or sampled already keep
+        their order, and so do those of a mix, whose sources are shuffled each by itself. To evaluate, in file
+        order, each row once.
+
+        Stages that make token ids and leave out rows come after it, unless a cache keeps what they make:
+        before it, all rows of a shuffle's buffer would be tokenized for the first batch.
+
+        Args:
+            rows: of ``self``, and what was made of them.
+            train: whether to train.
+            buffer_size: the fewest rows that the shuffle mixes with each other.
+            seed: for the order of rows.
+            num_shards: a multiple of every number of ranks that the run may have.
+            cache: keep what was made of the rows: in this folder, or with True in that of ``tp.cache``.
+
+        Raises:
+            ConfigError: to evaluate, rows come in another order, are dealt to ranks already, or have no end.
+        """
+        if cache:
+            rows = rows.cache(None if cache is True else cache)
+        stages = rows.stages
+        roles = {stage.role for stage in stages}
+        skipping = [n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.keeps_rows]
+        first = skipping[0] if skipping and "cache" not in roles else len(stages)
+        if first < len(stages):
+            rows = tp.Pipeline(stages[:first], rows._ranks, rows._members)
+        if not train:
+            for stage in stages:
+                if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
+                    raise tp.ConfigError(
+                        f"{self.recipe}(train=False) gives every row once, in file order, and deals them to "
+                        f"ranks itself; got rows of {stage.name}(): leave it out, or evaluate the sources of "
+                        "a mix one by one"
+                    )
+            rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+        else:
+            if "shard" not in roles:
+                rows = rows.sharding_filter(num_shards)
+            if not roles & {"shuffle", "draw"} and stages[0].name != "mix":
+                rows = rows.shuffle(buffer_size, seed=seed)
+        for stage in stages[first:]:
+            rows = rows.then(stage)
+        return rows
+
+    # Finding
 
     def _one_by_one(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
@@ -267,18 +331,8 @@ class Input:
 
     # Reading
 
-    def _all_rows(self) -> tp.Pipeline:
-        if isinstance(self._data, tp.Pipeline):
-            return self._data
-        if self._is_memmap:
-            return tp.from_memmap(self._data)
-        return self._read(None)
-
-    def _read(self, columns: Sequence[str] | None) -> tp.Pipeline:
-        files = tp.list_files(self._data, storage_options=self._storage_options)
-        read = getattr(files, self._reader)
-        rows: tp.Pipeline = read() if columns is None else read(columns)
-        return rows
+    def _listed(self, suffix: Sequence[str] | None = None) -> tp.Pipeline:
+        return tp.list_files(self._data, suffix=suffix, storage_options=self._storage_options)
 
     @cached_property
     def _is_memmap(self) -> bool:
@@ -290,75 +344,29 @@ class Input:
         given = [self._data] if _is_path(self._data) else self._data
         named = [reader_by_name(os.fspath(path)) for path in given]
         if "" in named:  # folders, or globs without an end
-            ends = ends_of_names()
-            listed = tp.list_files(self._data, suffix=ends, storage_options=self._storage_options)
-            named = [reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)]
+            listed = self._listed(ends_of_names()).distributed(rank=0, world_size=1)
+            named = [reader_by_name(path) for path in listed]
         found = sorted(set(named))
         if found == [""] or len(found) != 1:
             kinds = ", ".join(reader or "others" for reader in found)
+            usual = Counter(filter(None, named)).most_common(1)
             raise tp.ConfigError(
                 f"{self.recipe}: how to read {self._data!r} cannot be told from the names of the "
-                f"files ({kinds}): read them with one of trainpipes' readers, and pass the "
-                "pipeline, as in "
-                f"{self.recipe}(trainpipes.{_most_common(named)}(...), ...)"
+                f"files ({kinds}): read them with one of trainpipes' readers, and pass the pipeline, as in "
+                f"{self.recipe}(trainpipes.{usual[0][0] if usual else 'read_json'}(...), ...)"
             )
         return found[0]
 
 
-def shuffled(rows: tp.Pipeline, buffer_size: int, *, seed: int, num_shards: int) -> tp.Pipeline:
-    """Rows in another order every epoch, dealt to ranks and workers:
-    ``rows.sharding_filter(num_shards).shuffle(buffer_size, seed=seed)``, but for what the rows are given
-    with. Rows that are shuffled or sampled already keep their order, and so do those of a mix, whose
-    sources are shuffled each by itself. Stages that make token ids and leave out rows come after it, unless
-    a cache keeps what they make: before it, all rows of a shuffle's buffer would be tokenized for the first
-    batch.
-
-    >>> shuffled(tp.from_dataset([1, 2, 3]), 2, seed=0, num_shards=1).stages[1:]
-    (sharding_filter(1), shuffle(2))
-    """
-    roles = {stage.role for stage in rows.stages}
-    dropping = [isinstance(s, Tokenizes) and not s.keeps_rows for s in rows.stages]
-    later: Sequence[Any] = ()
-    if any(dropping) and "cache" not in roles:
-        first = dropping.index(True)
-        later = rows.stages[first:]
-        rows = tp.Pipeline(rows.stages[:first], rows._ranks, rows._members)
-    if "shard" not in roles:
-        rows = rows.sharding_filter(num_shards)
-    if not roles & {"shuffle", "draw"} and not isinstance(rows.stages[0], Mix):
-        rows = rows.shuffle(buffer_size, seed=seed)
-    for stage in later:
-        rows = rows.then(stage)
-    return rows
-
-
-def in_file_order(rows: tp.Pipeline) -> list[tp.Pipeline]:
-    """The rows of each source once, as one rank reads them, whatever order, shards or weights of a mix they
-    are given with: to count or to fit something over all of them.
-
-    >>> rows = tp.from_dataset([{"x": 1}, {"x": 2}]).shuffle(2).repeat()
-    >>> [list(part) for part in in_file_order(rows)]
-    [[{'x': 1}, {'x': 2}]]
-    """
-    first, *above = (s for s in rows.stages if s.role not in ("shuffle", "shard", "repeat"))
-    if isinstance(first, Mix):
-        parts = (tp.Pipeline([*part.stages, *above]) for part in first.sources.values())
-        return [found for part in parts for found in in_file_order(part)]
-    return [tp.Pipeline([first, *above]).distributed(rank=0, world_size=1)]
-
-
-def with_context(
-    rows: tp.Pipeline, prompt: str, context: str, *, keep: bool = False
-) -> tp.Pipeline:
+def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
     """Rows whose prompt goes on with another column, after an empty line, where that holds text; the column
-    is left out then, unless it is to be kept.
+    is left out then.
 
     >>> rows = tp.from_dataset([{"ask": "Add:", "of": "1 + 1"}, {"ask": "Sing!", "of": ""}])
     >>> list(with_context(rows, "ask", "of"))
     [{'ask': 'Add:\\n\\n1 + 1'}, {'ask': 'Sing!'}]
     """
-    joined = rows.with_columns(_Joined(prompt, context), format="arrow")
-    return joined if keep else joined.drop_columns(context)
+    return rows.with_columns(_Joined(prompt, context), format="arrow").drop_columns(context)
 
 
 @dataclass(frozen=True)
@@ -384,14 +392,5 @@ def _text(table: pa.Table, name: str) -> Any:
     return table[name]
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
 def _is_path(value: Any) -> bool:
     return isinstance(value, str | os.PathLike)
-
-
-def _most_common(readers: Sequence[str]) -> str:
-    """The reader of most files, where the names of any say one."""
-    return Counter(filter(None, readers)).most_common(1)[0][0] if any(readers) else "read_json"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import TEXTS, Input, shuffled
+from trainpipes_recipes.inputs import TEXTS, Input, OnError
 
 __all__ = ["masked_lm"]
 
@@ -16,6 +16,8 @@ def masked_lm(
     tokenizer: Any,
     *,
     text: str | None = None,
+    train: bool = True,
+    on_error: OnError | None = None,
     max_length: int = 512,
     probability: float = 0.15,
     whole_words: bool = False,
@@ -23,7 +25,7 @@ def masked_lm(
     buffer_size: int = 40_960,
     seed: int = 0,
     num_shards: int = 24,
-    drop_last: bool = False,
+    drop_last: bool = True,
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
@@ -44,10 +46,14 @@ def masked_lm(
     beyond ``max_length`` are cut off. Cut such documents into rows of some paragraphs first.
 
     Args:
-        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
-            glob, any fsspec URL, or a list of these; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes, with a mask token: path of a ``tokenizer.json``, an object.
+        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
+            of rows.
+        tokenizer: anything that ``tokenize`` takes, with a mask token: a ``tokenizer.json``, an object.
         text: column of the texts. Left out, the first of text, content, document and body that is there.
+        train: False to evaluate: every row once, in file order; tokens are hidden as in training. A
+            ``Loader`` with ``epoch=0`` hides the same ones each time.
+        on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
+            first is an error.
         max_length: the most tokens of a row, special tokens included.
         probability: of choosing a token, or a word, 0 to 1.
         whole_words: choose whole words: all tokens of a chosen word.
@@ -55,10 +61,9 @@ def masked_lm(
         buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows, and for the choice of tokens.
         num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
-            held them: True for the folder of ``tp.cache``, or a folder. The first batch of the
-            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        drop_last: to train, leave out the short batch at the end of an epoch.
+        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
+            folder. Batches and states are the same; the first batch of the first run waits longer.
         storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
@@ -72,15 +77,19 @@ def masked_lm(
     """
     given = Input("masked_lm", files, storage_options)
     asked = {"max_length": max_length, "eos": False}
-    rows = given.tokenized(tokenizer, ["input_ids"], named=[text], tokenize=asked)
+    rows = given.tokenized(
+        tokenizer, ["input_ids"], named=[text], on_error=on_error, tokenize=asked
+    )
     if rows is None:
         (text,) = given.find({"text": text}, TEXTS)
-        rows = given.rows([text]).tokenize(tokenizer, text, max_length=max_length)
-    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
-        rows = rows.cache(None if cache is True else cache)
+        rows = given.rows([text]).tokenize(
+            tokenizer, text, max_length=max_length, on_error=on_error
+        )
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
+    )
     return (
-        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-        .mask_tokens(probability, whole_words=whole_words, seed=seed)
-        .batch(batch_size, drop_last=drop_last)
+        rows.mask_tokens(probability, whole_words=whole_words, seed=seed)
+        .batch(batch_size, drop_last=train and drop_last)
         .pad_collate()
     )

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError
-from trainpipes.stages.targets import OnError
-from trainpipes_recipes.chats.bad_rows import EmptyTexts, checked
-from trainpipes_recipes.chats.conversations import conversations
-from trainpipes_recipes.chats.shared_prompt import SplitPrompt
-from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, shuffled
+from trainpipes_recipes.chats import CheckedRows, SplitPrompt, checked, conversations
+from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError
 
 __all__ = ["preference"]
+
+SIDES = ("chosen", "rejected")
 
 
 def preference(
@@ -24,6 +23,7 @@ def preference(
     rejected: str | None = None,
     template: str | None = None,
     roles: Mapping[str, str] | None = None,
+    train: bool = True,
     on_error: OnError | None = None,
     max_length: int = 1024,
     batch_size: int = 8,
@@ -53,12 +53,12 @@ def preference(
     layout, which the tokenizer's chat template turns into text. The prompt of conversations is a column of
     messages, or the messages that both share at their start. Not for pairs without a prompt, and not for
     more than two responses. A row that is too long loses its end, and if its prompt alone is too long,
-    nothing of it is learnt: choose ``max_length`` so that few rows are.
+    it has no target: choose ``max_length`` so that few rows are.
 
     Args:
-        files: files of any format that ``Input`` knows (Parquet, JSON lines, Arrow, ...): path, folder, glob,
-            any fsspec URL, or a list of these; or a pipeline of rows.
-        tokenizer: for texts whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
+            of rows.
+        tokenizer: for texts anything that ``tokenize`` takes: a ``tokenizer.json``, "bytes", an object.
             For conversations a fast tokenizer of transformers, or a local directory of one.
         prompt: column of the model's input. Left out, the first of prompt, question, instruction, input and
             query that is there; the choice is logged. Conversations that start with the prompt need none.
@@ -67,6 +67,7 @@ def preference(
         rejected: column of the worse response.
         template: for conversations, a Jinja template in place of the tokenizer's own.
         roles: for conversations, other names of roles: ``{"narrator": "system"}``.
+        train: False to evaluate: every row once, in file order.
         on_error: for rows with an empty response, or whose roles are in the wrong order; and for rows one of
             whose sides has no target, since its prompt alone fills ``max_length``. "raise" names the first of
             either; "skip" leaves both out, and the log counts them; "keep" takes them as they are. None
@@ -76,9 +77,9 @@ def preference(
         buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk, so that later epochs and runs read them instead of tokenizing: True for
-            the folder of ``tp.cache``, or a folder. Batches and states are the same.
+        drop_last: to train, leave out the short batch at the end of an epoch.
+        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
+            folder. Batches and states are the same; the first batch of the first run waits longer.
         storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
@@ -90,67 +91,55 @@ def preference(
     [-100, -100, -100, -100, -100, -100, -100, 32, 50, 256]
     """
     given = Input("preference", files, storage_options)
-    names = [*_names("chosen").values(), *_names("rejected").values()]
+    columns = [f"{side}_{name}" for side in SIDES for name in ("input_ids", "labels")]
     rows = given.tokenized(
-        tokenizer, names, named=[prompt, chosen, rejected], on_error=on_error,
+        tokenizer, columns, named=[prompt, chosen, rejected], on_error=on_error,
         tokenize={"max_length": max_length, "eos": True},
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
-        rows = _tokenized(
-            given, tokenizer, prompt, chosen, rejected, max_length, template, roles, on_error
-        ).select(*names)
-    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
-        rows = rows.cache(None if cache is True else cache)
-    return (
-        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-        .batch(batch_size, drop_last=drop_last)
-        .pad_collate(
-            mask={f"{side}_input_ids": f"{side}_attention_mask" for side in ("chosen", "rejected")},
-            columns={f"{side}_labels": {"value": -100} for side in ("chosen", "rejected")},
-        )
+        chosen, rejected = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
+        first = given.first(chosen)
+        if not isinstance(first, str | list | tuple | None):
+            raise SchemaError(
+                f"preference: column {chosen!r} holds texts or lists of messages, got {first!r:.80}"
+            )
+        are_texts = not isinstance(first, list | tuple)
+        if are_texts:
+            rows, prompt = _texts(given, prompt, chosen, rejected, on_error)
+        else:
+            rows, prompt = _conversations(given, prompt, chosen, rejected, roles, on_error)
+        for side, column in zip(SIDES, (chosen, rejected), strict=True):
+            if are_texts:
+                rows = rows.tokenize(
+                    tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,
+                    keep_text=True, on_error=on_error,
+                )  # fmt: skip
+            else:
+                rows = rows.chat_template(
+                    tokenizer, column, prompt=prompt, template=template, max_length=max_length,
+                    on_error=on_error,
+                )  # fmt: skip
+            rows = rows.rename({name: f"{side}_{name}" for name in ("input_ids", "labels")})
+        rows = rows.select(*columns)
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
+    )
+    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(
+        mask={f"{side}_input_ids": f"{side}_attention_mask" for side in SIDES},
+        columns={f"{side}_labels": {"value": -100} for side in SIDES},
     )
 
 
-def _tokenized(
-    given: Input,
-    tokenizer: Any,
-    prompt: str | None,
-    chosen: str | None,
-    rejected: str | None,
-    max_length: int,
-    template: str | None,
-    roles: Mapping[str, str] | None,
-    on_error: OnError | None,
-) -> Pipeline:
-    """Rows of ids, of texts or of conversations."""
-    chosen, rejected = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
-    first = given.first(chosen)
-    if not isinstance(first, str | list | tuple | None):
-        raise SchemaError(
-            f"preference: column {chosen!r} holds texts or lists of messages, got {first!r:.80}"
-        )
-    if isinstance(first, list | tuple):
-        rows, prompt = _conversations(given, prompt, chosen, rejected, roles, on_error)
-        for side, column in (("chosen", chosen), ("rejected", rejected)):
-            rows = rows.chat_template(
-                tokenizer,
-                column,
-                prompt=prompt,
-                template=template,
-                max_length=max_length,
-                on_error=on_error,
-            ).rename(_names(side))
-    else:
-        (prompt,) = given.find({"prompt": prompt}, PROMPTS)
-        rows = given.prompted(prompt, None, [prompt, chosen, rejected])
-        rows = checked(rows, EmptyTexts((chosen, rejected)), on_error)
-        for side, column in (("chosen", chosen), ("rejected", rejected)):
-            rows = rows.tokenize(
-                tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,
-                keep_text=True, on_error=on_error,
-            ).rename(_names(side))  # fmt: skip
-    return rows
+def _texts(
+    given: Input, prompt: str | None, chosen: str, rejected: str, on_error: OnError | None
+) -> tuple[Pipeline, str]:
+    """Rows with columns of texts, and the name of the one that holds the prompt."""
+    (prompt,) = given.find({"prompt": prompt}, PROMPTS)
+    rows = given.prompted(prompt, None, [prompt, chosen, rejected])
+    for column in (chosen, rejected):
+        rows = checked(rows, Answered(column, on_error=on_error))
+    return rows, prompt
 
 
 def _conversations(
@@ -167,7 +156,7 @@ def _conversations(
         prompt = next((name for name in common if not isinstance(given.first(name), str)), None)
     if prompt is None:
         prompt = "shared prompt"
-        rows = given.rows([chosen, rejected]).with_columns(SplitPrompt(chosen, rejected, prompt))
+        rows = given.rows([chosen, rejected]).then(SplitPrompt(chosen, rejected, prompt))
     else:
         rows = given.rows([prompt, chosen, rejected])
     for column in (chosen, rejected):
@@ -175,5 +164,11 @@ def _conversations(
     return rows, prompt
 
 
-def _names(side: str) -> dict[str, str]:
-    return {"input_ids": f"{side}_input_ids", "labels": f"{side}_labels"}
+class Answered(CheckedRows):
+    """Rows whose response is not empty."""
+
+    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        text = row[self.column]
+        if not isinstance(text, str | None):
+            raise SchemaError(f"column {self.column!r} holds texts, got {type(text).__name__}")
+        return row, None if (text or "").strip() else "an empty response"

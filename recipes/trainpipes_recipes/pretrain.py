@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
-from trainpipes.recipe_registry import renamed
-from trainpipes_recipes.inputs import TEXTS, Input, shuffled
+from trainpipes_recipes.inputs import TEXTS, Input, OnError
 
 __all__ = ["pretrain"]
 
 
-@renamed(length="max_length")
 def pretrain(
     files: Any,
     tokenizer: Any,
     *,
     text: str | None = None,
+    train: bool = True,
+    on_error: OnError | None = None,
     eos: bool | str | int = True,
     max_length: int = 2048,
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
@@ -32,7 +32,7 @@ def pretrain(
 ) -> Pipeline:
     """Batches for pretraining of a causal language model on plain text.
 
-    There is no end unless ``epochs`` says so. Each is a dict of int64 tensors ``[B, L]``,
+    To train there is no end unless ``epochs`` says so. Each is a dict of int64 tensors ``[B, L]``,
     B = ``batch_size``, L = ``max_length``:
 
         input_ids        documents, each with its end-of-text, one after the other; a little padding
@@ -51,34 +51,38 @@ def pretrain(
     Not for a few hundred documents with 24 shards: each shard packs its own, and its last row is not full.
 
     Args:
-        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
-            glob, any fsspec URL, or a list of these; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
+            of rows.
+        tokenizer: anything that ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         text: column of the documents. Left out, the first of text, content, document and body that is there.
+        train: False to evaluate: every row once, in file order; the pass ends after them.
+        on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
+            first is an error.
         eos: ends each document: True for the tokenizer's end token, or a token, or its id; False adds none.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
         batch_size: rows in a batch.
-        epochs: epochs that one pass gives; None for no end.
+        epochs: to train, epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
-        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
-            held them: True for the folder of ``tp.cache``, or a folder. The first batch of the
-            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
+            folder. Batches and states are the same; the first batch of the first run waits longer.
         storage_options: options of the file system, as fsspec takes them.
     """
     given = Input("pretrain", files, storage_options)
-    rows = given.tokenized(tokenizer, ["input_ids"], named=[text], tokenize={"eos": eos})
+    rows = given.tokenized(
+        tokenizer, ["input_ids"], named=[text], on_error=on_error, tokenize={"eos": eos}
+    )
     if rows is None:
         (text,) = given.find({"text": text}, TEXTS)
-        rows = given.rows([text]).tokenize(tokenizer, text, eos=eos)
-    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
-        rows = rows.cache(None if cache is True else cache)
+        rows = given.rows([text]).tokenize(tokenizer, text, eos=eos, on_error=on_error)
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
+    )
     return (
-        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-        .repeat(epochs)
+        rows.repeat(epochs if train else 1)
         .pack(max_length, method=method, window=window, seed=seed)
         .batch(batch_size)
         .pad_collate()

@@ -9,7 +9,6 @@ All of it is made of the source of Python's standard library, except for the pic
     chats.jsonl            messages: questions about functions, and answers
     preferences.parquet    prompt, chosen: the function's body; rejected: that of another one
     topics.parquet         text: a function; label: the part of the library that it is from
-    functions.csv          numbers and words about functions; label: whether it returns something
     ids/train.bin          the texts as token ids, uint16, one after the other
     pictures/              JPEGs of circles, squares and crosses, a folder each (needs Pillow)
     tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
@@ -20,18 +19,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
 from trainpipes_recipes.demo.corpus import END, PAD, function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.training.progress import Progress
 
 __all__ = ["main", "write_samples"]
 
@@ -50,22 +45,17 @@ SHAPES = ("circle", "cross", "square")
 PICTURES, SIDE = 40, 96
 
 
-def write_samples(
-    folder: Path, every: int = 1, tell: Callable[[str], None] = lambda _: None
-) -> None:
+def write_samples(folder: Path, every: int = 1) -> None:
     """Write all of them.
 
     Args:
         folder: where; made if it is not there.
         every: use every n-th file of the standard library only.
-        tell: called with a line on how far it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [pair for pair in function_pairs(tell, every) if pair[1]]
+    pairs = [pair for pair in function_pairs(every) if pair[1]]
     texts = ["\n".join(pair) for pair in pairs]
-    tell("training a tokenizer")
     write_tokenizer(folder / "tokenizer", pairs)
-    tell("writing files")
     write_parquet(pairs, folder / "functions")
     (folder / "texts").mkdir(exist_ok=True)
     pq.write_table(pa.table({"text": texts}), folder / "texts" / "0.parquet", row_group_size=500)
@@ -74,9 +64,7 @@ def write_samples(
     columns = [("prompt", [p for p, _ in pairs]), ("chosen", [b for _, b in pairs])]
     pq.write_table(pa.table(dict([*columns, ("rejected", others)])), folder / "preferences.parquet")
     pq.write_table(topics(texts), folder / "topics.parquet")
-    pa.csv.write_csv(table(pairs), folder / "functions.csv")
     write_ids(folder, texts)
-    tell("drawing pictures")
     draw_pictures(folder / "pictures")
 
 
@@ -114,22 +102,6 @@ def topics(texts: Sequence[str]) -> pa.Table:
     found = [(text, next((t for t in TOPICS if t in text.lower()), None)) for text in texts]
     kept = [(text, topic) for text, topic in found if topic is not None]
     return pa.table({"text": [t for t, _ in kept], "label": [topic for _, topic in kept]})
-
-
-def table(pairs: Sequence[tuple[str, str]]) -> pa.Table:
-    """Numbers and words about functions; some numbers are missing."""
-    rows: dict[str, list[Any]] = {
-        "lines": [body.count("\n") + 1 for _, body in pairs],
-        "arguments": [prompt.split(")")[0].count(",") + 1 for prompt, _ in pairs],
-        "words": [
-            len(prompt.split()) if number % 7 else None for number, (prompt, _) in enumerate(pairs)
-        ],
-        "first_word": [(re.findall("[A-Za-z]+", prompt.partition('"""')[2]) or ["none"])[0]
-                       for prompt, _ in pairs],
-        "method": ["self" in prompt.split(")")[0] for prompt, _ in pairs],
-        "label": [int("return " in body) for _, body in pairs],
-    }  # fmt: skip
-    return pa.table(rows)
 
 
 def write_ids(folder: Path, texts: Sequence[str]) -> None:
@@ -177,11 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="where to write")
     parser.add_argument("--every", type=int, default=1, help="use every n-th source file only")
     args = parser.parse_args(arguments)
-    progress = Progress()
-    write_samples(args.folder, args.every, progress.show)
-    progress.say(
-        f"wrote {args.folder}: " + ", ".join(sorted(p.name for p in args.folder.iterdir()))
-    )
+    write_samples(args.folder, args.every)
+    print(f"wrote {args.folder}: " + ", ".join(sorted(p.name for p in args.folder.iterdir())))
 
 
 if __name__ == "__main__":

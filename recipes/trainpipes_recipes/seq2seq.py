@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes import Pipeline, from_arrow
-from trainpipes_recipes.inputs import PAIRS, Input, shuffled
+from trainpipes_recipes.inputs import PAIRS, Input, OnError
 
 __all__ = ["seq2seq"]
 
@@ -20,63 +20,66 @@ def seq2seq(
     prompt: str | None = None,
     response: str | None = None,
     context: str | None = None,
+    train: bool = True,
+    on_error: OnError | None = None,
     max_length: int = 512,
     batch_size: int = 32,
     buffer_size: int = 40_960,
     seed: int = 0,
     num_shards: int = 24,
-    drop_last: bool = False,
-    hf_names: bool = False,
+    drop_last: bool = True,
+    hf_names: bool = True,
     keep_in_memory: bool = False,
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """Batches for training an encoder-decoder model.
 
-    Each is a dict of int64 tensors, B = ``batch_size``:
+    Each is a dict of int64 tensors, B = ``batch_size``, named as transformers' encoder-decoder models take
+    them:
 
-        input_ids    [B, L]   the prompt's tokens, end-of-text, then padding; L the longest prompt
-        input_mask   [B, L]   1 where input_ids holds a token, 0 where it holds padding
-        target_ids   [B, M]   the response's tokens, end-of-text, then padding; M the longest response
+        input_ids        [B, L]   the prompt's tokens, end-of-text, then padding; L the longest prompt
+        attention_mask   [B, L]   1 where input_ids holds a token, 0 where it holds padding
+        labels           [B, M]   the response's tokens, end-of-text, then -100; M the longest response
 
-    With ``hf_names=True`` they are named "input_ids", "attention_mask" and "labels", and labels are padded
-    with -100. Without it, leave the padding of ``target_ids`` out of the loss, by -100 or a mask: it is the
-    tokenizer's pad token, which other text may hold too.
+    With ``hf_names=False`` they are "input_ids", "input_mask" and "target_ids", and the targets end with the
+    tokenizer's pad token: leave that out of the loss, by a mask or by -100.
 
     Not for decoder-only models, which read prompt and response as one sequence: that is ``sft``.
 
     Args:
-        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
-            glob, any fsspec URL, or a list of these; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
+            of rows.
+        tokenizer: anything that ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         prompt: column of the encoder's input. Left out, it and ``response`` are the first of these that
             are there: prompt + response, prompt + completion, instruction + output, question + answer
             and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
         response: column of the decoder's output.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
             "input" beside "instruction", as in Alpaca's rows; "" for none.
+        train: False to evaluate: every row once, in file order.
+        on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
+            first is an error.
         max_length: the most tokens of a prompt, and of a response, end-of-text included. A text that is cut
             also ends with end-of-text: choose ``max_length`` so that few responses are cut.
         batch_size: rows in a batch.
         buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: leave out the short batch at the end of an epoch.
-        hf_names: name the tensors as transformers' encoder-decoder models take them: "input_ids",
-            "attention_mask", and "labels" with -100 on padding.
+        drop_last: to train, leave out the short batch at the end of an epoch.
+        hf_names: name and pad the tensors as transformers does.
         keep_in_memory: read both columns once and keep them in memory, not again in every epoch. The order
             of rows differs, since a table in memory has no row groups to shuffle, and a state loads only
             with the same value.
-        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
-            held them: True for the folder of ``tp.cache``, or a folder. The first batch of the
-            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
+            folder. Batches and states are the same; the first batch of the first run waits longer.
         storage_options: options of the file system, as fsspec takes them.
     """
     given = Input("seq2seq", files, storage_options)
     mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
     ready = given.tokenized(
-        tokenizer, ["input_ids", target], named=[prompt, response, context],
-        tokenize={"max_length": max_length, "eos": True},
+        tokenizer, ["input_ids", target], named=[prompt, response, context], on_error=on_error,
+        tokenize={"max_length": max_length, "eos": True, "labels": None},
     )  # fmt: skip
     if ready is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
@@ -89,13 +92,12 @@ def seq2seq(
         rows = from_arrow(pa.concat_tables(pieces))
     if prompt is not None and response is not None:
         columns = {prompt: "input_ids", response: target}
-        rows = rows.tokenize(tokenizer, columns, max_length=max_length, eos=True)
+        rows = rows.tokenize(tokenizer, columns, max_length=max_length, eos=True, on_error=on_error)
     elif keep_in_memory:
-        rows = rows.tokenized_by(tokenizer, ["input_ids", target])
-    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
-        rows = rows.cache(None if cache is True else cache)
-    return (
-        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-        .batch(batch_size, drop_last=drop_last)
-        .pad_collate(mask={"input_ids": mask})
+        rows = rows.tokenized_by(tokenizer, ["input_ids", target], on_error=on_error)
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
+    )
+    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(
+        mask={"input_ids": mask}
     )

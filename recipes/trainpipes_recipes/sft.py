@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes.stages.targets import OnError
-from trainpipes_recipes.inputs import PAIRS, Input, shuffled
+from trainpipes_recipes.inputs import PAIRS, Input, OnError
 
 __all__ = ["sft"]
 
@@ -19,6 +18,7 @@ def sft(
     prompt: str | None = None,
     response: str | None = None,
     context: str | None = None,
+    train: bool = True,
     on_error: OnError | None = None,
     max_length: int = 1024,
     batch_size: int = 8,
@@ -43,18 +43,19 @@ def sft(
 
     Not for conversations of several turns (``chat``), not for plain text (``pretrain``), and wasteful where
     lengths differ much within a batch: rows are padded, not packed. A row that is too long is cut at its end,
-    and if its prompt alone is too long, nothing of it is learnt: see ``on_error``.
+    and if its prompt alone is too long, it has no target: see ``on_error``.
 
     Args:
-        files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
-            glob, any fsspec URL, or a list of these; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
+            of rows.
+        tokenizer: anything that ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         prompt: column of the model's input. Left out, it and ``response`` are the first of these
             that are there: prompt + response, prompt + completion, instruction + output, question + answer
             and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
-        response: column of the text to learn.
+        response: column of the text in the loss.
         context: column that is added to the prompt, after an empty line, where it holds text. Left out,
             "input" beside "instruction", as in Alpaca's rows; "" for none.
+        train: False to evaluate: every row once, in file order.
         on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns of the first
             in each process; "raise" names the first; "skip" leaves them out, and rows whose text is null, and
             the log counts them, so that how many rows there are is not known before an epoch's end; "keep"
@@ -64,16 +65,15 @@ def sft(
         buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk, so that later epochs and runs read them as fast as if the files
-            held them: True for the folder of ``tp.cache``, or a folder. The first batch of the
-            first run then waits until a whole buffer is tokenized. Batches and states are the same.
+        drop_last: to train, leave out the short batch at the end of an epoch.
+        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
+            folder. Batches and states are the same; the first batch of the first run waits longer.
         storage_options: options of the file system, as fsspec takes them.
     """
     given = Input("sft", files, storage_options)
     rows = given.tokenized(
         tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
-        tokenize={"max_length": max_length, "eos": True},
+        tokenize={"max_length": max_length, "eos": True, "labels": ...},
     )  # fmt: skip
     if rows is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
@@ -81,10 +81,7 @@ def sft(
             tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response,
             on_error=on_error,
         )  # fmt: skip
-    if cache:  # else tokenizing waits until rows are dealt, wherever it is written
-        rows = rows.cache(None if cache is True else cache)
-    return (
-        shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
-        .batch(batch_size, drop_last=drop_last)
-        .pad_collate()
+    rows = given.arrange(
+        rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )
+    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate()

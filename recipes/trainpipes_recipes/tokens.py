@@ -7,10 +7,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from trainpipes import ConfigError, Pipeline, from_memmap
-from trainpipes._internal.shown import shown
-from trainpipes.stages.targets import OnError
-from trainpipes_recipes.inputs import TOKENS, Input, shuffled
+from trainpipes import BatchStage, ConfigError, Pipeline, from_memmap
+from trainpipes_recipes.inputs import TOKENS, Input, OnError
 
 __all__ = ["tokens"]
 
@@ -20,23 +18,25 @@ def tokens(
     *,
     dtype: str | None = None,
     column: str | None = None,
+    train: bool = True,
+    on_error: OnError | None = None,
     max_length: int = 2048,
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
     window: int = 1024,
     pad_id: int = 0,
-    on_error: OnError | None = None,
     batch_size: int = 8,
     epochs: int | None = None,
     buffer_size: int = 40_960,
     seed: int = 0,
     num_shards: int = 24,
+    drop_last: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
     """Batches for pretraining of a causal language model on text that is tokenized already.
 
-    There is no end unless ``epochs`` says so. With ``dtype``, files hold token ids alone, one after the
-    other, as in nanoGPT's ``train.bin``. They are mapped into memory and cut into rows of ``max_length``; all
-    rows of all files are shuffled with each other. Each batch is a dict of int64 tensors ``[B, L]``,
+    To train there is no end unless ``epochs`` says so. With ``dtype``, files hold token ids alone, one after
+    the other, as in nanoGPT's ``train.bin``. They are mapped into memory and cut into rows of ``max_length``;
+    all rows of all files are shuffled with each other. Each batch is a dict of int64 tensors ``[B, L]``,
     B = ``batch_size``, L = ``max_length``:
 
         input_ids        ids as they stand in the file, across the ends of documents
@@ -65,16 +65,18 @@ def tokens(
         dtype: type of the ids in files that hold nothing else: "uint16", "uint32", or another NumPy integer.
         column: column of the lists of ids. Left out, the first of input_ids, tokens, token_ids and ids
             that is there.
+        train: False to evaluate: every row once, in file order; the pass ends after them.
+        on_error: for packed rows without a target, where documents have their own "labels": see ``pack``.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         window: documents that are packed together.
         pad_id: the id that rows of documents are padded with.
-        on_error: for packed rows without a target, where documents have their own "labels": see ``pack``.
         batch_size: rows in a batch.
-        epochs: epochs that one pass gives; None for no end.
+        epochs: to train, epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
+        drop_last: to train, leave out the short batch at the end of the epochs, where rows are not packed.
         storage_options: options of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
@@ -83,6 +85,7 @@ def tokens(
     >>> batch["input_ids"], batch["segment_ids"]
     (tensor([[5, 6, 7, 1, 8, 1, 0, 0]]), tensor([[1, 1, 1, 1, 2, 2, 0, 0]]))
     """
+    epochs = epochs if train else 1
     if dtype is not None:
         if column is not None or isinstance(files, Pipeline):
             got = f"column={column!r}" if column is not None else "a pipeline"
@@ -90,27 +93,28 @@ def tokens(
                 f"tokens(dtype) is for files that hold nothing but ids, got dtype={dtype!r} and {got}: leave "
                 "out one of them"
             )
-        return (
-            from_memmap(files, dtype=dtype, length=max_length)
-            .sharding_filter(num_shards)
-            .shuffle(scope="global", seed=seed)
-            .repeat(epochs)
-            .batch(batch_size, drop_last=True)
-            .collate()
-            .map(with_labels)
-        )
+        rows = from_memmap(files, dtype=dtype, length=max_length)
+        if train:
+            rows = rows.sharding_filter(num_shards).shuffle(scope="global", seed=seed)
+        else:
+            rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
+        batches = rows.repeat(epochs).batch(batch_size, drop_last=train and drop_last)
+        return batches.collate().then(WithLabels())
     paths = files if isinstance(files, list | tuple) else [files]
     if any(str(path).endswith(".bin") for path in paths):
         raise ConfigError(
-            f"tokens({shown(files)}): a .bin file holds nothing but ids, and does not say of which kind: add "
+            f"tokens({files!r}): a .bin file holds nothing but ids, and does not say of which kind: add "
             "dtype='uint16', or the one it was written with"
         )
     given = Input("tokens", files, storage_options)
     (column,) = given.find({"column": column}, TOKENS)
     labels = ["labels"] if "labels" in given.columns else []
+    rows = given.arrange(
+        given.rows([column, *labels]), train=train, buffer_size=buffer_size, seed=seed,
+        num_shards=num_shards,
+    )  # fmt: skip
     return (
-        shuffled(given.rows([column, *labels]), buffer_size, seed=seed, num_shards=num_shards)
-        .repeat(epochs)
+        rows.repeat(epochs)
         .pack(
             max_length, method=method, column=column, window=window, pad_id=pad_id, seed=seed,
             on_error=on_error,
@@ -120,6 +124,10 @@ def tokens(
     )  # fmt: skip
 
 
-def with_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+class WithLabels(BatchStage):
     """A batch whose labels are its ids."""
-    return {**batch, "labels": batch["input_ids"].clone()}
+
+    thread_safe = True
+
+    def apply(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {**batch, "labels": batch["input_ids"].clone()}

@@ -4,8 +4,7 @@
     torchrun --nproc-per-node 2 -m trainpipes_recipes.train_images --files 'shards/*.tar' --classes 1000
 
 Killed at any moment and started again, it goes on from its last checkpoint, also on another number of
-ranks or with another ``--num-workers``. The model is for trying things out: copy this file, and put
-yours in its place.
+ranks or with another ``--num-workers``. Copy this file, and put your model in the place of this one.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from trainpipes import Loader
@@ -43,10 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             batch_size=args.batch_size,
             buffer_size=args.buffer_size,
             seed=args.seed,
+            num_shards=args.num_shards,
         )
         loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
 
-        model = rank.wrap(network(args.classes, args.width))
+        model = rank.wrap(network(args.classes))
         optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
 
         checkpoints = training.Checkpoints(args, rank, loader, model=model, optimizer=optimizer)
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with training.Log(args, rank, after=step) as log:
             for batch in training.batches(loader, rank, args.steps - step):
                 scores = model(batch["images"])  # [B, classes]
-                loss = training.class_loss(scores, batch["labels"])
+                loss = F.cross_entropy(scores, batch["labels"])
 
                 optimizer.zero_grad()
                 loss.backward()
@@ -72,7 +73,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--classes", type=int, required=True, help="number of classes; labels are below it")
     add("--size", type=int, default=224, help="pixels of a side")
-    add("--width", type=int, default=32, help="channels of the first layer")
     return parser.parse_args(arguments)
 
 

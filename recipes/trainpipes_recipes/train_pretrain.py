@@ -64,9 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = training.text_options("train_pretrain", __doc__)
-    add = parser.add_argument
-    add("--text", help="column of the documents; found by its name if left out")
-    add("--num-shards", type=int, default=24, help="a multiple of every number of ranks")
+    parser.add_argument("--text", help="column of the documents; found by its name if left out")
     return parser.parse_args(arguments)
 
 

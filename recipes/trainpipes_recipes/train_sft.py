@@ -33,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             batch_size=args.batch_size,
             buffer_size=args.buffer_size,
             seed=args.seed,
+            num_shards=args.num_shards,
         )
         loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
 

@@ -33,7 +33,6 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         "masked_lm": texts,
         "pretrain": texts,
         "preference": [{"prompt": a, "chosen": b, "rejected": b[::-1]} for a, b in PAIRS],
-        "tabular": [{"x": k / 7, "kind": "abc"[k % 3], "label": k % 2} for k in range(600)],
         "tokens": [{"input_ids": list(range(k % 40))} for k in range(400)],
     }.get(name, pairs)
 
@@ -83,13 +82,13 @@ def test_it_is_the_recipe(name: str, data: Path) -> None:
     path = CONFIGS / f"{name}.yaml"
     assert path.read_text().startswith("# ")
     files = str(data) if name == "images" else f"{data}/*.parquet"
-    options = {"tabular": {"label": "label"}, "chat": {"packed": True, "on_error": "skip"}}
+    options = {"chat": {"packed": True, "on_error": "skip"}}
     given: dict[str, Any] = {**options.get(name, {}), "batch_size": 3}
     if name == "images":
         given["size"] = 8
-    elif name != "tabular":
+    else:
         given["max_length"] = 64
-    if name not in ("images", "tabular", "tokens"):
+    if name not in ("images", "tokens"):
         saved = {"chat": f"{data}/tokenizer", "masked_lm": f"{data}/tokenizer.json"}
         given["tokenizer"] = saved.get(name, "bytes")
     assert tp.load(path, changes={"options.batch_size": 3}) == tp.recipe(name, files, **given)

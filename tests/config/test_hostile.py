@@ -95,7 +95,6 @@ HOSTILE = [
     "stages: [{from_dataset: hostile:run}]",
     "stages: [{from_torchdata: hostile:run}]",
     "stages: [{from_hf: hostile}]",
-    "stages: [{from_ray: hostile}]",
     "stages: [{from_memmap: {path: x, transform: hostile:run}}]",
     "stages: [{mix: {sources: {a: !pipeline {stages: [{list_files: d}, {map: hostile:run}]}}}}]",
     "stages: [{concat: [!function hostile:run]}]",
@@ -111,7 +110,6 @@ HOSTILE = [
     "recipe: chat\noptions: {files: chats.jsonl, tokenizer: coded}",
     "recipe: chat\noptions: {files: chats.jsonl, tokenizer: templated}",
     "recipe: images\noptions: {files: pictures, transform: hostile:run}",
-    "recipe: tabular\noptions: {files: x.jsonl, label: response, fit: fit.pkl}",
     "recipe: sft\noptions: {files: pickled.npy, tokenizer: bytes}",
     # What the environment holds is no code either.
     "stages: ${CODE}",

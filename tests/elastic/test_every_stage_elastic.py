@@ -11,7 +11,7 @@ import pytest
 import trainpipes as tp
 from elastic.laws import Whole, assert_ranks_agree, assert_resumes_elsewhere, world_sizes
 from elastic.ranks import ENDED, Leg, OneProcessLoader
-from every_stage import ENDLESS, FINITE, ON_RAY, public_stages
+from every_stage import ENDLESS, FINITE, public_stages
 from trainpipes.testing import digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:(pin|to)\\(.*:UserWarning")
@@ -45,7 +45,7 @@ def test_the_laws_hold_for_every_number_of_ranks_in_every_way(name: str, folder:
 
 def test_no_public_stage_is_missing_here() -> None:
     tried = {name.split(" / ")[0] for name in MAKES}
-    assert public_stages() == tried | ON_RAY
+    assert public_stages() == tried
 
 
 def test_every_stage_that_can_be_sharded_is_run_on_several_ranks(folder: Path) -> None:

@@ -13,12 +13,11 @@ import torch
 
 from elastic.launch import Launch
 from elastic.test_docs_examples import TORCH_ABORTS
-from trainpipes_recipes.training.log import Step, read_log
+from trainpipes_recipes.training import Step, read_log
 
 #: A script, and what it takes besides what all take.
 SCRIPTS = {
     "train_sft": ["--buffer-size", "50"],
-    "train_seq2seq": ["--buffer-size", "50"],
     "train_pretrain": ["--buffer-size", "50", "--num-shards", "4"],
 }
 EVERY = 5
@@ -40,6 +39,7 @@ def options(script: str, rows: Path, folder: Path, steps: int) -> list[str]:
         *("--files", str(rows), "--checkpoint-dir", str(folder), "--steps", str(steps)),
         *("--checkpoint-every", str(EVERY), "--device", "cpu", "--batch-size", "4", "--lr", "0.01"),
         *("--max-length", "48", "--width", "16", "--layers", "1", "--heads", "2", "--threads", "1"),
+        *("--log-every", "1", "--log-batches"),
         *SCRIPTS[script],
     ]
 

@@ -190,6 +190,7 @@ def bad_uses(folder: str) -> dict[str, str]:
     ask("uncounted", lambda: list(loader(ragged, accelerator)))
     rows = numbered(40, "ragged").map(lambda batch: {"name": "x"})
     ask("no rows", lambda: list(loader(rows, accelerator)))
+    ask("single rows", lambda: loader(tp.from_dataset([{"x": 1}]), accelerator))
     return told
 
 

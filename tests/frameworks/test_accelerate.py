@@ -247,6 +247,7 @@ def test_bad_uses_are_told_what_to_write(tmp_path: Path) -> None:
             "split_batches": [".batch(n // 2)"],
             "uncounted": ['tail="even"', "even_batches=False"],
             "no rows": ["pad_collate()"],
+            "single rows": ["got single rows", ".batch(32).pad_collate()"],
         }.items():
             for part in parts:
                 assert part in told[name], name

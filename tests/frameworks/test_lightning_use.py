@@ -208,6 +208,10 @@ def test_what_is_no_pipeline_is_refused_with_what_to_write() -> None:
         PipelineDataModule(val=list(range(3)))
     with pytest.raises(tp.ConfigError, match="Loader"):
         PipelineDataModule(pipe, num_workers=-1)
+    with pytest.raises(
+        tp.ConfigError, match=r"\(val\) must make batches, got single rows: .*\.batch\("
+    ):
+        PipelineDataModule(pipe, val=tp.from_dataset([{"x": 1}]))
 
 
 @pytest.mark.filterwarnings("ignore:Your `IterableDataset` has `__len__` defined")

@@ -66,16 +66,16 @@ def test_the_trainers_checkpoint(tmp_path: Path) -> None:
         assert fits([found], pipeline())[0].problem == ""
 
 
-def test_a_checkpoint_of_trl_with_a_position_of_rows(tmp_path: Path) -> None:
-    from frameworks import trl_runs
-
-    trl_runs.train(str(tmp_path), str(tmp_path / "log"), "text", 3)
-    (found,) = read_states(tmp_path / "checkpoint-3")
-    assert found.path.endswith("rank-00000-of-00001.pt")
+def test_a_loader_of_a_dataset_of_hugging_face(tmp_path: Path) -> None:
+    rows = tp.from_dataset([{"n": n} for n in range(40)]).sharding_filter(num_shards=4)
+    loader = StatefulDataLoader(rows.to_hf(), batch_size=2)
+    list(islice(loader, 3))
+    torch.save({"step": 3, "loader": loader.state_dict()}, tmp_path / "data.pt")
+    (found,) = read_states(tmp_path)
     assert (found.keys, found.kept_by) == ('["loader"]', "datasets")
     told = summarize(found)
-    assert (told.epoch, told.batches) == (0, 6)  # of rows, which the trainer makes batches of
-    assert "pipe.to_hf()" in fits([found], trl_runs.rows("text"))[0].problem
+    assert (told.epoch, told.batches) == (0, 6)  # of rows, which the loader makes batches of
+    assert "pipe.to_hf()" in fits([found], rows)[0].problem
 
 
 def test_what_accelerate_saves(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a pipeline in TRL's trainers: killed, they go on with the batch that would have come."""
+"""Batches of recipes in TRL's trainers: killed, they go on with the batch that would have come."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from frameworks.trl_runs import (
     batches,
     evaluated,
     other_batches,
-    refusals,
     script,
     train,
-    undealt,
     write_samples,
 )
 
@@ -45,12 +43,9 @@ def killed_and_resumed(
             running.wait()
         else:
             checkpoint = folder / "out" / f"checkpoint-{stand // 3 * 3}"
-            # Of rows, each rank saves its position last; of batches, the trainer's state is.
-            names = "trainer_state.json" if kind.startswith("recipe") else "trainpipes/rank-*.pt"
-            files = 1 if kind.startswith("recipe") else ranks
             running.kill_when(
-                lambda checkpoint=checkpoint, log=log, names=names, files=files, last=stand - 1: (
-                    len(list(checkpoint.glob(names))) == files
+                lambda checkpoint=checkpoint, log=log, last=stand - 1: (
+                    (checkpoint / "trainer_state.json").exists()
                     and [last in one for one in by_step(log)] == [True] * ranks
                 )
             )
@@ -70,36 +65,15 @@ def unbroken(folder: Path, kind: str, ranks: int, steps: int, **options: Any) ->
     return by_step(folder / "log")
 
 
-def test_on_two_ranks_sft_goes_on_in_the_first_epoch_at_its_end_and_in_the_second(
-    tmp_path: Path,
-) -> None:
-    whole = unbroken(tmp_path, "text", 2, 17)
-    assert [len(rank) for rank in whole] == [17, 17]
-    # 41 rows: about 10 batches of each rank an epoch
-    assert killed_and_resumed(tmp_path, "text", 2, 17, [5, 10, 14]) == whole
-
-
-def test_packed_by_trl_with_workers_sft_goes_on_as_well(tmp_path: Path) -> None:
-    options = {"packing": True, "dataloader_num_workers": 2}
-    options["dataloader_multiprocessing_context"] = "fork"  # TRL's own functions do not pickle
-    whole = unbroken(tmp_path, "messages", 1, 17, **options)
-    assert killed_and_resumed(tmp_path, "messages", 1, 17, [5, 14], **options) == whole
-
-
-def test_rows_in_our_dpo_trainer_go_on_in_the_first_and_in_the_second_epoch(tmp_path: Path) -> None:
-    whole = unbroken(tmp_path, "preference", 1, 29)
-    assert killed_and_resumed(tmp_path, "preference", 1, 29, [4, 25]) == whole
-
-
 @pytest.mark.parametrize("recipe", ["chat", "preference"])
 def test_batches_of_recipes_go_on(tmp_path: Path, recipe: str) -> None:
-    whole = unbroken(tmp_path, f"recipe {recipe}", 1, 29)
-    assert killed_and_resumed(tmp_path, f"recipe {recipe}", 1, 29, [4, 25]) == whole
+    whole = unbroken(tmp_path, recipe, 1, 29)
+    assert killed_and_resumed(tmp_path, recipe, 1, 29, [4, 25]) == whole
 
 
 def test_batches_of_the_sft_recipe_go_on_from_two_ranks_on_one(tmp_path: Path) -> None:
-    one = unbroken(tmp_path / "one", "recipe sft", 1, 34)[0]
-    two = unbroken(tmp_path / "two", "recipe sft", 2, 15)
+    one = unbroken(tmp_path / "one", "sft", 1, 34)[0]
+    two = unbroken(tmp_path / "two", "sft", 2, 15)
     # 20 batches an epoch: 10 steps of two ranks
     in_order = [content for digests in one.values() for content in digests]
     taken = [
@@ -108,13 +82,13 @@ def test_batches_of_the_sft_recipe_go_on_from_two_ranks_on_one(tmp_path: Path) -
         for digests in steps
     ]
     assert taken == in_order[: len(taken)]
-    arguments = str(tmp_path / "out"), str(tmp_path / "log"), "recipe sft", 15, False, 14
+    arguments = str(tmp_path / "out"), str(tmp_path / "log"), "sft", 15, False, 14
     running = Ranks(_train, 2, tmp_path / "ranks", arguments, {})
     saved = tmp_path / "out" / "checkpoint-12" / "trainer_state.json"
     running.kill_when(
         lambda: saved.exists() and all(13 in rank for rank in by_step(tmp_path / "log"))
     )
-    resumed = str(tmp_path / "out"), str(tmp_path / "after"), "recipe sft", 20, True
+    resumed = str(tmp_path / "out"), str(tmp_path / "after"), "sft", 20, True
     run(_train, 1, tmp_path / "rank", resumed, {})
     (after,) = by_step(tmp_path / "after")
     assert [digests[0] for digests in after.values()] == in_order[24 : 24 + 8]
@@ -150,8 +124,7 @@ def test_an_evaluation_on_batches_is_the_same_on_any_number_of_ranks(tmp_path: P
             assert rank[name] == pytest.approx(alone[name], rel=1e-5)
             assert len(set(map(round, rank[name]))) == 1
             assert len(rank[name]) == 3
-    packing, skipping = alone["said"]  # and rows are evaluated on
-    assert "several ranks may have different numbers of batches" in ranks[1]["said"][2]
+    packing, skipping = alone["said"]
     assert "packing=True is for rows that TRL prepares" in packing
     assert "skip_prepare_dataset" in skipping
 
@@ -177,42 +150,20 @@ def test_batches_of_preferences_are_as_trl_makes_them_of_their_ids() -> None:
     assert all(torch.equal(wanted[name], found[name]) for name in wanted)
 
 
-def test_where_no_position_can_be_kept_or_found_that_is_said(tmp_path: Path) -> None:
-    (said,) = run(refusals, 1, tmp_path / "ranks", str(tmp_path / "out"))
-    check(said, [
-        "max_steps has to be specified",
-        "train_dataset must be the pipeline itself",
-        'save_strategy="epoch": rows that the trainer prepares have no epochs that end',
-        "put .shuffle(buffer_size) into the pipeline",
-        "trained",
-        "dataloader_num_workers: saved 0, now 1",
-        "stages: saved from_dataset -> sharding_filter -> shuffle -> repeat, now",
-        "trained",
-        "ranks: saved 2, now 1",
-        "is of step 2, and belongs to another checkpoint",
-        "is damaged (",
-        "is damaged (",
-        "is damaged (",
-        "has no position of this pipeline's rows",
-    ])  # fmt: skip
-
-
 def check(said: list[str], wanted: list[str]) -> None:
     assert [
         text if part not in text else part for part, text in zip(wanted, said, strict=True)
     ] == wanted
 
 
-def test_rows_that_are_not_dealt_to_the_ranks_are_refused(tmp_path: Path) -> None:
-    for said in run(undealt, 2, tmp_path / "ranks", str(tmp_path / "out")):
-        assert "add .sharding_filter() to the pipeline" in said
-
-
 def test_batches_of_another_kind_are_refused(tmp_path: Path) -> None:
     (said,) = run(other_batches, 1, tmp_path / "ranks", str(tmp_path / "out"))
     check(said, [
-        "SFTTrainer trains on batches with 'input_ids', such as those of the recipes sft, chat and pretrain",
+        "SFTTrainer trains on batches with 'input_ids', such as those of the recipe sft",
         "DPOTrainer trains on batches with 'chosen_input_ids', such as those of the recipe preference",
         "write train_dataset=pipe",
-        "SFTTrainer trains on batches with 'labels', such as those of the recipes sft, chat and pretrain",
+        "SFTTrainer trains on batches with 'labels', such as those of the recipe sft",
+        "train_dataset must make batches, got single rows: write train_dataset=tp.recipe('sft',",
+        "train_dataset must be the pipeline itself",
+        "eval_dataset must make batches, got single rows: write eval_dataset=tp.recipe('sft',",
     ])  # fmt: skip

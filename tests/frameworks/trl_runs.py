@@ -23,24 +23,9 @@ CHAT = (
 )
 
 
-def rows(kind: str) -> tp.Pipeline:
-    """Rows as TRL's trainers take them, of different lengths, each its own."""
-    told = [f"{n} " + WORDS[: n % 7] for n in range(ROWS)]
-    if kind == "text":
-        data = [{"text": text} for text in told]
-    elif kind == "messages":
-        data = [
-            {
-                "messages": [
-                    {"role": "user", "content": text},
-                    {"role": "assistant", "content": "ok"},
-                ]
-            }
-            for text in told
-        ]
-    else:
-        data = [{"prompt": text, "chosen": text[::-1], "rejected": "no"} for text in told]
-    return tp.from_dataset(data).sharding_filter(num_shards=4).shuffle(16, seed=3)
+def rows() -> tp.Pipeline:
+    """Rows as TRL's trainers take them of a dataset."""
+    return tp.from_dataset([{"text": f"{n} " + WORDS[: n % 7]} for n in range(ROWS)])
 
 
 def batches(kind: str) -> tp.Pipeline:
@@ -100,14 +85,13 @@ def train(
     stand_at: int | None = None,
     **options: Any,
 ) -> int:
-    """Train on rows, a checkpoint every few steps, and note each batch; returns the steps trained."""
+    """Train on batches of a recipe, a checkpoint every few steps, and note each batch; returns the steps."""
     warnings.simplefilter("ignore")
     import trl
 
     from trainpipes.integrations.trl import DPOTrainer, SFTTrainer
 
     preference = "preference" in kind
-    recipe = kind.partition("recipe ")[2]
     base = DPOTrainer if preference else SFTTrainer
 
     class Noting(base):  # type: ignore[misc, valid-type]
@@ -126,77 +110,10 @@ def train(
     )  # fmt: skip
     noted = Steps(Path(log), arguments.process_index)
     made: dict[str, Any] = {"ref_model": model()} if preference else {}
-    made["train_dataset"] = batches(recipe) if recipe else rows(kind)
+    made["train_dataset"] = batches(kind)
     trainer = Noting(model=model(), args=arguments, processing_class=tokenizer(), **made)
     trainer.train(resume_from_checkpoint=resume or None)
     return int(trainer.state.global_step)
-
-
-def refusals(folder: str) -> list[str]:
-    """What is said where the position of rows cannot be kept, or not be found."""
-    import trl
-    from transformers.trainer_utils import get_last_checkpoint
-
-    from trainpipes.integrations.trl import SFTTrainer
-
-    said = []
-
-    def refuse(data: Any, output: str, resume: str | None = None, **options: Any) -> None:
-        usual: dict[str, Any] = {
-            "max_steps": 3, "save_steps": 3, "per_device_train_batch_size": 2, "use_cpu": True,
-            "bf16": False, "report_to": [], "disable_tqdm": True, "gradient_checkpointing": False,
-        }  # fmt: skip
-        arguments = trl.SFTConfig(output_dir=f"{folder}/{output}", **{**usual, **options})
-        try:
-            trainer = SFTTrainer(
-                model=model(), args=arguments, train_dataset=data, processing_class=tokenizer()
-            )
-            trainer.train(resume_from_checkpoint=resume)
-            said.append("trained")
-        except (ValueError, tp.TrainpipesError) as error:
-            said.append(str(error))
-
-    text = rows("text")
-    refuse(text, "steps", max_steps=-1)
-    refuse(text.repeat().to_hf(), "dataset")
-    refuse(text, "epochs", save_strategy="epoch")
-    refuse(text, "shuffled", shuffle_dataset=True)
-    refuse(text, "first")
-    first = str(get_last_checkpoint(f"{folder}/first"))
-    refuse(text, "first", first, max_steps=4, dataloader_num_workers=1)
-    refuse(text.filter(bool), "first", first, max_steps=4)
-    refuse(text, "elsewhere", first, max_steps=4)
-    (path,) = Path(first, "trainpipes").iterdir()
-    other = path.rename(path.with_name("rank-00000-of-00002.pt"))
-    refuse(text, "first", first, max_steps=4)
-    saved = torch.load(other, weights_only=True)
-    for content in ({**saved, "step": 2}, None, {"a": 1}):
-        torch.save(content, path)
-        refuse(text, "first", first, max_steps=4)
-    path.write_bytes(b"")
-    refuse(text, "first", first, max_steps=4)
-    for file in path.parent.iterdir():
-        file.unlink()
-    refuse(text, "first", first, max_steps=4)
-    return said
-
-
-def undealt(folder: str) -> str:
-    """What is said on two ranks where a pipeline deals no rows to them."""
-    import trl
-
-    from trainpipes.integrations.trl import SFTTrainer
-
-    arguments = trl.SFTConfig(folder, max_steps=1, use_cpu=True, bf16=False, report_to=[])
-    pipe = tp.from_dataset([{"text": "a"}, {"text": "b"}])
-    trainer = SFTTrainer(
-        model=model(), args=arguments, train_dataset=pipe, processing_class=tokenizer()
-    )
-    try:
-        trainer.train()
-    except tp.ConfigError as error:
-        return str(error)
-    return "trained"
 
 
 def other_batches(folder: str) -> list[str]:
@@ -228,6 +145,9 @@ def other_batches(folder: str) -> list[str]:
     told(SFTTrainer, trl.SFTConfig, tp.Loader(batches("sft")))
     bare = batches("sft").map(without_labels)
     told(SFTTrainer, trl.SFTConfig, bare)
+    told(SFTTrainer, trl.SFTConfig, rows())
+    told(SFTTrainer, trl.SFTConfig, rows().to_hf())
+    told(SFTTrainer, trl.SFTConfig, batches("sft"), eval_dataset={"held out": rows()})
     return said
 
 
@@ -263,13 +183,9 @@ def evaluated(folder: str) -> dict[str, Any]:
     said = []
     usual["eval_strategy"] = "no"
     given = {"model": model(), "train_dataset": batches("sft"), "processing_class": tokenizer()}
-    for options, more in (
-        ({"packing": True}, {}),
-        ({"dataset_kwargs": {"skip_prepare_dataset": True}}, {}),
-        ({}, {"eval_dataset": rows("text")}),
-    ):
+    for options in ({"packing": True}, {"dataset_kwargs": {"skip_prepare_dataset": True}}):
         try:
-            SFTTrainer(args=trl.SFTConfig(**usual, **options), **given, **more)
+            SFTTrainer(args=trl.SFTConfig(**usual, **options), **given)
         except tp.ConfigError as error:
             said.append(str(error))
     return {**found, "said": said}

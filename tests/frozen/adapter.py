@@ -20,7 +20,7 @@ import trainpipes as tp
 from frozen import data, functions
 
 #: Words of the chains that the library has no more. Chains that have one of them are left out.
-GONE: set[str] = set()
+GONE: set[str] = {"recipe evaluation", "recipe tabular"}
 
 #: The method for each stage, where it has another name than in the chains.
 METHODS = {
@@ -85,6 +85,12 @@ VALUES: dict[tuple[str, str, Any], Any] = {
 BY_PLACE = {
     "select": "names",
     "drop": "names",
+}
+
+#: Options of recipes that chains leave out, where the library's own default is another.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "seq2seq": {"hf_names": False, "drop_last": False},
+    "masked_lm": {"drop_last": False},
 }
 
 #: The function for each source; "{}" stands for its options.
@@ -159,9 +165,8 @@ def words(chain: Mapping[str, Any]) -> set[str]:
 
 def _source(name: str, options: Mapping[str, Any]) -> str:
     if name == "recipe":
-        given = {
-            k: v for k, v in options.items() if k != "class_weights"
-        }  # counted by stats() today
+        given = {**DEFAULTS.get(options["name"], {}), **options}
+        given.pop("class_weights", None)  # counted by stats() today
         first = [_text(given.pop("name")), _text(given.pop("files"))]
         if "tokenizer" in given:
             first.append(_text(given.pop("tokenizer")))

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 
 import trainpipes as tp
 
@@ -184,13 +183,3 @@ def test_a_file_that_nobody_noted_does_not_stay(files: str, tmp_path: Path):
         *(f"part-0000{n}.parquet" for n in range(3)),
         "part-of-the-readme.txt",
     ]
-
-
-@pytest.mark.usefixtures("cluster")
-@pytest.mark.filterwarnings("ignore:::ray")
-@pytest.mark.filterwarnings("ignore:.*ObjectRef.*:UserWarning")
-def test_rows_of_a_dataset_of_ray_can_be_written(tmp_path: Path):
-    pipe = tp.from_ray(ray.data.range(500, override_num_blocks=3), block_rows=64).shuffle(128)
-    pipe.write_parquet(tmp_path / "here", files=3)
-    pipe.write_parquet(tmp_path / "there", files=3, engine="ray")
-    assert hashes(tmp_path / "here") == hashes(tmp_path / "there")

@@ -92,7 +92,7 @@ RECIPES: dict[str, Make] = {
     "masked_lm / cut": lambda f: tp.recipe("masked_lm", f, words(), max_length=5, **SMALL),
     "sft": lambda f: tp.recipe("sft", f, "bytes", max_length=30, **SMALL),
     "seq2seq": lambda f: tp.recipe("seq2seq", f, "bytes", **SMALL),
-    "seq2seq / names": lambda f: tp.recipe("seq2seq", f, "bytes", hf_names=True, **SMALL),
+    "seq2seq / names": lambda f: tp.recipe("seq2seq", f, "bytes", hf_names=False, **SMALL),
     "chat": lambda f: tp.recipe("chat", f, small_tokenizer(), **SMALL),
     "chat / packed": lambda f: tp.recipe(
         "chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL
@@ -102,7 +102,7 @@ RECIPES: dict[str, Make] = {
     "classification / several": lambda f: tp.recipe(
         "classification", f, "bytes", label="labels", **SMALL
     ),
-    "evaluation": lambda f: tp.recipe("evaluation", f, "bytes", batch_size=4, num_shards=12),
+    "sft / evaluated": lambda f: tp.recipe("sft", f, "bytes", train=False, **SMALL),
 }
 
 
@@ -558,7 +558,12 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
         with pytest.raises(tp.ConfigError, match=message):
             tp.recipe("sft", done.folder, **options)
     with pytest.raises(tp.SchemaError, match=r"needs a column 'target_ids'.* --recipe seq2seq"):
+        tp.recipe("seq2seq", done.folder, "bytes", max_length=30, hf_names=False)
+    with pytest.raises(tp.ConfigError, match=r"seq2seq\(labels\): the files were tokenized with"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
+    apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart", processes=1)
+    with pytest.raises(tp.ConfigError, match="sft: the files were tokenized without labels"):
+        tp.recipe("sft", apart.folder, "bytes", max_length=512)
     other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
     with pytest.raises(tp.ConfigError, match=r"pretrain\(eos\): .* with 256, and now it is 5"):
         tp.recipe("pretrain", other.folder, "bytes", eos=5)

@@ -18,7 +18,7 @@ from recipes.chats import conversations_of, small_tokenizer
 from recipes.trained import check_training, real_text, short_and_long
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import chat, training
-from trainpipes_recipes.chats.conversations import conversations
+from trainpipes_recipes.chats import conversations
 
 TOKENIZER = small_tokenizer()
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 8, "num_shards": 2}
@@ -343,15 +343,15 @@ def test_a_bad_row_is_named_or_dropped_or_kept(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("messages", "error", "said"),
     [
-        (["text"], tp.SchemaError, r"holds lists of messages, got string: .* by json.loads"),
+        (["text"], tp.SchemaError, r"holds lists of messages, got str: .* by json.loads"),
         ([["text"]], tp.SchemaError, r'dicts with "role" and "content" or with "from" and "value"'),
         ([[{"text": "x"}]], tp.SchemaError, r'dicts with "role" and "content"'),
         (
             [[{"role": {"name": "user"}, "content": "x"}]],
             tp.SchemaError,
-            "a role is text, got struct",
+            "a role is text, got .*user",
         ),
-        ([7], tp.SchemaError, "holds lists of messages, got int64"),
+        ([7], tp.SchemaError, "holds lists of messages, got int "),
     ],
 )
 def test_what_are_no_conversations_is_refused(messages: Any, error: Any, said: str) -> None:
@@ -377,11 +377,11 @@ def test_what_is_missing_is_told() -> None:
     with pytest.raises(tp.SchemaError, match="mesages"):
         list(chat(rows(GOOD), TOKENIZER, messages="mesages", **ONE))
     with pytest.raises(
-        tp.ConfigError, match='on_error must be "raise", "skip", "keep" or None, got \'drop\''
+        tp.ConfigError, match='on_error\\) is "raise", "skip" or "keep", got \'drop\''
     ):
         chat(rows(GOOD), TOKENIZER, on_error="drop")  # type: ignore[arg-type]
     for roles in (["human"], {"human": 5}):
-        with pytest.raises(tp.ConfigError, match="roles are a dict of names and"):
+        with pytest.raises(tp.ConfigError, match="roles must be a dict of names and"):
             chat(rows(GOOD), TOKENIZER, roles=roles)  # type: ignore[arg-type]
     with pytest.raises(tp.ConfigError, match="is a transformers tokenizer or a local directory"):
         chat(rows(GOOD), "bytes")
@@ -390,9 +390,7 @@ def test_what_is_missing_is_told() -> None:
 def test_rows_alone_can_be_converted() -> None:
     told = [share_gpt(each) for each in made(6)]
     found = list(conversations(rows(*told), "messages"))
-    assert [row["messages"] for row in found] == [
-        [{**each, "tool_calls": None} for each in one] for one in made(6)
-    ]
+    assert [row["messages"] for row in found] == made(6)
 
 
 @short_and_long

@@ -1,34 +1,156 @@
-"""``evaluation`` gives every row once, in file order, with its number, on any number of ranks."""
+"""With ``train=False`` a recipe gives every row once, in file order, on any number of ranks."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+import every_recipe
 import trainpipes as tp
-from elastic.launch import Launch
-from trainpipes.testing import check_resume
-from trainpipes_recipes import evaluate, evaluation, sft, train_sft
+import trainpipes_recipes
+from every_recipe import small_tokenizer, words
+from trainpipes.testing import check_resume, digest
+from trainpipes_recipes import (
+    chat,
+    classification,
+    images,
+    masked_lm,
+    preference,
+    pretrain,
+    seq2seq,
+    sft,
+    tokens,
+)  # fmt: skip
 
 #: Made rows: sums of several lengths.
 ROWS = [
-    {"prompt": f"{k} + {k} =" + " hm" * (k % 4), "response": f" {2 * k}", "id": f"r{k}"}
+    {"prompt": f"{k} + {k} =" + " hm" * (k % 4), "response": f" = {2 * k}", "label": k % 3}
     for k in range(53)
 ]
-TEXTS = [row["prompt"] for row in ROWS]
+CHATS = [
+    {
+        "messages": [
+            {"role": "user", "content": row["prompt"]},
+            {"role": "assistant", "content": "x"},
+        ]
+    }
+    for row in ROWS
+]
+CHOICES = [{"prompt": row["prompt"], "chosen": "yes", "rejected": "no"} for row in ROWS]
+PIXELS = np.arange(53, dtype=np.uint8)[:, None, None, None] + np.zeros((3, 5, 5), np.uint8)
+SMALL: dict[str, Any] = {"batch_size": 4, "num_shards": 12, "train": False}
+
+
+def rows(given: list[dict[str, Any]] = ROWS) -> tp.Pipeline:
+    return tp.from_dataset(given)
+
+
+#: Recipes whose rows stay apart.
+PADDED: dict[str, Callable[..., tp.Pipeline]] = {
+    "sft": lambda **o: sft(rows(), "bytes", **SMALL | o),
+    "seq2seq": lambda **o: seq2seq(rows(), "bytes", **SMALL | o),
+    "chat": lambda **o: chat(rows(CHATS), small_tokenizer(), **SMALL | o),
+    "preference": lambda **o: preference(rows(CHOICES), "bytes", **SMALL | o),
+    "masked_lm": lambda **o: masked_lm(rows(), words(), text="prompt", **SMALL | o),
+    "classification": lambda **o: classification(rows(), "bytes", text="prompt", **SMALL | o),
+    "images": lambda **o: images(
+        tp.from_tensors(image=PIXELS, label=np.arange(53)), size=4, **SMALL | o
+    ),
+}
+#: Recipes whose rows share rows of one length, or are cut from one sequence.
+PACKED: dict[str, Callable[..., tp.Pipeline]] = {
+    "pretrain": lambda **o: pretrain(rows(), "bytes", text="prompt", max_length=64, **SMALL | o),
+    "tokens": lambda **o: tokens(every_recipe.token_rows(), max_length=16, **SMALL | o),
+    "chat / packed": lambda **o: chat(
+        rows(CHATS), small_tokenizer(), packed=True, max_length=256, **SMALL | o
+    ),
+}
+EVERY = {**PADDED, **PACKED}
+
+
+def digests(batches: Any) -> list[str]:
+    return [digest(batch) for batch in batches]
+
+
+def texts(pipe: tp.Pipeline) -> list[str]:
+    ids = [row for batch in pipe for row in batch["input_ids"].tolist()]
+    return [bytes(i for i in row if i < 256).decode() for row in ids]
+
+
+def test_no_recipe_is_missing_here() -> None:
+    assert {name.split(" / ")[0] for name in EVERY} == set(trainpipes_recipes.__all__)
+    for name in trainpipes_recipes.__all__:
+        options = inspect.signature(getattr(trainpipes_recipes, name)).parameters
+        assert options["train"].default is True
+        assert options.get("drop_last", options["train"]).default is True
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_rows_come_once_and_none_is_left_out(name: str) -> None:
+    sizes = [len(next(iter(batch.values()))) for batch in PADDED[name]()]
+    assert sizes == [4] * 13 + [1]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_each_pass_is_the_same_and_ranks_take_turns(name: str) -> None:
+    make = EVERY[name]
+    whole = digests(tp.Loader(make(), epoch=0))
+    assert digests(tp.Loader(make(), epoch=0, num_workers=2)) == whole
+    if name != "masked_lm":  # which hides other tokens in each epoch
+        pipe = make()
+        assert digests(pipe) == digests(pipe) == whole
+    for ranks in (2, 3):
+        parts = [digests(make().distributed(rank=r, world_size=ranks)) for r in range(ranks)]
+        if name in PADDED:
+            assert [b for step in zip_longest(*parts) for b in step if b is not None] == whole
+        else:  # batches of packed rows are known when they are cut
+            assert sorted(b for part in parts for b in part) == sorted(whole)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_it_resumes_exactly_to_its_own_ragged_end(name: str) -> None:
+    check_resume(EVERY[name](), every=3, processes=0, epochs=2)
+    check_resume(EVERY[name]().distributed(rank=1, world_size=3), every=2, processes=0)
+
+
+def test_rows_are_those_of_training_in_the_order_of_the_file() -> None:
+    one = {"batch_size": 1}
+    assert texts(PADDED["sft"](**one)) == [row["prompt"] + row["response"] for row in ROWS]
+    trained = {digest(batch) for batch in PADDED["sft"](**one, train=True, drop_last=False)}
+    assert set(digests(PADDED["sft"](**one))) == trained
+    labels = [int(batch["labels"]) for batch in PADDED["images"](**one)]
+    assert labels == list(range(53))
+
+
+@pytest.mark.parametrize("name", ["pretrain", "tokens"])
+def test_packed_documents_come_once(name: str) -> None:
+    made = {
+        "pretrain": [len(row["prompt"]) + 1 for row in ROWS],
+        "tokens": [k % 11 for k in range(97)],
+    }
+    found = [int((batch["segment_ids"] > 0).sum()) for batch in PACKED[name]()]
+    assert sum(found) == sum(made[name])
+
+
+def test_ids_that_are_mapped_come_in_their_order(tmp_path: Path) -> None:
+    np.arange(1000, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    pipe = tokens(tmp_path / "train.bin", dtype="uint16", max_length=16, **SMALL)
+    assert torch.cat([batch["input_ids"] for batch in pipe]).flatten().tolist() == list(range(992))
 
 
 def files(kind: str, folder: Path) -> Any:
     """The rows in two files, whose names are in order."""
-    folder.mkdir(exist_ok=True)
     for number, part in enumerate([ROWS[:20], ROWS[20:]]):
         table, path = pa.Table.from_pylist(part), folder / f"{number}.{kind}"
         if kind == "parquet":
@@ -44,169 +166,45 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "parquet": lambda f: files("parquet", f),
     "jsonl": lambda f: files("jsonl", f),
     "csv": lambda f: files("csv", f),
-    "from_dataset": lambda f: tp.from_dataset(ROWS),
     "from_iterable": lambda f: tp.from_iterable(lambda: ROWS),
-    "concat": lambda f: tp.concat(tp.from_dataset(ROWS[:9]), tp.from_dataset(ROWS[9:])),
+    "concat": lambda f: tp.concat(rows(ROWS[:9]), rows(ROWS[9:])),
+    "cached": lambda f: files("parquet", f),
 }
-
-
-def read(batches: Iterator[Any]) -> list[tuple[int, str]]:
-    """Numbers and texts of rows."""
-    return [
-        (row, bytes(i for i in ids if i < 256).decode())
-        for batch in batches
-        for row, ids in zip(batch["row"].tolist(), batch["input_ids"].tolist(), strict=True)
-    ]
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_each_kind_of_source_gives_every_row_in_order(name: str, tmp_path: Path) -> None:
-    pipe = evaluation(SOURCES[name](tmp_path), "bytes", text="prompt", batch_size=8, num_shards=12)
-    for _ in range(2):
-        assert read(iter(pipe)) == list(enumerate(TEXTS))
-    check_resume(pipe, every=3)
+    cache = str(tmp_path / "cache") if name == "cached" else False
+    pipe = sft(SOURCES[name](tmp_path), "bytes", cache=cache, **SMALL)
+    wanted = [row["prompt"] + row["response"] for row in ROWS]
+    assert texts(pipe) == wanted
+    ranks = [pipe.distributed(rank=rank, world_size=2) for rank in (0, 1)]
+    assert sorted(text for rank in ranks for text in texts(rank)) == sorted(wanted)
 
 
-@pytest.mark.parametrize("name", SOURCES)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("workers", [None, 0, 2])
-def test_ranks_together_give_every_row_once(
-    name: str, ranks: int, workers: int | None, tmp_path: Path
-) -> None:
-    pipe = evaluation(SOURCES[name](tmp_path), "bytes", text="prompt", batch_size=4, num_shards=12)
-    found = []
-    for rank in range(ranks):
-        own = pipe.distributed(rank=rank, world_size=ranks)
-        loaded = own if workers is None else tp.Loader(own, num_workers=workers)
-        rows = read(iter(loaded))
-        assert rows == sorted(rows)
-        found += rows
-    assert sorted(found) == list(enumerate(TEXTS))
-
-
-def test_a_resume_on_a_rank_goes_on_to_its_own_ragged_end() -> None:
-    for rank in range(3):
-        pipe = evaluation(tp.from_dataset(ROWS), "bytes", batch_size=4, num_shards=12)
-        check_resume(pipe.distributed(rank=rank, world_size=3))
-
-
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_a_run_saved_on_two_ranks_goes_on_on_others(ranks: int) -> None:
-    def pipe(rank: int, world: int) -> tp.Pipeline:
-        found = evaluation(tp.from_dataset(ROWS), "bytes", batch_size=4, num_shards=12)
-        return found.distributed(rank=rank, world_size=world)
-
-    rows, states = [], []
-    for rank in (0, 1):
-        iterator = iter(pipe(rank, 2))
-        rows += read(batch for batch, _ in zip(iterator, range(3), strict=False))
-        states.append(pipe(rank, 2).state_at(3))
-    for rank in range(ranks):
-        own = pipe(rank, ranks)
-        own.load_state_dict(states[0])
-        rows += read(iter(own))
-    assert states[0] == states[1]
-    assert [row for row, _ in sorted(rows)] == list(range(53))
-
-
-def test_batches_hold_what_sft_makes_of_the_rows() -> None:
-    rows = tp.from_dataset(ROWS)
-    batches = list(evaluation(rows, "bytes", batch_size=8, max_length=20))
-    names = ["attention_mask", "input_ids", "labels", "row"]
-    assert [sorted(batch) for batch in batches] == [names] * 7
-    assert [len(batch["row"]) for batch in batches] == [8] * 6 + [5]
-    assert batches[0]["row"].dtype == torch.int64
-    trained = sft(rows, "bytes", batch_size=1, max_length=20)
-    one = {tuple(batch["input_ids"][0].tolist()): batch for batch in trained}
-    for batch in evaluation(rows, "bytes", batch_size=1, max_length=20):
-        same = one[tuple(batch["input_ids"][0].tolist())]
-        assert torch.equal(batch["labels"], same["labels"])
-        assert torch.equal(batch["attention_mask"], same["attention_mask"])
-
-
-def test_prompts_for_generation_are_padded_on_the_left_and_keep_their_references() -> None:
-    pipe = evaluation(
-        tp.from_dataset(ROWS), "bytes", prompt="prompt", keep=["response", "id"], padding_side="left",
-        batch_size=2,
-    )  # fmt: skip
-    batch = pipe.peek()
-    assert sorted(batch) == ["attention_mask", "id", "input_ids", "response", "row"]
-    assert batch["response"] == [" 0", " 2"]
-    assert batch["id"] == ["r0", "r1"]
-    assert batch["attention_mask"].tolist() == [[0, 0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 10]
-    kept = evaluation(tp.from_dataset(ROWS), "bytes", text="prompt", keep="prompt", batch_size=2)
-    assert kept.peek()["prompt"] == TEXTS[:2]
-
-
-def test_rows_that_a_filter_leaves_keep_their_numbers() -> None:
-    rows = tp.from_dataset(ROWS).enumerate(column="row").filter(lambda row: row["row"] % 5 == 1)
-    pipe = evaluation(rows, "bytes", text="prompt", batch_size=2, num_shards=12)
-    wanted = [pair for pair in enumerate(TEXTS) if pair[0] % 5 == 1]
-    assert sorted(read(iter(pipe))) == wanted
-    halves = [pipe.distributed(rank=rank, world_size=2) for rank in (0, 1)]
-    assert sorted(pair for half in halves for pair in read(iter(half))) == wanted
-
-
-def test_rows_may_be_none_empty_or_a_text() -> None:
-    assert list(evaluation(tp.from_dataset([]), "bytes", text="text")) == []
-    batch = evaluation(tp.from_dataset([{"text": ""}, {"text": "a"}]), "bytes").peek()
-    assert batch["attention_mask"].tolist() == [[0], [1]]
+def test_rows_that_a_filter_or_an_error_takes_away_leave_the_others() -> None:
+    some = rows().filter(lambda row: row["label"] == 1)
+    wanted = [row["prompt"] + row["response"] for row in ROWS if row["label"] == 1]
+    assert sorted(texts(sft(some, "bytes", **SMALL))) == sorted(wanted)
+    null = rows([*ROWS[:5], {"prompt": None, "response": "x"}, *ROWS[5:]])
+    assert len(texts(sft(null, "bytes", on_error="skip", **SMALL))) == 53
+    assert list(sft(rows([]), "bytes", prompt="prompt", response="response", **SMALL)) == []
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "error", "said"),
+    ("given", "said"),
     [
-        (tp.from_dataset(ROWS).shuffle(3), {}, tp.ConfigError, r"in file order.* got rows of shuffle\(\)"),
-        (tp.from_dataset(ROWS).sharding_filter(2), {}, tp.ConfigError, r"got rows of sharding_filter\(\)"),
-        (tp.from_dataset(ROWS).repeat(), {}, tp.ConfigError, r"got rows of repeat\(\)"),
-        (tp.mix({"a": tp.from_dataset(ROWS)}), {}, tp.ConfigError, r"mix\(\).*sources of a mix one by one"),
-        (tp.from_dataset(ROWS).filter(bool), {}, tp.ConfigError, r"enumerate\(.*put it before filter\(\)"),
-        (tp.from_dataset(ROWS).rename({"id": "row"}), {}, tp.SchemaError, "a column 'row' already"),
-        (tp.from_dataset(ROWS), {"text": "id", "prompt": "id"}, tp.ConfigError, "and response, or text"),
-        (tp.from_dataset(ROWS), {"keep": ["idd"]}, tp.SchemaError, r"no column 'idd' \(did you mean 'id'"),
-        (tp.from_dataset([{"x": "a"}]), {}, tp.SchemaError, r"columns are \['x'\], .*tried were text"),
-        (tp.from_dataset([{"text": "a"}, {"text": None}]), {}, tp.DataError, r"'text' is null.*row 1\)"),
+        (rows().shuffle(3), r"in file order.* got rows of shuffle\(\)"),
+        (rows().sharding_filter(2), r"got rows of sharding_filter\(\)"),
+        (rows().repeat(), r"got rows of repeat\(\)"),
+        (tp.mix({"a": rows()}), r"mix\(\).*sources of a mix one by one"),
     ],
-)  # fmt: skip
-def test_what_is_not_right_is_refused(
-    rows: Any, options: Any, error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        evaluation(rows, "bytes", **options).peek()
+)
+def test_rows_in_another_order_are_refused(given: tp.Pipeline, said: str) -> None:
+    with pytest.raises(tp.ConfigError, match=said):
+        sft(given, "bytes", train=False)
 
 
 def test_rows_of_a_mix_have_no_place_in_a_file() -> None:
     with pytest.raises(tp.ConfigError, match=r"put it before mix\(\), in each of its sources"):
-        tp.mix({"a": tp.from_dataset(ROWS), "b": tp.from_dataset(ROWS)}).enumerate()
-
-
-# The script
-
-
-@pytest.mark.slow
-def test_two_ranks_score_as_one_does(tmp_path: Path) -> None:
-    options = ["--files", str(files("parquet", tmp_path / "rows")), "--device", "cpu"]
-    options += ["--checkpoint-dir", str(tmp_path / "run"), "--batch-size", "4"]
-    size = ["--width", "16", "--layers", "1", "--heads", "2", "--max-length", "48"]
-    state, deterministic = torch.get_rng_state(), torch.are_deterministic_algorithms_enabled()
-    try:
-        train_sft.main([*options, *size, "--steps", "5"])
-        mean = evaluate.main(options)
-    finally:
-        torch.set_rng_state(state)
-        torch.use_deterministic_algorithms(deterministic)
-    one = (tmp_path / "run" / "scores.jsonl").read_text()
-    rows = [json.loads(line) for line in one.splitlines()]
-    assert [row["row"] for row in rows] == list(range(53))
-    assert [row["tokens"] for row in rows] == [len(row["response"]) + 1 for row in ROWS]
-    tokens = sum(row["tokens"] for row in rows)
-    assert mean == pytest.approx(sum(row["loss"] * row["tokens"] for row in rows) / tokens)
-    launch = Launch(Path(evaluate.__file__), 2, tmp_path / "two", *options)
-    assert launch.wait() == 0
-    other = [
-        json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()
-    ]
-    assert [(row["row"], row["tokens"]) for row in other] == [
-        (row["row"], row["tokens"]) for row in rows
-    ]
-    assert [row["loss"] for row in other] == pytest.approx([row["loss"] for row in rows], rel=1e-5)
+        tp.mix({"a": rows(), "b": rows()}).enumerate()

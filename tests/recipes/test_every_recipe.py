@@ -30,16 +30,12 @@ def test_a_resume_is_exact(name: str, folder: Path) -> None:
         check_resume(pipe, epochs=3, every=7, processes=1)
 
 
-#: Ranks of an evaluation need not end together: see test_evaluation.py.
-EVEN = [name for name in EVERY if name != "evaluation"]
-
-
-@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize("name", EVERY)
 def test_ranks_together_give_the_sequence_of_one(name: str, folder: Path) -> None:
     assert_ranks_agree(EVERY[name](folder))
 
 
-@pytest.mark.parametrize("name", EVEN)
+@pytest.mark.parametrize("name", EVERY)
 def test_a_run_saved_on_some_ranks_goes_on_on_others(name: str, folder: Path) -> None:
     assert_resumes_elsewhere(EVERY[name](folder))
 

@@ -18,7 +18,7 @@ import torch
 import trainpipes as tp
 from every_stage import SavedRows
 from trainpipes.testing import check_resume, digest
-from trainpipes_recipes import evaluation, preference, pretrain, seq2seq, sft
+from trainpipes_recipes import preference, pretrain, seq2seq, sft
 from trainpipes_recipes.inputs import PAIRS, TEXTS, Input, with_context
 
 ROWS = pa.table(
@@ -147,7 +147,7 @@ def test_every_recipe_gives_the_same_prompt_of_alpacas_rows() -> None:
     for context, prompt in [(None, "Add:\n\n1 + 1"), ("", "Add:")]:
         given: dict[str, Any] = {"context": context, **options}
         data = tp.from_dataset(rows)
-        for pipe in (sft(data, "bytes", **given), evaluation(data, "bytes", **given)):
+        for pipe in (sft(data, "bytes", **given), sft(data, "bytes", train=False, **given)):
             assert texts_of(pipe.peek()["input_ids"]) == [prompt + "2"]
         assert texts_of(seq2seq(data, "bytes", **given).peek()["input_ids"]) == [prompt]
     pipe = preference(tp.from_dataset(pairs), "bytes", **options)
@@ -168,8 +168,8 @@ def test_context_that_is_null_everywhere_or_no_text() -> None:
 
 
 def test_names_of_hugging_face() -> None:
-    ours = list(seq2seq(tp.from_arrow(ROWS), "bytes", **OPTIONS))
-    theirs = list(seq2seq(tp.from_arrow(ROWS), "bytes", hf_names=True, **OPTIONS))
+    ours = list(seq2seq(tp.from_arrow(ROWS), "bytes", hf_names=False, **OPTIONS))
+    theirs = list(seq2seq(tp.from_arrow(ROWS), "bytes", **OPTIONS))
     for one, other in zip(ours, theirs, strict=True):
         assert sorted(other) == ["attention_mask", "input_ids", "labels"]
         assert torch.equal(one["input_ids"], other["input_ids"])

@@ -57,10 +57,8 @@ def preference(files: Any, **options: Any) -> tp.Pipeline:
     )
 
 
-def evaluation(files: Any, **options: Any) -> tp.Pipeline:
-    return tp.recipe(
-        "evaluation", files, "bytes", max_length=64, batch_size=4, num_shards=4, **options
-    )
+def evaluated(files: Any, **options: Any) -> tp.Pipeline:
+    return sft(files, train=False, **options)
 
 
 RECIPES: dict[str, tuple[Make, list[dict[str, Any]]]] = {
@@ -68,7 +66,7 @@ RECIPES: dict[str, tuple[Make, list[dict[str, Any]]]] = {
     "chat": (chat, CHATS),
     "chat / packed": (packed, CHATS),
     "preference": (preference, CHOICES),
-    "evaluation": (evaluation, PAIRS),
+    "sft / evaluated": (evaluated, PAIRS),
 }
 
 
@@ -131,7 +129,7 @@ def test_a_recipe_leaves_them_out(
     name: str, cache: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, rows = RECIPES[name]
-    options = {"cache": str(tmp_path / "kept")} if cache and name != "evaluation" else {}
+    options = {"cache": str(tmp_path / "kept")} if cache else {}
     pipe = make(written(rows, tmp_path), on_error="skip", **options)
     with caplog.at_level(logging.WARNING, "trainpipes"):
         found = targets(pipe)
@@ -141,7 +139,7 @@ def test_a_recipe_leaves_them_out(
     assert "left out: they have no target" in caplog.text
     with pytest.raises(TypeError):
         len(pipe)
-    if name != "evaluation" and not cache:
+    if name != "sft / evaluated" and not cache:
         check_resume(pipe, epochs=2, every=3, processes=0)
 
 
@@ -154,7 +152,7 @@ def test_a_malformed_conversation_and_one_without_a_target_go_by_one_option(
         list(chat(files))
     with caplog.at_level(logging.WARNING, "trainpipes"):
         assert targets(chat(files, on_error="skip")) == [True]
-    assert "1 of 3 rows left out: they teach nothing" in caplog.text
+    assert "rows left out: they teach nothing (" in caplog.text
     assert "1 of 2 rows left out: they have no target" in caplog.text
     assert sorted(targets(chat(files, on_error="keep"))) == [False, False, True]
 
@@ -166,7 +164,7 @@ def test_the_older_option_is_told_of_like_any_that_is_not_there() -> None:
 
 def test_an_encoder_decoder_always_has_the_end_to_learn(tmp_path: Path) -> None:
     rows = [{"prompt": "p " * 99, "response": ""}, {"prompt": "", "response": "r " * 99}]
-    options: dict[str, Any] = {"max_length": 1, "hf_names": True, **SMALL}
+    options: dict[str, Any] = {"max_length": 1, "drop_last": False, **SMALL}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         (batch,) = tp.recipe("seq2seq", written(rows, tmp_path), "bytes", **options)

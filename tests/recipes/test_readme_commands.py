@@ -11,11 +11,13 @@ import pytest
 
 import trainpipes_recipes
 from torch_settings import torch_as_before
+from trainpipes.cli.app import run
 from trainpipes_recipes import samples
-from trainpipes_recipes.training.log import read_log
+from trainpipes_recipes.training import read_log
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 ROWS = re.findall(r"^\| \[`(\w+)`\]\(docs/recipes\.md#(\w+)\) \|.*\| `([^`]+)` \|$", README, re.M)
+SCRIPTS = re.findall(r"^python -m trainpipes_recipes\.(train_\w+) (.*)$", README, re.M)
 
 
 @pytest.fixture(scope="module")
@@ -25,32 +27,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_recipe_has_its_line() -> None:
+def test_every_recipe_and_every_script_has_its_line() -> None:
     assert sorted(name for name, _, _ in ROWS) == sorted(trainpipes_recipes.__all__)
-    assert all(name == anchor for name, anchor, _ in ROWS)
+    assert all(name == anchor == command.split()[0] for name, anchor, command in ROWS)
+    there = Path(trainpipes_recipes.__file__).parent.glob("train_*.py")
+    assert sorted(name for name, _ in SCRIPTS) == sorted(path.stem for path in there)
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in ROWS])
-def test_a_command_runs_as_it_stands(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", [command for _, _, command in ROWS])
+def test_a_recipe_runs_as_it_stands(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    commands = {name: shlex.split(command) for name, _, command in ROWS}
-    script, *options = commands[name]
-    if name == "evaluation":  # of what train_sft has saved
-        run(*commands["sft"])
-        with torch_as_before():
-            mean = importlib.import_module(f"trainpipes_recipes.{script}").main(options)
-        assert 0 < mean < 10
-        assert len((folder / "checkpoints/sft/scores.jsonl").read_text().splitlines()) > 100
-        return
-    run(script, *options)
-    steps = read_log(folder / "checkpoints" / script.removeprefix("train_") / "log.jsonl")
-    assert [step.number for step in steps] == [1, 2, 3]
+    code = run(["run", *shlex.split(command), "--steps", "3"])
+    assert code == 0, capsys.readouterr()
 
 
-def run(script: str, *options: str) -> None:
-    """Three steps of a training script."""
+@pytest.mark.parametrize(("script", "options"), SCRIPTS)
+def test_a_script_trains_as_it_stands(
+    script: str, options: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
     main = importlib.import_module(f"trainpipes_recipes.{script}").main
     with torch_as_before():
-        main([*options, "--steps", "3", "--device", "cpu", "--threads", "1"])
+        main([*shlex.split(options), "--steps", "3", "--device", "cpu", "--threads", "1"])
+    steps = read_log(folder / "checkpoints" / script.removeprefix("train_") / "log.jsonl")
+    assert [step.number for step in steps] == [3]

@@ -9,8 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 import trainpipes as tp
 from recipes.trained import BYTES, check_training, real_text, short_and_long
@@ -42,15 +44,19 @@ def test_sft(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
 
 @short_and_long
 def test_seq2seq(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
-    def loss(model: Any, batch: Any) -> Tensor:
-        target, prompt = batch["target_ids"], batch["input_ids"]
-        scores = model(prompt, batch["input_mask"], target)
-        return training.token_loss(scores, target.masked_fill(target == BYTES - 1, -100))
-
+    """The batches are the arguments of transformers' encoder-decoder models, which leave padding out."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    config = T5Config(
+        vocab_size=BYTES,
+        dropout_rate=0.0,
+        pad_token_id=BYTES - 1,
+        decoder_start_token_id=0,
+        **sizes,
+    )
     check_training(
         lambda: seq2seq(functions, "bytes", max_length=128, batch_size=8, buffer_size=100),
-        lambda: training.EncoderDecoder(BYTES, 128, 48, 1, 4),
-        loss,
+        lambda: T5ForConditionalGeneration(config),
+        lambda model, batch: model(**batch).loss,
         tmp_path,
         steps=steps,
         below=below,
@@ -90,7 +96,7 @@ def test_masked_lm(functions: Any, steps: int, below: float, tmp_path: Path) -> 
 
     def loss(model: Any, batch: Any) -> Tensor:
         scores = model(batch["input_ids"], batch["attention_mask"])
-        return training.token_loss(scores, batch["labels"])
+        return F.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
 
     check_training(
         lambda: masked_lm(

@@ -17,8 +17,7 @@ import trainpipes as tp
 import trainpipes_recipes
 from trainpipes_recipes import train_sft, training
 from trainpipes_recipes.demo.corpus import train_tokenizer
-from trainpipes_recipes.training.log import read_log
-from trainpipes_recipes.training.ranks import Rank
+from trainpipes_recipes.training import Rank, read_log
 
 
 @pytest.fixture
@@ -35,7 +34,15 @@ def train(folder: Path, *options: str) -> None:
         [
             *("--files", str(folder / "sums.parquet"), "--prompt", "q", "--response", "a"),
             *("--width", "16", "--layers", "1", "--heads", "2", "--max-length", "32"),
-            *("--checkpoint-dir", str(folder / "run"), "--device", "cpu", *options),
+            *(
+                "--checkpoint-dir",
+                str(folder / "run"),
+                "--device",
+                "cpu",
+                "--log-every",
+                "1",
+                *options,
+            ),
         ]
     )
 
@@ -59,6 +66,14 @@ class TestTrainSft:
         steps = read_log(log)
         assert [step.number for step in steps] == list(range(1, 9))
         assert "x" not in {step.batch for step in steps}
+
+    def test_the_log_has_what_it_is_told_to(self, sums: Path) -> None:
+        """A hash of a batch, or a loss of each step, is for those who ask for it."""
+        log = sums / "run" / "log.jsonl"
+        train(sums, "--steps", "7", "--log-every", "3")
+        assert [(step.number, step.batch) for step in read_log(log)] == [(3, ""), (6, ""), (7, "")]
+        train(sums, "--steps", "4", "--log-every", "2", "--log-batches", "--resume", "never")
+        assert len({step.batch for step in read_log(log)} - {""}) == 2
 
     def test_a_run_that_is_done_does_nothing(self, sums: Path) -> None:
         train(sums, "--steps", "3")
@@ -194,14 +209,6 @@ def test_padding_and_prompts_do_not_change_the_loss() -> None:
 def test_a_batch_without_labels_has_no_loss() -> None:
     nothing = torch.full((2, 8), -100)
     assert training.next_token_loss(torch.randn(2, 8, 50), nothing) == 0
-    assert training.class_loss(torch.randn(8, 3), nothing[0]) == 0
-
-
-def test_classes_count_as_their_weights_say() -> None:
-    scores, labels, weights = torch.randn(6, 3), torch.tensor([0, 1, 2, 2, 2, 0]), torch.rand(3)
-    for given in (None, weights):
-        wanted = nn.functional.cross_entropy(scores, labels, given)
-        torch.testing.assert_close(training.class_loss(scores, labels, given), wanted)
 
 
 class TestTransformer:
@@ -226,25 +233,3 @@ class TestTransformer:
         packed = model(self.ids, segments, places)
         torch.testing.assert_close(packed[:, :5], model(self.ids[:, :5]))
         torch.testing.assert_close(packed[:, 5:9], model(self.ids[:, 5:9]))
-
-    def test_a_class_is_of_the_tokens_and_not_of_the_padding(self) -> None:
-        model = training.Classifier(50, 3, 12, 16, 2, 2)
-        mask = torch.ones_like(self.ids)
-        mask[:, 9:] = 0
-        torch.testing.assert_close(model(self.ids, mask), model(self.ids[:, :9], mask[:, :9]))
-        assert model(self.ids, torch.zeros_like(mask)).isfinite().all()
-
-    def test_a_response_is_of_the_prompt_and_of_the_tokens_before(self) -> None:
-        model = training.EncoderDecoder(50, 12, 16, 2, 2)
-        target = torch.arange(16).view(2, 8)
-        mask = torch.ones_like(self.ids)
-        mask[:, 9:] = 0
-        scores = model(self.ids, mask, target)
-        assert scores.shape == (2, 8, 50)
-        torch.testing.assert_close(scores, model(self.ids[:, :9], mask[:, :9], target))
-        other_prompt, other_target = self.ids.clone(), target.clone()
-        other_prompt[:, 3], other_target[:, 5] = 40, 41
-        assert not torch.isclose(scores, model(other_prompt, mask, target)).all(-1).any()
-        same = torch.isclose(scores, model(self.ids, mask, other_target)).all(-1).all(0)
-        assert same.tolist() == [True] * 6 + [False] * 2
-        assert model(self.ids, torch.zeros_like(mask), target).isfinite().all()

@@ -33,7 +33,6 @@ from trainpipes.testing import digest
 from trainpipes.tokenizers.bytes import VOCABULARY as BYTES
 from trainpipes_recipes import training
 from trainpipes_recipes.demo.corpus import function_pairs
-from trainpipes_recipes.training.ranks import Rank
 
 __all__ = ["BYTES", "check_training", "real_text", "short_and_long"]
 
@@ -45,7 +44,7 @@ short_and_long = pytest.mark.parametrize(
 #: Losses at either end of a run whose mean is compared: one batch may be hard or easy.
 ENDS = 10
 
-ALONE = Rank(0, 1, torch.device("cpu"))
+ALONE = training.Rank(0, 1, torch.device("cpu"))
 
 
 @functools.cache

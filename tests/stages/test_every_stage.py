@@ -5,7 +5,7 @@ import warnings
 import pytest
 
 import trainpipes as tp
-from every_stage import ENDLESS, FINITE, ON_RAY, public_stages
+from every_stage import ENDLESS, FINITE, public_stages
 from trainpipes.testing import check_resume
 
 pytestmark = pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 def test_no_stage_is_missing_here():
     tried = {name.split(" / ")[0] for name in [*FINITE, *ENDLESS]}
-    assert public_stages() == tried | ON_RAY
+    assert public_stages() == tried
 
 
 @pytest.mark.parametrize("name", FINITE)

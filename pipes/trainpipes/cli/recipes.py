@@ -13,7 +13,7 @@ from trainpipes.cli.options import AS_JSON
 from trainpipes.cli.pipelines import recipe_names
 
 if TYPE_CHECKING:
-    from trainpipes.recipe_table import RecipeSummary
+    from trainpipes.recipe_registry import RecipeSummary
 
 __all__ = ["command"]
 

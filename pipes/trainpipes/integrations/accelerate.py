@@ -66,13 +66,18 @@ def loader(
         options: options of ``trainpipes.Loader``.
 
     Raises:
-        ConfigError: ``pipe`` is no pipeline, ``Loader`` has no such option, or other processes read the
-            pipeline than the accelerator has.
+        ConfigError: ``pipe`` is no pipeline that makes batches, ``Loader`` has no such option, or other
+            processes read the pipeline than the accelerator has.
     """
     if not isinstance(accelerator, Accelerator):
         raise ConfigError(
             f"loader(accelerator) must be an accelerate.Accelerator, got {shown(accelerator)}; write "
             "loader(pipe, accelerator)"
+        )
+    if isinstance(pipe, Pipeline) and pipe._batching() is None:
+        raise ConfigError(
+            "loader(pipe) must make batches, got single rows: end the pipeline with "
+            f".batch(32).pad_collate(), got\n{pipe}"
         )
     made = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
     accelerator.register_for_checkpointing(made)

@@ -24,8 +24,7 @@ from typing import Any
 
 from trainpipes_recipes.demo.comparison import Comparison, compare
 from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.training.log import Step, read_log
-from trainpipes_recipes.training.progress import Progress
+from trainpipes_recipes.training import Step, read_log
 
 __all__ = ["draw", "main"]
 
@@ -55,19 +54,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     output: Path = args.output
     output.mkdir(parents=True, exist_ok=True)
-    progress = Progress()
     started = time.monotonic()
 
-    pairs = list(function_pairs(progress.show, args.every))
+    pairs = list(function_pairs(args.every))
     paths = write_parquet(pairs, output / "data")
-    progress.show("training a tokenizer")
     train_tokenizer(pairs, output / "tokenizer.json", vocabulary=1024)
-    progress.say(
+    print(
         f"{len(pairs):,} functions of Python's standard library (signature + docstring -> body) in "
         f"{len(paths)} Parquet files"
     )
 
-    trainer = Trainer(output, args.steps, args.checkpoint_every, args.batch_size, progress)
+    trainer = Trainer(output, args.steps, args.checkpoint_every, args.batch_size)
     trainer.run("uninterrupted", [Leg(workers=0)])
     first, second = (
         min(round(args.steps * part) + args.checkpoint_every // 2, args.steps - 1)
@@ -78,32 +75,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reference = read_log(output / "uninterrupted" / "log.jsonl")
     resumed = read_log(output / "interrupted" / "log.jsonl")
     whole = compare(reference, resumed)
-    progress.say(f"uninterrupted against killed and resumed: {whole}")
+    print(f"uninterrupted against killed and resumed: {whole}")
     identical = whole.identical and len(reference) == args.steps
     for number, steps in enumerate(killed, start=1):
         until_killed = compare(reference[: len(steps)], steps)
         identical = identical and until_killed.identical
-        progress.say(f"what process {number} did before it was killed: {until_killed}")
+        print(f"what process {number} did before it was killed: {until_killed}")
 
     picture = output / "loss.png"
     epoch = len(pairs) // args.batch_size
     draw(reference, resumed, [len(steps) for steps in killed], epoch, whole).savefig(
         picture, dpi=150
     )
-    progress.say(f"loss curves: {picture}; {time.monotonic() - started:.0f} s in all")
+    print(f"loss curves: {picture}; {time.monotonic() - started:.0f} s in all")
     if not identical:
-        progress.say("FAILED: the resumed run is not the run that was left alone")
+        print("FAILED: the resumed run is not the run that was left alone")
         return 1
-    progress.say(
+    print(
         f"All {whole.compared} batches are the same, bit for bit, and so are all losses: none lost, "
         "none repeated, none changed."
     )
-    progress.say("Now with your own files (two text columns, any names):")
-    progress.say(
+    print("Now with your own files (two text columns, any names):")
+    print(
         f"  {_python()} -m trainpipes_recipes.train_sft --files 'my/*.parquet' --prompt prompt "
         "--response response --tokenizer tokenizer.json --steps 500"
     )
-    progress.say("  (--tokenizer bytes needs no file; run it again to go on where it was stopped)")
+    print("  (--tokenizer bytes needs no file; run it again to go on where it was stopped)")
     return 0
 
 
@@ -115,23 +112,19 @@ class Trainer:
         steps: of each run.
         checkpoint_every: steps between checkpoints.
         batch_size: rows in a batch.
-        progress: where to tell how far it is.
     """
 
-    def __init__(
-        self, output: Path, steps: int, checkpoint_every: int, batch_size: int, progress: Progress
-    ) -> None:
+    def __init__(self, output: Path, steps: int, checkpoint_every: int, batch_size: int) -> None:
         self._output = output
-        self._steps = steps
         self._every = checkpoint_every
-        self._progress = progress
         self._command = [
             *(sys.executable, "-m", "trainpipes_recipes.train_sft"),
             *("--files", str(output / "data" / "*.parquet")),
             *("--tokenizer", str(output / "tokenizer.json")),
             *("--steps", str(steps), "--checkpoint-every", str(checkpoint_every)),
             *("--batch-size", str(batch_size), "--buffer-size", "2048"),
-            *("--max-length", "128", "--width", "96", "--threads", "1", "--device", "cpu"),
+            *("--log-every", "1", "--log-batches", "--max-length", "128", "--width", "96"),
+            *("--threads", "1", "--device", "cpu"),
         ]
 
     def run(self, name: str, legs: Sequence[Leg]) -> list[list[Step]]:
@@ -150,11 +143,11 @@ class Trainer:
             steps = read_log(directory / "log.jsonl")
             who = f"{name}, {leg}"
             if leg.until is None:
-                self._progress.say(f"{who}: done after step {steps[-1].number}")
+                print(f"{who}: done after step {steps[-1].number}")
             else:
                 killed.append(steps)
                 last = steps[-1].number
-                self._progress.say(
+                print(
                     f"{who}: killed with SIGKILL after step {last}; last checkpoint after step "
                     f"{last // self._every * self._every}"
                 )
@@ -173,7 +166,6 @@ class Trainer:
             try:
                 while process.poll() is None:
                     step = _last_step(log)
-                    self._progress.show(f"{name}, {leg}: step {step} of {self._steps}")
                     if leg.until is not None and step >= leg.until:
                         break
                     time.sleep(0.02)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,20 +27,15 @@ SHARES = (0.4, 0.05, 0.25, 0.02, 0.28)
 ROW_GROUPS = (700, 90, 1100, 33, 256)
 
 
-def function_pairs(
-    tell: Callable[[str], None] = lambda _: None, every: int = 1
-) -> Iterator[tuple[str, str]]:
+def function_pairs(every: int = 1) -> Iterator[tuple[str, str]]:
     """Prompt and response of every function of the standard library that has a docstring.
 
     Args:
-        tell: called with a line on how far it is.
         every: take every n-th file only.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(p for p in root.rglob("*.py") if not LEFT_OUT & set(p.relative_to(root).parts))
-    paths = paths[::every]
-    for number, path in enumerate(paths):
-        tell(f"reading Python's library: {number + 1} of {len(paths)} files")
+    for path in paths[::every]:
         try:
             source = path.read_text(encoding="utf-8")
             tree = ast.parse(source)

@@ -45,7 +45,8 @@ def tokenized_rows(
         tokenizer: whatever ``tokenize`` takes.
         columns: that the recipe needs.
         asker: the recipe, for messages.
-        made_by: of each stage that may have made the ids, by name, the options that it must have had.
+        made_by: of each stage that may have made the ids, by name, the options that it must have had; ``...``
+            for any but None.
         on_error: what becomes of rows without a target, as ``tokenized_by`` takes it.
 
     Raises:
@@ -86,6 +87,13 @@ def _check(
 ) -> None:
     """Raise unless a stage that made ids had these options."""
     kinds: Mapping[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
+    for name in [name for name, value in options.items() if value is ...]:
+        if saved.get(name) is None:
+            raise ConfigError(
+                f"{asker}: the files were tokenized without {name}, for another recipe: tokenize the texts "
+                "for this one"
+            )
+    options = {name: value for name, value in options.items() if value is not ...}
     now: dict[str, Any] = {"tokenizer": load(tokenizer).fingerprint()}
     if saved["tokenizer"] == json.loads(json.dumps(now["tokenizer"])):
         now = kinds[saved["stage"]](tokenizer, **options).identity()

@@ -1,0 +1,315 @@
+"""Conversations in the columns of rows: ShareGPT's layout made OpenAI's, and rows that teach nothing found.
+
+``conversations`` is public, for recipes of your own:
+
+>>> import trainpipes as tp
+>>> talk = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
+>>> list(conversations(tp.from_dataset([{"chat": talk}]), "chat"))
+[{'chat': [{'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'}]}]
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import cached_property
+from itertools import count as count_from
+from typing import Any
+
+import pyarrow.compute as pc
+
+import trainpipes as tp
+from trainpipes_recipes.inputs import OnError
+
+__all__ = [
+    "CheckedRows",
+    "ROLES",
+    "SplitPrompt",
+    "checked",
+    "conversations",
+    "problem",
+    "to_messages",
+]
+
+log = logging.getLogger("trainpipes")
+
+#: Names of roles that are not OpenAI's.
+ROLES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("gpt", "chatgpt", "bing", "bard", "bot", "model", "function_call"), "assistant"
+    ),
+    **dict.fromkeys(("observation", "function_response"), "tool"),
+    "human": "user",
+}
+#: Who may speak after whom; None is the start.
+NEXT: Mapping[str | None, tuple[str, ...]] = {
+    None: ("system", "user"),
+    "system": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("tool", "assistant"),
+}
+#: Other names of these.
+SAME = {"developer": "system", "function": "tool"}
+KNOWN = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def conversations(
+    rows: tp.Pipeline,
+    column: str,
+    *,
+    prompt: str | None = None,
+    roles: Mapping[str, str] | None = None,
+    on_error: OnError | None = None,
+) -> tp.Pipeline:
+    """Rows whose conversations have the layout that chat templates take.
+
+    A message is a dict with "role" and "content", and what else the template knows ("tool_calls", "name").
+    ShareGPT's "from" and "value" are renamed, with the roles in them ("human" is "user", "gpt" "assistant"),
+    and its messages of "function_call" become tool calls; parts of text are joined. A row is bad if
+
+    - it has no message, or none of the assistant
+    - roles are not in order: "system" or "developer" first if at all, then "user" and "assistant" in turn; an
+      assistant's message may be followed by messages of "tool", and the assistant's next
+    - a role is none of these, or a message that calls no tool has no content; an assistant's may not be empty
+
+    Args:
+        rows: rows with a column of lists of messages.
+        column: that column.
+        prompt: a column of the messages before it, which are looked at together with it: an assistant's
+            message comes next.
+        roles: more names of roles, or others: ``{"narrator": "system"}``.
+        on_error: None, or "raise", names the first such row; "skip" leaves them out, and the log counts them,
+            so that how many rows there are is not known before an epoch's end; "keep" has the template say
+            what it makes of them.
+
+    Raises:
+        DataError: a row is bad; names it.
+        SchemaError: the column holds no messages.
+    """
+    given = dict(roles or {}) if isinstance(roles, Mapping | None) else {"": None}
+    if not all(isinstance(name, str) for pair in given.items() for name in pair):
+        raise tp.ConfigError(
+            f"roles must be a dict of names and the roles they stand for, got {roles!r}"
+        )
+    return checked(rows, Conversations(column, on_error=on_error, prompt=prompt, roles=given))
+
+
+class CheckedRows(tp.RowStage):
+    """Rows that are refused, or left out, if ``look`` finds something wrong with them.
+
+    Args:
+        column: what is wrong with it is looked for.
+        on_error: None or "raise" names the first bad row; "skip" puts None in its column, and ``checked``
+            leaves it out; "keep" takes it as it is.
+    """
+
+    thread_safe = True
+
+    column: str
+    _: KW_ONLY
+    on_error: OnError | None = None
+
+    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """The row, changed perhaps, and what is wrong with it."""
+        raise NotImplementedError
+
+    def apply(self, row: Any) -> Any:
+        if not isinstance(row, dict) or self.column not in row:
+            there = list(row) if isinstance(row, dict) else type(row).__name__
+            raise tp.SchemaError(f"there is no column {self.column!r}; there are {there}")
+        row, wrong = self.look(row)
+        if wrong is None or self.on_error == "keep":
+            return row
+        wrong = f"column {self.column!r}: {wrong}"
+        if self.on_error != "skip":
+            raise tp.DataError(
+                f'{wrong}; on_error="skip" leaves such rows out, "keep" takes them as they are'
+            )
+        count = next(self._skipped)
+        if str(count).strip("0") == "1":  # the first, the 10th, the 100th …
+            log.warning("rows left out: they teach nothing (%d so far); the last: %s", count, wrong)
+        return {**row, self.column: None}
+
+    @cached_property
+    def _skipped(self) -> Iterator[int]:
+        """Counts rows that this process leaves out."""
+        return count_from(1)
+
+
+def checked(rows: tp.Pipeline, stage: CheckedRows) -> tp.Pipeline:
+    """Rows that a stage has looked at, without those that it leaves out."""
+    rows = rows.then(stage)
+    return rows.filter(pc.field(stage.column).is_valid()) if stage.on_error == "skip" else rows
+
+
+class Conversations(CheckedRows):
+    """Rows with conversations in one layout: see ``conversations``."""
+
+    prompt: str | None = None
+    roles: Mapping[str, str] | None = None
+
+    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        names = {**ROLES, **(self.roles or {})}
+        messages = to_messages(row[self.column], names, self.column)
+        row = {**row, self.column: messages}
+        if self.prompt is None:
+            return row, problem(messages)
+        row[self.prompt] = to_messages(row[self.prompt], names, self.prompt)
+        return row, problem(messages, row[self.prompt])
+
+
+class SplitPrompt(tp.RowStage):
+    """Rows whose messages that two columns share at their start are in a third. One stays in each at least.
+
+    Args:
+        chosen: a column of lists of messages.
+        rejected: another one.
+        prompt: the column to add.
+    """
+
+    thread_safe = True
+
+    chosen: str
+    rejected: str
+    prompt: str
+
+    def apply(self, row: Any) -> Any:
+        one, other = (list(row[name] or []) for name in (self.chosen, self.rejected))
+        most = max(min(len(one), len(other)) - 1, 0)
+        shared = next((n for n in range(most) if one[n] != other[n]), most)
+        parts = {
+            self.prompt: one[:shared],
+            self.chosen: one[shared:],
+            self.rejected: other[shared:],
+        }
+        return {**row, **parts}
+
+
+def to_messages(
+    messages: Any, roles: Mapping[str, str] = ROLES, column: str = "messages"
+) -> list[dict[str, Any]]:
+    """One conversation as a list of messages with "role" and "content"; None is one of no messages.
+
+    What a message has besides stays. A "function_call" of ShareGPT, whose text is JSON, becomes a tool call.
+
+    Args:
+        messages: dicts with "role" or "from", and "content" or "value".
+        roles: what roles are called, by the names that they have.
+        column: for messages of errors.
+
+    Raises:
+        SchemaError: it is something else.
+        DataError: a message can not be written.
+    """
+    if messages is not None and not isinstance(messages, list | tuple):
+        way = ": make lists of it with map(), as by json.loads" if isinstance(messages, str) else ""
+        raise tp.SchemaError(
+            f"column {column!r} holds lists of messages, got {type(messages).__name__}{way}"
+        )
+    return [_message(one, roles, column) for one in messages or ()]
+
+
+def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
+    one = {} if one is None else one
+    if not isinstance(one, Mapping) or (one and not {"role", "from"} & set(one)):
+        raise tp.SchemaError(
+            f'column {column!r} holds lists of messages, dicts with "role" and "content" or with "from" and '
+            f'"value", got {one!r:.80}'
+        )
+    role = next((one[key] for key in ("role", "from") if one.get(key) is not None), None)
+    if not isinstance(role, str | None):
+        raise tp.SchemaError(f"column {column!r}: a role is text, got {role!r:.80}")
+    content = next((one[key] for key in ("content", "value") if one.get(key) is not None), None)
+    others = {k: v for k, v in one.items() if k not in ("role", "from", "content", "value")}
+    if others.get("weight") == 0:
+        raise tp.DataError(
+            f'column {column!r}: a message has "weight" 0, and all that the assistant says is in the loss: '
+            "make such messages part of a prompt, or leave the key out with map()"
+        )
+    if isinstance(content, list) and all(_is_text_part(part) for part in content):
+        texts = [part.get("text") for part in content]
+        if None in texts:
+            raise tp.DataError("content is text, or parts of text, got a part without text")
+        content = "".join(texts)
+    if role == "function_call" and isinstance(content, str) and not others.get("tool_calls"):
+        calls = _calls(content)
+        if calls:
+            content, others["tool_calls"] = None, calls
+    return {"role": roles.get(role or "", role), "content": content, **others}
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and set(part) <= {"type", "text"}
+
+
+def _calls(text: str) -> list[dict[str, Any]]:
+    """The calls of functions in a JSON text; none where it is what the assistant says."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    every = said if isinstance(said, list) else [said]
+    if not all(isinstance(call, dict) and "name" in call for call in every):
+        return []
+    return [{"type": "function", "function": _call(call)} for call in every]
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, str]:
+    arguments = call.get("arguments", {})
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"name": str(call["name"]), "arguments": text}
+
+
+def problem(
+    messages: Sequence[Mapping[str, Any]], prompt: Sequence[Mapping[str, Any]] | None = None
+) -> str | None:
+    """What is wrong with a conversation: see ``conversations``; None if nothing is.
+
+    Args:
+        messages: as ``to_messages`` makes them.
+        prompt: the messages before them.
+
+    >>> problem([{"role": "user", "content": "hi"}, {"role": "user", "content": "hello?"}])
+    "message 1 is of role 'user' and comes after one of 'user', where 'assistant' comes"
+    """
+    if not messages:
+        return "a conversation has no message"
+    if prompt is not None and not prompt:
+        return "there is no message in the prompt"
+    if prompt is not None and messages[0]["role"] != "assistant":
+        return "the response does not start with a message of 'assistant'"
+    before = None
+    for number, message in enumerate([*(prompt or ()), *messages]):
+        wrong = _wrong(message, before)
+        if wrong:
+            return f"message {number} {wrong}"
+        before = message["role"]
+    if not any(message["role"] == "assistant" for message in messages):
+        return "there is no message of 'assistant', which is what is in the loss"
+    return None
+
+
+def _wrong(message: Mapping[str, Any], before: str | None) -> str | None:
+    """What is wrong with a message after one of the role ``before``."""
+    role, content = message["role"], message["content"]
+    if role is None:
+        return "has no role"
+    if role not in KNOWN:
+        return (
+            f"is of role {role!r}, which is none of {', '.join(KNOWN)}: give its role, as in roles="
+            f'{{{role!r}: "user"}}'
+        )
+    if not message.get("tool_calls"):
+        said = content.strip() if isinstance(content, str) else content
+        if role == "assistant" and (said is None or said in ("", [])):
+            return f"of role {role!r} is an empty response"
+        if content is None:
+            return f"of role {role!r} is without content"
+    expected = NEXT[SAME.get(before or "", before)]
+    if SAME.get(role, role) in expected:
+        return None
+    after = "is the first" if before is None else f"comes after one of {before!r}"
+    return f"is of role {role!r} and {after}, where {' or '.join(map(repr, expected))} comes"
