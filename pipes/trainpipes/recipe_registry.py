@@ -7,23 +7,19 @@ itself.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import textwrap
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, ParamSpec
+from typing import Any
 
 from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import spelt
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_table import RecipeSummary, RecipeTable, option_texts
 
-__all__ = ["GROUP", "find", "load", "recipe", "recipe_function", "recipes", "renamed"]
-
-P = ParamSpec("P")
+__all__ = ["GROUP", "find", "load", "recipe", "recipe_function", "recipes"]
 
 #: Kinds of parameters that can be given by name.
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -94,23 +90,6 @@ class RecipeDoc(str):
 
 
 recipe.__doc__ = RecipeDoc(recipe.__doc__)
-
-
-def renamed(**names: str) -> Callable[[Callable[P, Pipeline]], Callable[P, Pipeline]]:
-    """Have a recipe know older names of its options, which are warned about.
-
-    Args:
-        names: the name now of each older one.
-    """
-
-    def knowing(build: Callable[P, Pipeline]) -> Callable[P, Pipeline]:
-        @functools.wraps(build)
-        def built(*args: P.args, **options: P.kwargs) -> Pipeline:
-            return build(*args, **spelt(build.__name__, names, options))
-
-        return built
-
-    return knowing
 
 
 def _named(

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
-from trainpipes.recipe_registry import renamed
 from trainpipes_recipes.inputs import TEXTS, Input, shuffled
 
 __all__ = ["pretrain"]
 
 
-@renamed(length="max_length")
 def pretrain(
     files: Any,
     tokenizer: Any,

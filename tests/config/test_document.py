@@ -173,12 +173,6 @@ stages:
     assert found.stages[1].options["sampler"] == tp.samplers.SequentialSampler()
 
 
-def test_older_names_of_options_are_known() -> None:
-    with pytest.warns(UserWarning, match="is called 'max_length' now"):
-        found = loads("stages: [{list_files: d}, {pack: {length: 8}}]")
-    assert found == tp.list_files("d").pack(8)
-
-
 # Environment
 
 

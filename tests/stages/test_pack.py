@@ -531,7 +531,7 @@ def test_the_batch_size_of_packed_rows_can_change(method: Any) -> None:
 
 def test_a_state_of_another_packing_is_refused() -> None:
     state = source(MIXED).pack(10).state_dict()
-    with pytest.raises(tp.StateError, match="stages/pack/length: saved 10, now 12"):
+    with pytest.raises(tp.StateError, match="stages/pack/max_length: saved 10, now 12"):
         source(MIXED).pack(12).load_state_dict(state)
     with pytest.raises(
         tp.StateError, match=r"stages/pack/method: saved .*best_fit.*, now .*concat"

@@ -640,7 +640,7 @@ class TestWhereItStands:
         assert "value" not in stage.identity()
         stage = stage.resolve([Tokenize(tokenizer=bpe())])
         assert stage.identity()["value"] == PAD
-        assert stage.identity()["padding"] == "post"
+        assert stage.identity()["padding_side"] == "right"
 
 
 def test_ids_of_two_tokenizes_are_padded_each_as_its_tokenizer_says() -> None:

@@ -191,7 +191,7 @@ class TestWhereATokenizerComesFrom:
         stage = Tokenize(tokenizer=tmp_path, eos=True)
         assert column(stage, TEXTS) == slow(TEXTS)["input_ids"]
         assert stage.pad_id == slow.pad_token_id
-        assert stage.padding_side == "post"
+        assert stage.padding_side == "right"
 
     def test_a_directory_may_hold_a_sentencepiece_model(self, spm: Path, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.model").write_bytes(spm.read_bytes())
@@ -205,7 +205,7 @@ class TestWhereATokenizerComesFrom:
         stage = Tokenize(tokenizer=json_file, eos=True, add_special_tokens=False)
         assert column(stage, ["x"])[0][-1] == BOS
         assert stage.pad_id == 0
-        assert stage.padding_side == "pre"
+        assert stage.padding_side == "left"
 
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -497,9 +497,9 @@ class TestPadding:
         assert Tokenize(tokenizer=len).pad_id == 0
 
     def test_side_is_what_transformers_says(self) -> None:
-        assert Tokenize(tokenizer=transformed(bpe(), padding_side="left")).padding_side == "pre"
-        assert Tokenize(tokenizer=transformed(bpe())).padding_side == "post"
-        assert Tokenize(tokenizer=bpe()).padding_side == "post"
+        assert Tokenize(tokenizer=transformed(bpe(), padding_side="left")).padding_side == "left"
+        assert Tokenize(tokenizer=transformed(bpe())).padding_side == "right"
+        assert Tokenize(tokenizer=bpe()).padding_side == "right"
 
 
 class TestRefusals:

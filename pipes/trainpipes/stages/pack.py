@@ -20,7 +20,7 @@ from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage, option
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.left_out import LeftOut
@@ -121,7 +121,7 @@ class Pack(CutStage):
     by_place = True
     asks_inputs = True
 
-    max_length: int = option(key="length", was="length")
+    max_length: int
     _: KW_ONLY
     method: Method = "best_fit"
     column: str = "input_ids"

@@ -17,7 +17,7 @@ from trainpipes._internal.shown import shown
 from trainpipes.columns.block import Part
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.payload import take_payload
-from trainpipes.columns.rectangles import PadSide, RaggedRows
+from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
@@ -25,7 +25,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage, option
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.by_table import ByTable
 from trainpipes.stages.column_writers import (
@@ -48,16 +48,12 @@ from trainpipes.stages.pad_columns import (
     of_list,
 )
 from trainpipes.stages.pad_rules import (
-    ENDS,
     FIXED,
     Rule,
-    Side,
-    as_before,
     asked_masks,
     column_options,
     column_rule,
     numpy_dtype,
-    respelt,
 )
 from trainpipes.stages.tokenizing import Tokenizes
 
@@ -148,15 +144,14 @@ class PadCollate(RunStage):
     _: KW_ONLY
     max_length: int | None = None
     pad_to_multiple_of: int | None = None
-    padding_side: Side | None = option(default=None, key="padding", was="padding")
-    truncation_side: Side | None = option(default=None, key="truncating", was="truncating")
+    padding_side: Side | None = None
+    truncation_side: Side | None = None
     value: float | None = None
     mask: Mapping[str, str] | bool | None = None
     columns: Mapping[str, Mapping[str, Any]] | None = None
     dtype: torch.dtype = torch.int64
 
     def check(self) -> None:
-        self._set(**respelt(self.options, "pad_collate"))
         self._rule.check("pad_collate")
         if self.columns is not None:
             if not isinstance(self.columns, Mapping):
@@ -238,23 +233,21 @@ class PadCollate(RunStage):
     def resolved_options(self) -> dict[str, Any]:
         rule, below = self._rule, self._tokenize
         value = below.pad_id if rule.value is None and below is not None else rule.value
-        side = below.padding_side if below is not None else "post"
+        side = below.padding_side if below is not None else "right"
         return {
             **self.options,
             "value": value or 0,
-            "padding_side": rule.padding_side or {"pre": "left", "post": "right"}[side],
+            "padding_side": rule.padding_side or side,
             "truncation_side": rule.truncation_side or "right",
         }
 
     def identity(self) -> dict[str, Any]:
-        found = as_before(super().identity())
-        if self.columns is not None:
-            found["columns"] = {name: as_before(own) for name, own in found["columns"].items()}
+        found = super().identity()
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
                 found["value"] = self._tokenize.pad_id
             if self.padding_side is None:
-                found["padding"] = self._tokenize.padding_side
+                found["padding_side"] = self._tokenize.padding_side
         return found
 
     def process(self, run: Run) -> Run:
@@ -465,8 +458,8 @@ class PadCollate(RunStage):
             dtype=dtype,
             max_length=rule.max_length,
             multiple=rule.pad_to_multiple_of or 1,
-            padding=self._side(rule),
-            truncating=ENDS[rule.truncation_side or "right"],
+            padding_side=self._side(rule),
+            truncation_side=rule.truncation_side or "right",
             mask=None if mask is None else np.int64,
         )
         return RaggedWriter(name, found, mask)
@@ -488,10 +481,10 @@ class PadCollate(RunStage):
             return self._floats
         return np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
 
-    def _side(self, rule: Rule) -> PadSide:
+    def _side(self, rule: Rule) -> Side:
         if rule.padding_side is not None:
-            return ENDS[rule.padding_side]
-        return "post" if self._tokenize is None else self._tokenize.padding_side
+            return rule.padding_side
+        return "right" if self._tokenize is None else self._tokenize.padding_side
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         value = None if name not in self._rules else self._rules[name].value

@@ -6,17 +6,16 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
 from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Affixes", "Engine", "Side"]
-
-Side = Literal["left", "right"]
+__all__ = ["Affixes", "Engine"]
 
 #: Special tokens before and after a text.
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -106,7 +105,7 @@ class Engine(ABC):
         """The tokenizer's padding token."""
         return None
 
-    def padding(self) -> Literal["pre", "post"] | None:
+    def padding(self) -> Side | None:
         """The side that the tokenizer is to be padded on, if it says."""
         return None
 

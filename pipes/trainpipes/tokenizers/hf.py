@@ -6,17 +6,18 @@ import json
 import os
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from trainpipes._internal.extra import need
+from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.admission import refusal
 from trainpipes.tokenizers.checked import EVERY, FIRST, Checked
 from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.decoding import with_unknown
-from trainpipes.tokenizers.engine import Affixes, Engine, Side
+from trainpipes.tokenizers.engine import Affixes, Engine
 from trainpipes.tokenizers.gigatoken import Gigatoken
 from trainpipes.tokenizers.pairs import Frame, longest_first
 from trainpipes.tokenizers.parallelism import settle
@@ -203,9 +204,9 @@ class HuggingFace(Engine):
         tokens = self.facts.tokens
         return next((tokens[name] for name in PADS if name in tokens), None)
 
-    def padding(self) -> Literal["pre", "post"] | None:
+    def padding(self) -> Side | None:
         side = self.named.padding_side
-        return None if side is None else "pre" if side == "left" else "post"
+        return None if side is None else "left" if side == "left" else "right"
 
     def token_id(self, token: str) -> int | None:
         known = self.facts.tokens.get(token)

@@ -6,16 +6,17 @@ import copy
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from trainpipes._internal.extra import need
+from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.decoding import with_unknown
-from trainpipes.tokenizers.engine import Affixes, Engine, Side
+from trainpipes.tokenizers.engine import Affixes, Engine
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.ragged import Ragged
 
@@ -81,8 +82,8 @@ class Slow(Engine):
         found: int | None = self._tokenizer.pad_token_id
         return found
 
-    def padding(self) -> Literal["pre", "post"] | None:
-        return "pre" if self._tokenizer.padding_side == "left" else "post"
+    def padding(self) -> Side | None:
+        return "left" if self._tokenizer.padding_side == "left" else "right"
 
     def token_id(self, token: str) -> int | None:
         found: int | None = self._tokenizer.get_vocab().get(token)
@@ -190,7 +191,7 @@ class Directory(Engine):
     def pad_id(self) -> int | None:
         return self._engine.pad_id()
 
-    def padding(self) -> Literal["pre", "post"] | None:
+    def padding(self) -> Side | None:
         return self._engine.padding()
 
     def token_id(self, token: str) -> int | None:
