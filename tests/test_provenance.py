@@ -133,7 +133,7 @@ def test_a_row_of_zip_tells_all_rows_it_is_made_of(files: list[str]) -> None:
 @pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
 def test_a_packed_row_tells_all_its_documents(method: Any, overlong: Any, files: list[str]) -> None:
     packed = tp.read_parquet(files).sharding_filter(2).shuffle(20)
-    packed = packed.pack(6, method=method, overlong=overlong, window=16)
+    packed = packed.pack(6, method=method, overflow=overlong, buffer_size=16)
     loader = tp.Loader(packed.batch(5).pad_collate(), with_provenance=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -150,7 +150,7 @@ def test_a_packed_row_tells_all_its_documents(method: Any, overlong: Any, files:
 
 
 def test_packed_and_plain_rows_of_one_mix_tell_what_they_are_made_of(files: list[str]) -> None:
-    packed = tp.read_parquet(files).pack(6, window=16).select("input_ids")
+    packed = tp.read_parquet(files).pack(6, buffer_size=16).select("input_ids")
     plain = tp.from_arrow(pa.table({"input_ids": [[7] * 6] * 9}))
     pipe = tp.mix({"packed": packed, "plain": plain}, weights={"packed": 1, "plain": 1})
     loader = tp.Loader(pipe.batch(4), with_provenance=True)
@@ -217,7 +217,7 @@ def test_workers_send_it_too(files: list[str]) -> None:
 
 def test_a_loader_that_keeps_it_resumes_exactly(files: list[str]) -> None:
     rows = tp.read_parquet(files).sharding_filter(4).shuffle(20)
-    packed = rows.pack(6, window=16)
+    packed = rows.pack(6, buffer_size=16)
     for pipe in (rows.batch(7).pad_collate(), packed.batch(5)):
         check_resume(
             lambda p=pipe: tp.Loader(p, with_provenance=True), epochs=2, every=3, processes=0

@@ -40,7 +40,7 @@ PIPES: dict[str, Callable[[], tp.Pipeline]] = {
     "endless": lambda: dealt(90).batch(6).repeat(),
     "rolling": lambda: dealt(90).repeat().batch(6),
     "rolling, filtered": lambda: dealt(90).filter(some, version="1").repeat().batch(6),
-    "packed": lambda: dealt().pack(8, window=16).repeat().batch(3).pad_collate(),
+    "packed": lambda: dealt().pack(8, buffer_size=16).repeat().batch(3).pad_collate(),
     "mixed": lambda: tp.mix(
         {"a": tp.from_dataset(range(90)).shuffle(9), "b": tp.from_dataset(range(60))},
         weights={"a": 2, "b": 1},

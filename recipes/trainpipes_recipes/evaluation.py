@@ -59,8 +59,8 @@ def evaluation(
     Args:
         files: files of any format that ``Input`` knows (Parquet, JSON lines, CSV, Arrow, ...): path, folder,
             glob, any fsspec URL, or a list of these; or a pipeline of rows in file order. A pipeline
-            with ``enumerate(column="row")`` keeps its numbers: put that before a filter. The rows that a
-            filter keeps also come once each, but not in file order.
+            with ``enumerate(output_column="row")`` keeps its numbers: put that before a filter. The rows that
+            a filter keeps also come once each, but not in file order.
         tokenizer: whatever ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
         prompt: column of the model's input. Left out, it and ``response`` are the first pair of
             ``trainpipes_recipes.inputs.PAIRS`` that is there; the choice is logged.
@@ -122,7 +122,7 @@ def evaluation(
         texts,
         max_length=max_length,
         truncation_side=truncation_side,
-        eos=response is not None,
+        add_eos=response is not None,
         labels=response,
         keep_text=True,
         on_error=on_error,
@@ -149,6 +149,6 @@ def numbered(recipe: str, rows: Pipeline) -> Pipeline:
                 f"{stage.name}(): leave it out, or evaluate the sources of a mix one by one"
             )
     own = [stage for stage in rows.stages if stage.name == "enumerate"]
-    if any(stage.options["column"] == "row" for stage in own):
+    if any(stage.options["output_column"] == "row" for stage in own):
         return rows
-    return rows.enumerate(column="row")
+    return rows.enumerate(output_column="row")

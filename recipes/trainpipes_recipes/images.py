@@ -131,7 +131,7 @@ def images(
     elif not any(stage.role == "shard" for stage in rows.stages):
         rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
     if encoded:
-        rows = rows.decode_image(image, into=image, on_error=on_error, min_size=min_size)
+        rows = rows.decode_image(image, output_column=image, on_error=on_error, min_size=min_size)
 
     if not train:
         larger = size * 8 // 7 if resize is None else resize

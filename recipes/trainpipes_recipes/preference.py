@@ -93,7 +93,7 @@ def preference(
     names = [*_names("chosen").values(), *_names("rejected").values()]
     rows = given.tokenized(
         tokenizer, names, named=[prompt, chosen, rejected], on_error=on_error,
-        tokenize={"max_length": max_length, "eos": True},
+        tokenize={"max_length": max_length, "add_eos": True},
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
@@ -147,7 +147,7 @@ def _tokenized(
         rows = checked(rows, EmptyTexts((chosen, rejected)), on_error)
         for side, column in (("chosen", chosen), ("rejected", rejected)):
             rows = rows.tokenize(
-                tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,
+                tokenizer, [prompt, column], max_length=max_length, add_eos=True, labels=column,
                 keep_text=True, on_error=on_error,
             ).rename(_names(side))  # fmt: skip
     return rows

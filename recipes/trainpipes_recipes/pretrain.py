@@ -68,16 +68,16 @@ def pretrain(
         storage_options: options of the file system, as fsspec takes them.
     """
     given = Input("pretrain", files, storage_options)
-    rows = given.tokenized(tokenizer, ["input_ids"], named=[text], tokenize={"eos": eos})
+    rows = given.tokenized(tokenizer, ["input_ids"], named=[text], tokenize={"add_eos": eos})
     if rows is None:
         (text,) = given.find({"text": text}, TEXTS)
-        rows = given.rows([text]).tokenize(tokenizer, text, eos=eos)
+        rows = given.rows([text]).tokenize(tokenizer, text, add_eos=eos)
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (
         shuffled(rows, buffer_size, seed=seed, num_shards=num_shards)
         .repeat(epochs)
-        .pack(max_length, method=method, window=window, seed=seed)
+        .pack(max_length, method=method, buffer_size=window, seed=seed)
         .batch(batch_size)
         .pad_collate()
     )

@@ -76,7 +76,7 @@ def seq2seq(
     mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
     ready = given.tokenized(
         tokenizer, ["input_ids", target], named=[prompt, response, context],
-        tokenize={"max_length": max_length, "eos": True},
+        tokenize={"max_length": max_length, "add_eos": True},
     )  # fmt: skip
     if ready is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
@@ -89,7 +89,7 @@ def seq2seq(
         rows = from_arrow(pa.concat_tables(pieces))
     if prompt is not None and response is not None:
         columns = {prompt: "input_ids", response: target}
-        rows = rows.tokenize(tokenizer, columns, max_length=max_length, eos=True)
+        rows = rows.tokenize(tokenizer, columns, max_length=max_length, add_eos=True)
     elif keep_in_memory:
         rows = rows.tokenized_by(tokenizer, ["input_ids", target])
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written

@@ -112,7 +112,7 @@ def tokens(
         shuffled(given.rows([column, *labels]), buffer_size, seed=seed, num_shards=num_shards)
         .repeat(epochs)
         .pack(
-            max_length, method=method, column=column, window=window, pad_id=pad_id, seed=seed,
+            max_length, method=method, column=column, buffer_size=window, pad_token_id=pad_id, seed=seed,
             on_error=on_error,
         )
         .batch(batch_size)

@@ -41,7 +41,7 @@ def test_json_lines_become_parquet() -> None:
     Path("my data").mkdir()
     lines("my data/a.jsonl")
     lines("my data/b.jsonl")
-    done = trainpipes("repack", "my data/*.jsonl", "out put", "--shuffle", "--files", "2")
+    done = trainpipes("repack", "my data/*.jsonl", "out put", "--shuffle", "--num-files", "2")
     assert done.returncode == 0, done.stderr
     assert "2 files, 2 row groups" in done.stdout
     assert "rows    60" in done.stdout
@@ -81,7 +81,7 @@ def test_what_is_dropped_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_layout_can_be_chosen() -> None:
     lines("a.jsonl")
     options = ["--row-group-size", "4", "--rows-per-file", "10", "--compression", "none"]
-    assert run(["repack", "a.jsonl", "out", *options, "--memory", "1g", "--verify"]) == 0
+    assert run(["repack", "a.jsonl", "out", *options, "--memory-limit", "1g", "--verify"]) == 0
     meta = pq.read_metadata("out/part-00002.parquet")
     assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)] == [4, 4, 2]
     assert meta.row_group(0).column(0).compression == "UNCOMPRESSED"
@@ -150,7 +150,11 @@ def test_the_command_knows_how_little_memory_will_do() -> None:
     ("arguments", "code", "said"),
     [
         (["a.jsonl"], 2, "Missing argument"),
-        (["a.jsonl", "out", "--memory", "much"], 2, "--memory is a number of bytes, as 512M"),
+        (
+            ["a.jsonl", "out", "--memory-limit", "much"],
+            2,
+            "--memory-limit is a number of bytes, as 512M",
+        ),
         (["a.jsonl", "out", "--sort", "a,,b"], 2, "columns are names with commas"),
         (["a.jsonl", "out", "--drop-duplicates", "--drop-duplicates-by", "n"], 2, "not both"),
         (["a.jsonl", "out", "--storage-options", "x"], 2, "--storage-options takes a JSON object"),
@@ -159,9 +163,9 @@ def test_the_command_knows_how_little_memory_will_do() -> None:
         (["a.jsonl", "."], 1, "holds files that are read"),
         (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
         (["a.jsonl", "out", "--shuffle", "--sort", "n"], 2, "give --shuffle or --sort, not both"),
-        (["a.jsonl", "out", "--files", "2", "--rows-per-file", "3"], 2, "not both"),
-        (["a.jsonl", "out", "--memory", "0"], 2, "--memory is 16M or more, got '0'"),
-        (["a.jsonl", "out", "--files", "99"], 1, "error: --files 99: each file has a row"),
+        (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 2, "not both"),
+        (["a.jsonl", "out", "--memory-limit", "0"], 2, "--memory-limit is 16M or more, got '0'"),
+        (["a.jsonl", "out", "--num-files", "99"], 1, "error: --num-files 99: each file has a row"),
         (["lists.jsonl", "out", "--sort", "n"], 1, "error: --sort: column 'n' holds"),
         (["empty.jsonl", "out"], 1, "the input has no rows"),
         (["bad.jsonl", "out"], 1, "bad.jsonl"),

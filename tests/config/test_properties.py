@@ -59,7 +59,7 @@ def exactly(one: Any, other: Any) -> bool:
 @given(name=TEXTS.filter(bool), other=TEXTS.filter(bool))
 @settings(max_examples=60, deadline=None)
 def test_any_text_comes_back(name: str, other: str) -> None:
-    pipe = tp.read_parquet("d").rename({name: other}).enumerate(column=other)
+    pipe = tp.read_parquet("d").rename({name: other}).enumerate(output_column=other)
     text = pipe.to_yaml()
     assert loads(text) == pipe
     assert loads(text).stages[2].options["names"] == {name: other}

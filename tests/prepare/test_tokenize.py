@@ -560,7 +560,7 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
     with pytest.raises(tp.SchemaError, match=r"needs a column 'target_ids'.* --recipe seq2seq"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
     other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
-    with pytest.raises(tp.ConfigError, match=r"pretrain\(eos\): .* with 256, and now it is 5"):
+    with pytest.raises(tp.ConfigError, match=r"pretrain\(add_eos\): .* with 256, and now it is 5"):
         tp.recipe("pretrain", other.folder, "bytes", eos=5)
 
 

@@ -139,7 +139,9 @@ def test_prompts_for_generation_are_padded_on_the_left_and_keep_their_references
 
 
 def test_rows_that_a_filter_leaves_keep_their_numbers() -> None:
-    rows = tp.from_dataset(ROWS).enumerate(column="row").filter(lambda row: row["row"] % 5 == 1)
+    rows = (
+        tp.from_dataset(ROWS).enumerate(output_column="row").filter(lambda row: row["row"] % 5 == 1)
+    )
     pipe = evaluation(rows, "bytes", text="prompt", batch_size=2, num_shards=12)
     wanted = [pair for pair in enumerate(TEXTS) if pair[0] % 5 == 1]
     assert sorted(read(iter(pipe))) == wanted

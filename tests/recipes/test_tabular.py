@@ -376,7 +376,7 @@ def test_evaluation_takes_what_training_has_fitted(tmp_path: Path) -> None:
 
 
 def test_the_number_of_a_row_is_no_feature() -> None:
-    rows = tp.from_dataset([{"x": float(k)} for k in range(9)]).enumerate(column="row")
+    rows = tp.from_dataset([{"x": float(k)} for k in range(9)]).enumerate(output_column="row")
     batch = tabular(rows.filter(lambda row: row["x"] > 4), evaluate=True).peek()
     assert batch["numeric"].shape[1] == 1
     assert sorted(batch["row"].tolist())[0] >= 5

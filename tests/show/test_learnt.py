@@ -221,7 +221,9 @@ def test_token_files_have_labels_everywhere_and_the_first_token_is_not_learnt(tm
 
 def test_masked_tokens_are_shown_with_what_they_were():
     rows = tp.from_dataset([{"text": "some words to hide " * 6}] * 4)
-    tokens = rows.tokenize(bpe()).mask_tokens(0.3, mask_id=0, special_ids=[1, 2, 3], vocab_size=800)
+    tokens = rows.tokenize(bpe()).mask_tokens(
+        0.3, mask_token_id=0, special_ids=[1, 2, 3], vocab_size=800
+    )
     view = only(tokens.batch(2).pad_collate())
     learnt = [p for r in view.texts for p in r.pieces if p.kind == "learnt"]
     assert view.counts[0].layout == "masked"

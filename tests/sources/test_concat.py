@@ -224,7 +224,7 @@ def test_it_resumes_from_spawned_processes_too(folders: tuple[Path, Path]) -> No
         ),
         (
             lambda rows: tp.concat(
-                rows.mask_tokens(column="x", mask_id=1, special_ids=[], vocab_size=9)
+                rows.mask_tokens(column="x", mask_token_id=1, special_ids=[], vocab_size=9)
             ),
             "in every epoch",
         ),

@@ -181,7 +181,7 @@ class TestPadValue:
         assert next(iter(own))["input_ids"][1].tolist() == [3, 8, 8]
         with pytest.raises(ConfigError, match=r"is a function, .*: give pack\(pad_id="):
             rows.pack(8)
-        packed = rows.pack(8, pad_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
+        packed = rows.pack(8, pad_token_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
         assert next(iter(packed))["input_ids"][0, 4:].tolist() == [9] * 4
 
     def test_may_be_given_and_spares_what_is_masked(self) -> None:
@@ -526,10 +526,10 @@ class TestRowsThatAreDicts:
 
     def test_come_from_tokenize(self) -> None:
         rows = tp.from_arrow(pa.table({"text": TEXTS})).map(lambda row: row)
-        (found,) = rows.tokenize(bracketed(), eos=True, labels=True).batch(99).pad_collate()
+        (found,) = rows.tokenize(bracketed(), add_eos=True, labels=True).batch(99).pad_collate()
         (expected,) = (
             tp.from_arrow(pa.table({"text": TEXTS}))
-            .tokenize(bracketed(), eos=True, labels=True)
+            .tokenize(bracketed(), add_eos=True, labels=True)
             .batch(99)
             .pad_collate()
         )

@@ -86,7 +86,7 @@ def test_numbers_are_those_of_file_order_wherever_rows_come(tmp_path: Path) -> N
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
     rows = tp.list_files(tmp_path).read_parquet()
     assert list(rows.enumerate()) == [{"x": n, "index": n} for n in range(90)]
-    mixed = rows.enumerate(column="n").sharding_filter(4).shuffle(20).batch(4)
+    mixed = rows.enumerate(output_column="n").sharding_filter(4).shuffle(20).batch(4)
     for _ in range(2):
         found = [row for batch in mixed for row in batch]
         assert sorted(row["n"] for row in found) == list(range(90))
@@ -262,7 +262,7 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
         (lambda rows: rows.add_labels(ignore=[-1]), "add_labels"),
         (lambda rows: rows.add_labels(5), "the name of a column, got 5"),
         (lambda rows: rows.enumerate("x"), "enumerate"),
-        (lambda rows: rows.enumerate(column=""), "the name of a column"),
+        (lambda rows: rows.enumerate(output_column=""), "the name of a column"),
         (lambda rows: rows.flat_map(None), "takes a function of one row"),
         (lambda rows: rows.unbatch(0), "unbatch"),
     ],
@@ -279,7 +279,7 @@ def test_bad_options_are_refused(made: Any, message: str) -> None:
         (lambda rows: rows.truncate(2, columns="text"), "must hold a list of numbers"),
         (lambda rows: rows.add_labels(where="mask"), "mask"),
         (lambda rows: rows.add_labels().add_labels(), "a column 'labels' already"),
-        (lambda rows: rows.enumerate(column="text"), "a column 'text' already"),
+        (lambda rows: rows.enumerate(output_column="text"), "a column 'text' already"),
         (lambda rows: tp.from_dataset([1, 2]).truncate(2), "no dict, got int"),
         (lambda rows: rows.batch(2).pad_collate().truncate(2), "before pad_collate"),
     ],

@@ -48,7 +48,7 @@ def tokenized(rows: tp.Pipeline, on_error: Any) -> tp.Pipeline:
         "bytes",
         ["prompt", "response"],
         max_length=32,
-        eos=True,
+        add_eos=True,
         labels="response",
         on_error=on_error,
     )
@@ -245,7 +245,7 @@ def test_empty_texts_are_not_said_to_be_cut() -> None:
 
 def packed(on_error: Any, method: Any = "best_fit") -> tp.Pipeline:
     rows = tp.from_arrow(pa.Table.from_pylist(IDS)).select("input_ids", "labels")
-    return rows.shuffle(16).pack(16, method=method, window=8, on_error=on_error)
+    return rows.shuffle(16).pack(16, method=method, buffer_size=8, on_error=on_error)
 
 
 def has_target(row: dict[str, Any]) -> bool:

@@ -185,7 +185,7 @@ class TestTokenize:
         auto, plain = (Tokenize(tokenizer=bracketed(), engine=e) for e in ("auto", "tokenizers"))
         for options in ({}, {"max_length": 5}, {"max_length": 5, "truncation_side": "left"}):
             auto, plain = (
-                Tokenize(tokenizer=bracketed(), eos=True, engine=e, **options)
+                Tokenize(tokenizer=bracketed(), add_eos=True, engine=e, **options)
                 for e in ("auto", "tokenizers")
             )
             for _ in range(3):

@@ -61,7 +61,7 @@ def pipelines(tmp_path):
     return {
         "sft": tp.recipe("sft", pairs(), "bytes", batch_size=4, num_shards=4, buffer_size=64),
         "packed": tp.recipe("pretrain", tables(tmp_path), "bytes", max_length=64, epochs=1, num_shards=4),
-        "buckets": docs().shuffle(50).sharding_filter(2).bucket_by_length(4, window=40).pad_collate(),
+        "buckets": docs().shuffle(50).sharding_filter(2).bucket_by_length(4, buffer_size=40).pad_collate(),
         "filter and map": pairs().filter(short).map(doubled).batch(4),
         "map in threads": pairs(40).map(doubled, num_workers=2, method="thread").batch(4),
         "map above batches": docs().batch(8).pad_collate().map(dict),
@@ -142,7 +142,7 @@ def test_the_pipeline_does_not_move(tmp_path):
 
 
 def test_the_time_of_a_stage_is_without_that_of_those_below_it():
-    pipe = docs(60).map(slow).bucket_by_length(4, window=20).pad_collate().map(dict)
+    pipe = docs(60).map(slow).bucket_by_length(4, buffer_size=20).pad_collate().map(dict)
     report = trial(pipe, epochs=1, threads=0)
     assert [name for name in report.stages if "as_columns" not in name] == [
         "from_dataset", "fetch", "tokenize", "map", "bucket_by_length", "pad_collate", "map (2)"

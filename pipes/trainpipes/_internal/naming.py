@@ -56,7 +56,7 @@ ELSEWHERE = {
     "load_dataset": 'from_hf(datasets.load_dataset(...)), or read_parquet("data/*.parquet")',
     "max_token_bucketize": "bucket_by_length(max_tokens=n)",
     "mux": 'trainpipes.mix({"a": a, "b": b})',
-    "mux_longest": 'trainpipes.mix({"a": a, "b": b}, repetitions=1)',
+    "mux_longest": 'trainpipes.mix({"a": a, "b": b}, max_epochs=1)',
     "padded_batch": "batch(n).pad_collate()",
     "prefetch": "trainpipes.Loader(pipe), which works ahead by itself",
     "random_split": 'split({"train": 0.9, "valid": 0.1})',

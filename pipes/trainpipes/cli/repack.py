@@ -32,10 +32,10 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
     """A number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", given.strip().lower())
     if found is None:
-        raise click.UsageError(f"--memory is a number of bytes, as 512M or 4G, got {given!r}")
+        raise click.UsageError(f"--memory-limit is a number of bytes, as 512M or 4G, got {given!r}")
     size = int(float(found[1]) * UNITS[found[2]])
     if size < LEAST_MEMORY:
-        raise click.UsageError(f"--memory is 16M or more, got {given!r}")
+        raise click.UsageError(f"--memory-limit is 16M or more, got {given!r}")
     return size
 
 
@@ -66,17 +66,17 @@ def _size(_: click.Context, __: click.Parameter, given: str) -> int:
 )  # fmt: skip
 @click.option("--rows-per-file", type=click.IntRange(1), metavar="ROWS", help="Rows in a file.")
 @click.option(
-    "--files", "number", type=click.IntRange(1), metavar="N",
+    "--num-files", "number", type=click.IntRange(1), metavar="N",
     help="How many files. [default: one for each 512 MiB of rows in memory]",
 )  # fmt: skip
 @click.option("--compression", type=click.Choice(CODECS), default="zstd", show_default=True)
 @click.option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
 @click.option(
-    "--memory", callback=_size, default="512M", show_default=True, metavar="SIZE",
+    "--memory-limit", "memory", callback=_size, default="512M", show_default=True, metavar="SIZE",
     help="Memory for rows that are being worked on.",
 )  # fmt: skip
 @click.option(
-    "--temporary-folder", metavar="FOLDER",
+    "--temp-dir", "temporary_folder", metavar="FOLDER",
     help="Where to put temporary files. [default: OUT; where that is a URL, the system's]",
 )  # fmt: skip
 @click.option(
@@ -121,13 +121,13 @@ def command(
     \b
     Examples:
       trainpipes repack chat.jsonl packed --shuffle --seed 1
-      trainpipes repack data once --drop-duplicates-by text --memory 4G
+      trainpipes repack data once --drop-duplicates-by text --memory-limit 4G
       trainpipes repack data s3://bucket/packed --shuffle
     """
     for one, other, both in (
         ("--drop-duplicates", "--drop-duplicates-by", drop_duplicates and drop_duplicates_by),
         ("--shuffle", "--sort", shuffle and sort),
-        ("--files", "--rows-per-file", number and rows_per_file),
+        ("--num-files", "--rows-per-file", number and rows_per_file),
     ):
         if both:
             raise click.UsageError(f"give {one} or {other}, not both")
@@ -142,9 +142,9 @@ def command(
                 shuffle=shuffle, seed=seed, sort=names[0], descending=descending,
                 drop_duplicates=names[1] or drop_duplicates,
                 columns=names[2], row_group_size=row_group_size, rows_per_file=rows_per_file,
-                files=number, compression=None if compression == "none" else compression,
-                compression_level=compression_level, memory=memory,
-                temporary_folder=temporary_folder, overwrite=overwrite, verify=verify,
+                num_files=number, compression=None if compression == "none" else compression,
+                compression_level=compression_level, memory_limit=memory,
+                temp_dir=temporary_folder, overwrite=overwrite, verify=verify,
                 threads=threads, storage_options=options,
                 engine=engine,  # type: ignore[arg-type]
                 address=address, shared_filesystem=shared_filesystem,

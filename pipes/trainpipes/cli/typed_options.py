@@ -35,9 +35,9 @@ def as_typed(text: str, function: str, options: Mapping[str, str]) -> str:
         function: whose options they are.
         options: as they are typed, by their names.
 
-    >>> options = {"overwrite": "--overwrite", "files": "--files"}
-    >>> as_typed("repack(files=9): give fewer files, or overwrite=True", "repack", options)
-    '--files 9: give fewer files, or --overwrite'
+    >>> options = {"overwrite": "--overwrite", "num_files": "--num-files"}
+    >>> as_typed("repack(num_files=9): give fewer files, or overwrite=True", "repack", options)
+    '--num-files 9: give fewer files, or --overwrite'
     """
 
     def given(found: re.Match[str]) -> str:

@@ -102,7 +102,7 @@ def class_counts(pipeline: Pipeline) -> list[int]:
     below = stages[:place]
     kept = vars(stage).get("_counted")
     if kept is None or list(map(id, kept[0])) != list(map(id, below)):
-        numbers = value_counts(Pipeline(stages[: place + 1]), stage.to, "class_weights")
+        numbers = value_counts(Pipeline(stages[: place + 1]), stage.output_column, "class_weights")
         counts = [numbers.get(number, 0) for number in range(stage.num_classes)]
         vars(stage)["_counted"] = kept = (below, counts)
     return list(kept[1])
@@ -149,7 +149,7 @@ def _narrowed(stages: Sequence[Stage], column: str) -> list[Stage]:
             old = next(name for name, new in stage.names.items() if new == column)
             above.append(Rename({old: column}))
             column = old
-        elif isinstance(stage, EncodeLabels) and column == stage.to:
+        elif isinstance(stage, EncodeLabels) and column == stage.output_column:
             above.append(stage)
             column = stage.column
         elif stage.role not in ORDERING:

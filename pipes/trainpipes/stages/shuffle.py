@@ -11,7 +11,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.samplers import RandomSampler
 
-__all__ = ["Shuffle", "whole_number"]
+__all__ = ["Shuffle"]
 
 
 class Shuffle(OrderStage):
@@ -49,15 +49,13 @@ class Shuffle(OrderStage):
     _: KW_ONLY
     seed: int = 0
     max_bytes: int = 1 << 30
-    scope: Literal["buffer", "global"] | None = "buffer"
+    scope: Literal["buffer", "global"] = "buffer"
 
     def check(self) -> None:
         whole_number(self.buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
         whole_number(self.seed, None, "shuffle(seed)", "a seed")
         whole_number(self.max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
-        if self.scope == "buffer":
-            self._set(scope=None)  # states were saved before there was a choice
-        elif self.scope == "global" and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
+        if self.scope == "global" and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
             raise ConfigError(
                 'shuffle(scope="global") has no buffer: leave buffer_size and max_bytes out, got '
                 f"{self.buffer_size!r} and {self.max_bytes!r}"
@@ -72,7 +70,7 @@ class Shuffle(OrderStage):
     def resolved_options(self) -> dict[str, Any]:
         if self.scope == "global":
             return {**self.options, "buffer_size": None, "max_bytes": None}
-        return {**self.options, "scope": "buffer"}
+        return self.options
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()

@@ -76,8 +76,8 @@ class Tokenize(Tokenizes):
         truncation_side: "right" cuts the end of the text, "left" its start; joined columns are cut as one
             text. Bytes may be cut within a character.
         add_special_tokens: put prefix and suffix around the text.
-        eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a token or an id
-            ends it with that.
+        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a token or an
+            id ends it with that.
         labels: adds a column "labels": the ids of these columns (some of the list ``columns``) and of the
             end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
             the label of the end token is -100, or a model would learn to stop there.
@@ -102,9 +102,9 @@ class Tokenize(Tokenizes):
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]}))
-    >>> list(rows.tokenize("bytes", eos=True))
+    >>> list(rows.tokenize("bytes", add_eos=True))
     [{'input_ids': [104, 105, 256]}, {'input_ids': [195, 169, 256]}]
-    >>> list(rows.tokenize("bytes", max_length=2, eos=True, labels=True))[0]
+    >>> list(rows.tokenize("bytes", max_length=2, add_eos=True, labels=True))[0]
     {'input_ids': [104, 256], 'labels': [104, -100]}
     """
 
@@ -118,7 +118,7 @@ class Tokenize(Tokenizes):
     max_length: int | None = None
     truncation_side: Literal["right", "left"] = "right"
     add_special_tokens: bool = True
-    eos: bool | str | int = False
+    add_eos: bool | str | int = False
     labels: bool | str | Sequence[str] | None = None
     keep_text: bool = False
     on_error: OnError | None = None
@@ -127,9 +127,13 @@ class Tokenize(Tokenizes):
     def check(self) -> None:
         if self.max_length is not None:
             whole_number(self.max_length, 1, "tokenize(max_length)", "tokens in a sequence")
-        if not isinstance(self.eos, bool | str):
+        if not isinstance(self.add_eos, bool | str):
             whole_number(
-                self.eos, 0, "tokenize(eos)", "True, False, a token or its id", most=2**31 - 1
+                self.add_eos,
+                0,
+                "tokenize(add_eos)",
+                "True, False, a token or its id",
+                most=2**31 - 1,
             )
         if self.template is not None and not isinstance(self.template, str):
             raise ConfigError(f"tokenize(template) is a text, got {shown(self.template, 60)}")
@@ -140,7 +144,7 @@ class Tokenize(Tokenizes):
                 f"tokenize(keep_text=True) keeps the text column {taken[0]!r}, and the ids would "
                 f"have that name too; give them another by columns={{text: ids}}"
             )
-        if isinstance(self._engine, Function) and self.eos is True:
+        if isinstance(self._engine, Function) and self.add_eos is True:
             raise ConfigError(self._no_end({}))
 
     @cached_property
@@ -173,7 +177,7 @@ class Tokenize(Tokenizes):
     @property
     def resolved_options(self) -> dict[str, Any]:
         found = super().resolved_options
-        return {**found, "eos": self._end()} if self.eos is True else found
+        return {**found, "add_eos": self._end()} if self.add_eos is True else found
 
     def identity(self) -> dict[str, Any]:
         shaping = {
@@ -182,8 +186,8 @@ class Tokenize(Tokenizes):
             if k != "tokenizer" and k not in self.free
         }
         shaping["on_error"] = self._shaping_error()
-        if shaping["eos"] is True:
-            shaping["eos"] = self._end()
+        if shaping["add_eos"] is True:
+            shaping["add_eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}
         return {"stage": self.name, "tokenizer": self._engine.fingerprint(), **shaping}
 
@@ -191,7 +195,7 @@ class Tokenize(Tokenizes):
 
     def _end(self) -> int | None:
         """The end token that was asked for."""
-        asked = self.eos
+        asked = self.add_eos
         if asked is False:
             return None
         if not isinstance(asked, bool | str):
@@ -200,7 +204,7 @@ class Tokenize(Tokenizes):
             found = self._engine.token_id(asked)
             if found is None:
                 raise ConfigError(
-                    f"tokenize(eos={asked!r}): the tokenizer {self._engine} has no such token; give "
+                    f"tokenize(add_eos={asked!r}): the tokenizer {self._engine} has no such token; give "
                     "another, or its id"
                 )
             return found
@@ -212,8 +216,8 @@ class Tokenize(Tokenizes):
     def _no_end(self, ends: Mapping[str, int]) -> str:
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
         return (
-            f"tokenize(eos=True) needs the tokenizer's end token, and {self._engine} {said}; give it: "
-            'eos="<token>" or eos=<id>'
+            f"tokenize(add_eos=True) needs the tokenizer's end token, and {self._engine} {said}; give it: "
+            'add_eos="<token>" or add_eos=<id>'
         )
 
     @cached_property
