@@ -73,6 +73,8 @@ OPTIONS: dict[str, dict[str, str]] = {
         "repetitions": "max_epochs",
         "column": "output_column",
     },
+    "text": {"column": "output_column"},
+    "numpy": {"column": "output_column"},
     "csv": {"names": "column_names"},
     "recipe": {
         "batch": "batch_size",
@@ -205,6 +207,9 @@ def _stage(name: str, options: Mapping[str, Any]) -> str:
 def _options(owner: str, options: Mapping[str, Any]) -> list[str]:
     """Arguments of a call; those of "" come first, without names."""
     given = dict(options)
+    if owner == "mask" and {"random", "keep"} & given.keys():
+        random, keep = given.pop("random", 0.1), given.pop("keep", 0.1)
+        given |= {"mask_replace_prob": 1 - random - keep, "random_replace_prob": random}
     found = [_text(value) for value in given.pop("", [])]
     names = {**OPTIONS["*"], **OPTIONS.get(owner, {})}
     for name, value in given.items():
