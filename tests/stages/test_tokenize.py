@@ -214,8 +214,6 @@ class TestWhereATokenizerComesFrom:
                 "nowhere/tokenizer.json",
                 "no tokenizer nowhere/tokenizer.json: the nearest directory",
             ),
-            ("gpt2", r"'gpt2' is not a path.*downloads no tokenizer.*from_pretrained\('gpt2'\)"),
-            ("meta-llama/Llama-3", "is not a path, and trainpipes downloads no tokenizer"),
             ("s3://bucket/tokenizer.txt", "ends in .json, a SentencePiece model in .model"),
             (None, "a tokenizer is the path of a tokenizer.json.*got None"),
             (7, "got 7"),
@@ -224,6 +222,27 @@ class TestWhereATokenizerComesFrom:
     def test_what_is_no_tokenizer_is_refused_at_once(self, given: Any, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             Tokenize(tokenizer=given)
+
+    @pytest.mark.parametrize("name", ["words", "team/words"])
+    def test_a_name_is_one_on_the_hub(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        transformers = pytest.importorskip("transformers")
+        asked, known = [], transformed(bpe())
+
+        def found(name: str, **options: Any) -> Any:
+            asked.append((name, options))
+            if known is None:
+                raise OSError("no network\nand more")
+            return known
+
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", found)
+        stage = Tokenize(tokenizer=name)
+        assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
+        assert asked == [(name, {"trust_remote_code": False})]
+        known = None
+        with pytest.raises(
+            ConfigError, match=f"'{name}' is not a path.*: no network; .*download {name}"
+        ):
+            Tokenize(tokenizer=name)
 
     def test_the_nearest_directory_that_is_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"that exists is {tmp_path}$"):

@@ -132,7 +132,10 @@ def test_sharding_has_no_part_in_it(format: str, tmp_path: Path) -> None:
     pipe = rows().shuffle(50, seed=4)
     write(pipe, format, tmp_path / "a", num_files=2)
     write(
-        pipe.sharding_filter(24).distributed(rank=1, world_size=4), format, tmp_path / "b", num_files=2
+        pipe.sharding_filter(24).distributed(rank=1, world_size=4),
+        format,
+        tmp_path / "b",
+        num_files=2,
     )
     for name in os.listdir(tmp_path / "a"):
         if name.startswith("part"):

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from trainpipes._internal.extra import need
 from trainpipes.columns.rectangles import Side
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.content import digest
@@ -164,6 +165,12 @@ class Directory(Engine):
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         return self._engine.encode(texts)
 
+    def encode_rows(self, texts: pa.LargeStringArray, numbers: IntArray) -> Ragged:
+        return self._engine.encode_rows(texts, numbers)
+
+    def package(self) -> str | None:
+        return self._engine.package()
+
     def runs_on(self) -> str:
         if os.getpid() not in self._loaded:
             return "transformers says at first use"  # importing it takes seconds
@@ -176,8 +183,9 @@ class Directory(Engine):
         special: bool,
         max_length: int | None,
         side: Side,
+        numbers: IntArray,
     ) -> tuple[Ragged, Ragged]:
-        return self._engine.encode_pairs(first, second, special, max_length, side)
+        return self._engine.encode_pairs(first, second, special, max_length, side, numbers)
 
     def affixes(self) -> Affixes:
         return self._engine.affixes()
