@@ -268,7 +268,7 @@ CHAINS: dict[str, Make] = {
         rows(d).enumerate().sharding_filter(4).shuffle(64).select("index", "number").batch(8).pad_collate()
     ),
     "draw": lambda d: (
-        tp.from_arrow(table()).draw(tp.samplers.WeightedRandomSampler([1.0] * ROWS, 90))
+        tp.from_arrow(table()).shuffle(sampler=tp.samplers.WeightedRandomSampler([1.0] * ROWS, 90))
         .select("number").batch(8).pad_collate()
     ),
     "take, skip, repeat": lambda d: (

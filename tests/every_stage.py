@@ -467,11 +467,11 @@ FINITE: dict[str, Make] = {
     ),
     "draw": lambda f: (
         tp.from_memmap(mapped(f)).sharding_filter(4)
-        .draw(tp.samplers.WeightedRandomSampler(range(61), 50, seed=2)).batch(4).pad_collate()
+        .shuffle(sampler=tp.samplers.WeightedRandomSampler(range(61), 50, seed=2)).batch(4).pad_collate()
     ),
     "draw / from_dataset": lambda f: tp.from_dataset(SQUARES, tp.samplers.RandomSampler(num_samples=140)),
     "draw / from_dataset, by torch": lambda f: (
-        tp.from_dataset(SQUARES).draw(SAMPLER).sharding_filter(4).batch(3)
+        tp.from_dataset(SQUARES).shuffle(sampler=SAMPLER).sharding_filter(4).batch(3)
     ),
     "from_dataset / batches": lambda f: (
         tp.from_dataset(SQUARES, batch_sampler=BATCHES).sharding_filter(4).collate()
@@ -579,8 +579,6 @@ FINITE: dict[str, Make] = {
     "flat_map / packed": lambda f: (
         sharded(f, 4).flat_map(words).tokenize("bytes", "word").pack(40, buffer_size=32).batch(2)
     ),
-    "unbatch": lambda f: sharded(f, 4).select("tokens").unbatch().batch(12).collate(),
-    "unbatch / from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).unbatch().batch(5),
     "enumerate": lambda f: rows(f).skip(3).enumerate(2).sharding_filter(4).shuffle(9).batch(4),
     "enumerate / from_dataset": lambda f: tp.from_dataset(SQUARES).enumerate().sharding_filter(4).batch(4),
     "truncate": lambda f: sharded(f).truncate(3, columns="tokens", truncation_side="left").batch(4),
@@ -623,9 +621,6 @@ FINITE: dict[str, Make] = {
     ),
     "tokenize / joined": lambda f: (
         sharded(f).tokenize("bytes", ["text", "answer"], labels="answer").batch(4).pad_collate()
-    ),
-    "tokenized_by": lambda f: (
-        sharded(f).tokenized_by("bytes", "tokens").select("tokens").batch(4).pad_collate()
     ),
     "cache": lambda f: (
         rows(f).tokenize("bytes", PAIRS).cache().sharding_filter(4).shuffle(9).batch(4).pad_collate()
@@ -706,9 +701,6 @@ ENDLESS: dict[str, Make] = {
         decoded(f).repeat().random_crop(8).flip().batch(5).collate()
     ),
     "flat_map / endless": lambda f: sharded(f, 4).flat_map(words).repeat().batch(3),
-    "unbatch / endless across": lambda f: (
-        sharded(f, 4).repeat().select("tokens").unbatch().batch(5).collate()
-    ),
     "pack / endless": lambda f: (
         sharded(f, 4).pack(8, column="tokens", buffer_size=5).repeat().batch(2)
     ),
@@ -780,7 +772,7 @@ def public_stages() -> set[str]:
                 below = [kind.__module__.split(".")[0] for kind in value.__subclasses__()]
                 if "trainpipes" not in below:  # else it is what stages share
                     found.add(value(**needed(value)).name)
-    return found
+    return found - {"tokenized_by"}  # which files that were tokenized ahead add by themselves
 
 
 def needed(stage: type[Stage]) -> dict[str, Any]:
@@ -804,6 +796,6 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "FromRay": {"dataset": SimpleNamespace(materialize=None, to_arrow_refs=None)},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
         "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},
-        "Draw": {"sampler": tp.samplers.SequentialSampler()},
-        "Mix": {"sources": {"x": tp.from_dataset([1])}}, "Split": {"parts": {"all": 1.0}, "part": "all"},
+        "Mix": {"sources": {"x": tp.from_dataset([1])}},
+        "Split": {"parts": {"all": 1.0}, "part": "all"},
     }.get(stage.__name__, {})  # fmt: skip

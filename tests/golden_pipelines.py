@@ -138,9 +138,9 @@ COUNTED: dict[str, Make] = {
     "dataset": lambda _: tp.from_dataset(Squares()).sharding_filter(4).shuffle(7).batch(4).collate(),
     "tensors": lambda _: tp.from_tensors(x=np.arange(61.0)).sharding_filter(4).shuffle(7).batch(4).collate(),
     "memmap": lambda f: memmap(f).sharding_filter(4).shuffle(7).batch(4).pad_collate(),
-    "drawn": lambda f: memmap(f).sharding_filter(4).draw(drawn()).batch(4).pad_collate(),
+    "drawn": lambda f: memmap(f).sharding_filter(4).shuffle(sampler=drawn()).batch(4).pad_collate(),
     "drawn by torch": lambda _: (
-        tp.from_dataset(Squares()).draw(EverySeventh()).sharding_filter(4).batch(3)
+        tp.from_dataset(Squares()).shuffle(sampler=EverySeventh()).sharding_filter(4).batch(3)
     ),
     "shuffled globally": lambda _: (
         tp.from_tensors(x=np.arange(61)).skip(3).sharding_filter(4).shuffle(scope="global").batch(4).collate()
@@ -184,7 +184,6 @@ UNCOUNTED: dict[str, Make] = {
         rows().split({"train": 0.7, "valid": 0.3}, key="text")["train"].sharding_filter(4).shuffle(9).batch(4)
     ),
     "flat_map": lambda _: sharded(4).flat_map(words).batch(9).collate(),
-    "unbatch": lambda _: sharded(4).select("tokens").unbatch().batch(12).collate(),
     "pack": lambda _: sharded(4).pack(12, column="tokens", buffer_size=8).batch(2).pad_collate(),
     "pack, first fit": lambda _: sharded().pack(6, method="first_fit", column="tokens", max_documents=2),
     "pack, concat": lambda _: sharded(4).pack(7, method="concat", column="tokens").batch(3),

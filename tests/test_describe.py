@@ -367,7 +367,7 @@ def test_seeds_of_stages_of_one_name_are_numbered() -> None:
         f"{inner}/map": 1,
         f"{inner}/map 2": 2,
     }
-    drawn = tp.from_tensors(range(9)).draw(tp.samplers.RandomSampler(seed=4))
+    drawn = tp.from_tensors(range(9)).shuffle(sampler=tp.samplers.RandomSampler(seed=4))
     assert drawn.describe()["seeds"] == {"draw": 4}
 
 

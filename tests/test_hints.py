@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 import trainpipes as tp
-from trainpipes._internal import naming
 from trainpipes.loader import ELSEWHERE
 
 pytestmark = pytest.mark.filterwarnings("error:the loop before was left")
@@ -29,13 +27,8 @@ def rows(count: int = 100) -> tp.Pipeline:
         (lambda: tp.Loader(rows(), num_wokers=2), "did you mean 'num_workers'?"),
         (lambda: rows().shuffle(bufer_size=4), "did you mean 'buffer_size'?"),
         (lambda: tp.from_csv("x.csv"), "did you mean 'read_csv'?"),
-        (lambda: tp.load_dataset("imdb"), "from_hf(datasets.load_dataset(...))"),
         (lambda: rows()[0], "got pipe[0]: peek() is the next item"),
-        (lambda: rows().head(), "write take(n)"),
-        (lambda: rows().set_length(9), "write take(n)"),
-        (lambda: rows().groupby(len), "write bucket_by_length(batch_size)"),
         (lambda: rows().shufle(), "did you mean 'shuffle'?"),
-        (lambda: rows().with_format("torch"), "write collate()"),
         (lambda: tp.mix([rows(), rows()], [0.7, 0.3]), 'such as mix({"a": a, "b": b}, weights='),
         (lambda: rows() + 1, "concat"),
     ],
@@ -45,15 +38,6 @@ def test_one_sentence_says_what_to_write(ask: Callable[[], Any], answer: str) ->
         ask()
     assert answer in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_what_is_to_be_written_is_there() -> None:
-    names = {name for name in dir(tp.Pipeline) if not name.startswith("_")} | {*tp.__all__}
-    for other, text in naming.ELSEWHERE.items():
-        assert not hasattr(tp.Pipeline, other), other
-        called = re.findall(r"(?<![\w.])(?:trainpipes\.)?\.?(\w+)\(", text)
-        assert called or text.split()[0] in {*names, "pipe"}, other
-        assert set(called) <= names | {"list"}, other
 
 
 def test_options_of_other_loaders_are_none_of_ours() -> None:

@@ -74,8 +74,8 @@ OPTIONS: dict[str, Make] = {
     ),
     "collate": lambda f: rows(f).batch(2).collate(every_stage.first_of, format="numpy"),
     "collate / version": lambda f: rows(f).batch(2).collate(lambda rows: rows, version="3"),
-    "draw": lambda f: tp.from_arrow(table(f)).draw(
-        tp.samplers.WeightedRandomSampler(range(97), 50, replacement=False, seed=2)
+    "draw": lambda f: tp.from_arrow(table(f)).shuffle(
+        sampler=tp.samplers.WeightedRandomSampler(range(97), 50, replacement=False, seed=2)
     ),
     "enumerate": lambda f: rows(f).enumerate(5, output_column="number"),
     "filter": lambda f: rows(f).filter(odd),
@@ -85,7 +85,6 @@ OPTIONS: dict[str, Make] = {
     "flat_map / schema": lambda f: rows(f).flat_map(
         every_stage.words, version="4", schema=pa.schema([("x", pa.int64()), ("word", pa.string())])
     ),
-    "unbatch": lambda f: rows(f).select("tokens").unbatch(level=1),
     "map": lambda f: rows(f).map(every_stage.double, num_workers=1, method="thread"),
     "map / rng": lambda f: rows(f).map(jitter, rng=True, seed=4),
     "map / version": lambda f: rows(f).map(lambda row: row, version="5"),
@@ -194,7 +193,6 @@ OPTIONS: dict[str, Make] = {
     "tokenize / template": lambda f: rows(f).tokenize("bytes", template="{text}: {x}", labels=True),
     "tokenize / columns": lambda f: rows(f).tokenize("bytes", every_stage.PAIRS, add_eos=257),
     "tokenize / function": lambda f: rows(f).tokenize(every_stage.codes, "text"),
-    "tokenized_by": lambda f: rows(f).tokenized_by("bytes", ["tokens"], engine="tokenizers"),
     "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], truncation_side="left"),
     "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"]).read_parquet(
         ["x", "tokens"], index=False, errors="replace"

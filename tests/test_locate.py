@@ -155,7 +155,7 @@ class CountedGroups(RowGroups):
 
 
 def test_where_batches_are_counted_only_the_windows_of_its_rows_are_read() -> None:
-    source = tp.from_source(CountedGroups([100] * 1000))
+    source = tp.Pipeline([CountedGroups([100] * 1000)])
     pipe = source.sharding_filter(4).shuffle(100).batch(4)
     found = tp.locate(pipe, 20_000, epoch=3)
     assert len(found.batch) == 4

@@ -129,17 +129,21 @@ SHUFFLED = {
     "a shuffle of files": lambda f: (
         tp.list_files(files(f)).shuffle(seed=1).read_parquet().rename({"tokens": "input_ids"})
     ),
-    "a sampler that shuffles": lambda f: lengths().draw(tp.samplers.RandomSampler()),
-    "a sampler of torch that shuffles": lambda f: lengths().draw(SubsetRandomSampler(range(90))),
+    "a sampler that shuffles": lambda f: lengths().shuffle(sampler=tp.samplers.RandomSampler()),
+    "a sampler of torch that shuffles": lambda f: lengths().shuffle(sampler=SubsetRandomSampler(range(90))),
     "a dataset with such a sampler": lambda f: tp.from_dataset(ROWS, SubsetRandomSampler(range(60))),
 }  # fmt: skip
 UNSHUFFLED = {
     "rows": lambda f: lengths(),
-    "a sampler in order": lambda f: lengths().draw(tp.samplers.SequentialSampler()),
-    "a sampler of torch in order": lambda f: lengths().draw(SequentialSampler(range(96))),
-    "parts in order": lambda f: lengths().draw(DistributedSampler(range(96), 2, 0, shuffle=False)),  # type: ignore[arg-type]
-    "our parts in order": lambda f: lengths().draw(
-        tp.samplers.DistributedSampler(96, 2, 0, shuffle=False)
+    "a sampler in order": lambda f: lengths().shuffle(sampler=tp.samplers.SequentialSampler()),
+    "a sampler of torch in order": lambda f: lengths().shuffle(
+        sampler=SequentialSampler(range(96))
+    ),
+    "parts in order": lambda f: lengths().shuffle(
+        sampler=DistributedSampler(range(96), 2, 0, shuffle=False)
+    ),  # type: ignore[arg-type]
+    "our parts in order": lambda f: lengths().shuffle(
+        sampler=tp.samplers.DistributedSampler(96, 2, 0, shuffle=False)
     ),
     "a list of numbers": lambda f: tp.from_dataset(ROWS, list(range(60))),
     "a mix": lambda f: tp.mix({"a": lengths(40), "b": lengths(20)}),

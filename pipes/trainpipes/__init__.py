@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from trainpipes.start import from_iterable as from_iterable
     from trainpipes.start import from_memmap as from_memmap
     from trainpipes.start import from_ray as from_ray
-    from trainpipes.start import from_source as from_source
     from trainpipes.start import from_tensors as from_tensors
     from trainpipes.start import from_torchdata as from_torchdata
     from trainpipes.start import list_files as list_files
@@ -84,7 +83,7 @@ _NAMES = {
     "recipe_registry": "recipe recipes",
     "start": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap from_ray "
-        "from_source from_tensors from_torchdata list_files mix read_arrow read_bytes "
+        "from_tensors from_torchdata list_files mix read_arrow read_bytes "
         "read_csv read_files read_images read_json read_numpy read_parquet read_text "
         "read_webdataset zip"
     ),
@@ -109,10 +108,10 @@ def __getattr__(name: str) -> Any:
     elif name == "show":
         found = import_module("trainpipes.look.preview.preview").show_item
     else:
-        from trainpipes._internal.naming import other_name
+        from trainpipes._internal.naming import nearest_reader
 
         raise AttributeError(
-            f"module 'trainpipes' has no attribute {name!r}{other_name(name, [*__all__, 'zip'])}",
+            f"module 'trainpipes' has no attribute {name!r}{nearest_reader(name, [*__all__, 'zip'])}",
             name=name,
         )
     globals()[name] = found

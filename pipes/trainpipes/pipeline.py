@@ -22,7 +22,7 @@ from trainpipes._internal.callers import (
     warn_without_data_module,
 )
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.naming import other_name
+from trainpipes._internal.naming import nearest_reader
 from trainpipes._internal.progress import counted
 from trainpipes._internal.shown import shown
 from trainpipes.engine.column_names import column_names
@@ -55,12 +55,11 @@ from trainpipes.stages.cache import Cache
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
-from trainpipes.stages.draw import Draw
 from trainpipes.stages.drop_columns import DropColumns
 from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
-from trainpipes.stages.flat_map import FlatMap, Unbatch
+from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.images.crop import CenterCrop, RandomCrop
 from trainpipes.stages.images.decode_image import DecodeImage
 from trainpipes.stages.images.flip import Flip
@@ -82,7 +81,6 @@ from trainpipes.stages.split import Split, checked_parts
 from trainpipes.stages.take import Skip, Take
 from trainpipes.stages.to import To
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
 from trainpipes.storage.writers import arrow as arrow_files
@@ -200,7 +198,7 @@ class Pipeline(IterableDataset[Any]):
 
         def __getattr__(self, name: str) -> Any:
             names = [known for known in dir(type(self)) if not known.startswith("_")]
-            hint = "" if name.startswith("_") else other_name(name, names)
+            hint = "" if name.startswith("_") else nearest_reader(name, names)
             raise AttributeError(f"a pipeline has no {name!r}{hint}", name=name)
 
     def _data_parallel(self) -> tuple[int, int]:
@@ -244,18 +242,15 @@ class Pipeline(IterableDataset[Any]):
     read_files = Method(ReadFiles)
     sharding_filter = Method(ShardingFilter)
     shuffle = Method(Shuffle)
-    draw = Method(Draw)
     map = Method(Map)
     map_batches = Method(MapBatches)
     with_columns = Method(WithColumns)
     filter = Method(Filter)
     sample = Method(Sample)
     flat_map = Method(FlatMap)
-    unbatch = Method(Unbatch)
     enumerate = Method(Enumerate)
     rename = Method(Rename)
     tokenize = Method(Tokenize)
-    tokenized_by = Method(TokenizedBy)
     chat_template = Method(ChatTemplate)
     truncate = Method(Truncate)
     add_labels = Method(AddLabels)

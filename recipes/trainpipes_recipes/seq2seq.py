@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes import Pipeline, from_arrow
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes_recipes.inputs import PAIRS, Input, shuffled
 
 __all__ = ["seq2seq"]
@@ -91,7 +92,7 @@ def seq2seq(
         columns = {prompt: "input_ids", response: target}
         rows = rows.tokenize(tokenizer, columns, max_length=max_length, add_eos=True)
     elif keep_in_memory:
-        rows = rows.tokenized_by(tokenizer, ["input_ids", target])
+        rows = rows.then(TokenizedBy(tokenizer, ["input_ids", target]))
     if cache:  # else tokenizing waits until rows are dealt, wherever it is written
         rows = rows.cache(None if cache is True else cache)
     return (

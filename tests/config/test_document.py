@@ -167,9 +167,11 @@ stages:
         found = loads(f"stages: [{{read_json: {{files: d, schema: {said}}}}}]")
         assert found == tp.read_json("d", schema=schema)
     sampler = tp.samplers.RandomSampler(seed=3)
-    found = loads("stages: [{from_memmap: m}, {draw: !sampler {RandomSampler: {seed: 3}}}]")
+    found = loads(
+        "stages: [{from_memmap: m}, {shuffle: {sampler: !sampler {RandomSampler: {seed: 3}}}}]"
+    )
     assert found.stages[1].options["sampler"] == sampler
-    found = loads("stages: [{from_memmap: m}, {draw: !sampler SequentialSampler}]")
+    found = loads("stages: [{from_memmap: m}, {shuffle: {sampler: !sampler SequentialSampler}}]")
     assert found.stages[1].options["sampler"] == tp.samplers.SequentialSampler()
 
 

@@ -20,7 +20,7 @@ import trainpipes as tp
 from frozen import data, functions
 
 #: Words of the chains that the library has no more. Chains that have one of them are left out.
-GONE: set[str] = set()
+GONE: set[str] = {"unbatch", "tokenized_by"}
 
 #: The method for each stage, where it has another name than in the chains.
 METHODS = {
@@ -201,6 +201,9 @@ def _stage(name: str, options: Mapping[str, Any]) -> str:
         given = dict(options)
         method = SOURCES[given.pop("as")].split("(")[0].removeprefix("tp.")
         return f".{method}({', '.join(_options(options['as'], given))})"
+    if name == "draw":
+        (sampler,) = options[""]
+        return f".shuffle(sampler={_text(sampler)})"
     return f".{METHODS.get(name, name)}({', '.join(_options(name, options))})"
 
 

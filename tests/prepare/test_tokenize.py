@@ -22,6 +22,7 @@ from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.storage.writers.output_file import OutputFile
 from unfinished import noted
 
@@ -292,7 +293,7 @@ def read(files: str) -> tp.Pipeline:
 
 REFUSED: dict[str, tuple[Make, str]] = {
     "no ids": (no_texts, "this pipeline has none: its rows are written by write_parquet"),
-    "ids already": (lambda f: read(f).tokenized_by("bytes", "text"), "hold ids already"),
+    "ids already": (lambda f: read(f).then(TokenizedBy("bytes", "text")), "hold ids already"),
     "a mix": (
         lambda f: tp.mix({"a": read(f), "b": read(f)}).tokenize("bytes"),
         "prepare each of its sources",

@@ -502,7 +502,7 @@ class OwnRows(tp.RowSource):
 
 
 def test_sources_of_ones_own_go_with_others() -> None:
-    tables, rows = (tp.from_source(Own(data)) for data in (table(pa.int8()), PYTHON))
+    tables, rows = (tp.Pipeline([Own(data)]) for data in (table(pa.int8()), PYTHON))
     for pipe in (
         tp.concat(tables, rows),
         tp.concat(rows, tables),

@@ -301,7 +301,7 @@ def test_each_row_is_read_once_and_a_resume_reads_little() -> None:
     sources = [
         Counting(name, size, log) for name, size, log in zip("ab", (10, 7), logs, strict=True)
     ]
-    one, other = map(tp.from_source, sources)
+    one, other = (tp.Pipeline([source]) for source in sources)
     pipe = one.zip(other).sharding_filter(2).shuffle(20, seed=1).batch(5)
     whole = [digest(item) for item in pipe]
     for log in logs:

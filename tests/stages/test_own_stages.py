@@ -146,7 +146,6 @@ def test_a_stage_of_ones_own_resumes_exactly(name: str) -> None:
     [
         (lambda: Scale("x", by=0.0), "not 0, got 0"),
         (lambda: tp.from_dataset([1]).then(Scale), "takes a stage"),
-        (lambda: tp.from_source(Scale("x")), "trainpipes.Source"),
     ],
 )
 def test_what_does_not_fit_is_refused_where_it_is_written(
@@ -313,7 +312,7 @@ def database(tmp_path: Path) -> str:
 
 
 def sqlite(path: str, shards: int = 4) -> tp.Pipeline:
-    return tp.from_source(FromSqlite(path, "texts")).sharding_filter(shards).shuffle(9, seed=1)
+    return tp.Pipeline([FromSqlite(path, "texts")]).sharding_filter(shards).shuffle(9, seed=1)
 
 
 def test_a_source_of_ones_own_gives_each_row_once_and_resumes_exactly(database: str) -> None:
@@ -349,7 +348,7 @@ def test_a_source_without_open_says_so() -> None:
         pass
 
     with pytest.raises(ConfigError, match=r"Nothing needs open\(\)"):
-        list(tp.from_source(Nothing()))
+        list(tp.Pipeline([Nothing()]))
 
 
 # Methods

@@ -181,7 +181,7 @@ def test_positions_do_not_keep_what_is_passed(method: Any) -> None:
             base = {"epoch": 0, "window": self.number}
             return Run(Block(table, np.arange(5)), Cursors.counting(base, np.arange(6)))
 
-    opened = PackStage(7, method=method, window=8).open(lambda state: Below(), {})
+    opened = PackStage(7, method=method, buffer_size=8).open(lambda state: Below(), {})
     batched = BatchStage(batch_size=3).open(lambda state: opened, {})
     runs: list[RunSource] = [opened, batched]
     for _ in range(300):

@@ -16,6 +16,7 @@ import pytest
 import trainpipes as tp
 from every_stage import chat_tokenizer
 from trainpipes._internal import warn_once
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.testing import check_resume
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.
@@ -303,15 +304,15 @@ def test_ids_that_are_there_already_are_looked_at(files: Any) -> None:
     ]
     rows = tp.read_parquet(files(cut)).shuffle(64)
     with pytest.warns(UserWarning, match="no target for the loss: choose on_error"):
-        assert len(numbers(rows.tokenized_by("bytes"))) == 64
-    assert sorted(numbers(rows.tokenized_by("bytes", on_error="skip"))) == GOOD
+        assert len(numbers(rows.then(TokenizedBy("bytes")))) == 64
+    assert sorted(numbers(rows.then(TokenizedBy("bytes", on_error="skip")))) == GOOD
     with pytest.raises(tp.DataError, match="no target"):
-        numbers(rows.tokenized_by("bytes", on_error="raise"))
-    assert len(numbers(rows.tokenized_by("bytes", on_error="keep"))) == 64
+        numbers(rows.then(TokenizedBy("bytes", on_error="raise")))
+    assert len(numbers(rows.then(TokenizedBy("bytes", on_error="keep")))) == 64
 
 
 def test_classes_are_no_labels_of_tokens() -> None:
     rows = tp.from_arrow(pa.table({"input_ids": [[1, 2]], "labels": [-100]}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert list(rows.tokenized_by("bytes"))
+        assert list(rows.then(TokenizedBy("bytes")))

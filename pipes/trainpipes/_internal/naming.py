@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainpipes.errors import SchemaError
 
-__all__ = ["need_columns", "nearest", "nearest_reader", "other_name", "reader_of"]
+__all__ = ["need_columns", "nearest", "nearest_reader", "reader_of"]
 
 #: How other libraries call a format, by what reads it here.
 READERS = {
@@ -23,63 +23,6 @@ READERS = {
     "read_parquet": ("parquet", "pq"),
     "read_webdataset": ("webdataset", "wds", "tar", "tars"),
     "read_text": ("text", "txt", "lines", "textfile", "text_file"),
-}
-#: What to write for a method or function that other libraries have, by its name there.
-ELSEWHERE = {
-    "add_column": "with_columns(fn) adds columns",
-    "apply": "map(fn), or map_batches(fn) for columns",
-    "batched": "batch(n)",
-    "bucketbatch": "bucket_by_length(batch_size)",
-    "chain": "trainpipes.concat(a, b)",
-    "class_encode_column": "encode_labels(column)",
-    "collect": "list(pipe)",
-    "columns": "column_names",
-    "concat": "trainpipes.concat(a, b)",
-    "concatenate": "trainpipes.concat(a, b)",
-    "concatenate_datasets": "concat(a, b)",
-    "cycle": "repeat(), or repeat(times)",
-    "dataloader": "trainpipes.Loader(pipe)",
-    "DataLoader": "Loader(pipe)",
-    "demux": "filter(fn), once for each part, or split(parts)",
-    "features": "column_names",
-    "first": "peek()",
-    "fork": "pipe itself, as often as needed: its methods return new pipelines and never change it",
-    "group_by_length": "bucket_by_length(batch_size)",
-    "groupby": "bucket_by_length(batch_size) for groups by length; group by a key before from_arrow(table)",
-    "head": "take(n), or peek() for the first item",
-    "header": "take(n)",
-    "in_batch_shuffle": "shuffle(buffer_size)",
-    "in_batches": "batch(n)",
-    "interleave": 'trainpipes.mix({"a": a, "b": b})',
-    "interleave_datasets": 'mix({"a": a, "b": b})',
-    "limit": "take(n)",
-    "load_dataset": 'from_hf(datasets.load_dataset(...)), or read_parquet("data/*.parquet")',
-    "max_token_bucketize": "bucket_by_length(max_tokens=n)",
-    "mux": 'trainpipes.mix({"a": a, "b": b})',
-    "mux_longest": 'trainpipes.mix({"a": a, "b": b}, max_epochs=1)',
-    "padded_batch": "batch(n).pad_collate()",
-    "prefetch": "trainpipes.Loader(pipe), which works ahead by itself",
-    "random_split": 'split({"train": 0.9, "valid": 0.1})',
-    "remove_columns": "drop_columns(*columns)",
-    "rename_column": "rename({old: new})",
-    "rename_columns": "rename({old: new})",
-    "sample_multiplex": 'trainpipes.mix({"a": a, "b": b}, weights={"a": 0.7, "b": 0.3})',
-    "save_to_disk": "write_arrow(folder)",
-    "select_columns": "select(*columns)",
-    "set_format": "collate() for tensors; map_batches(fn, format=...) for columns",
-    "set_length": "take(n); estimate_len() says about how long an epoch is",
-    "shard": "sharding_filter(), which finds the ranks, or distributed(rank=..., world_size=...)",
-    "slice": "select(*columns) for columns, take(n) and skip(n) for rows",
-    "to_json": "write_json(folder)",
-    "to_list": "list(pipe)",
-    "to_map_datapipe": "to_map_dataset()",
-    "to_parquet": "write_parquet(folder)",
-    "train_test_split": 'split({"train": 0.9, "test": 0.1})',
-    "transform": "map(fn)",
-    "unique": "value_counts(column)",
-    "unzip": "select(*columns), once for each part",
-    "with_format": "collate() for tensors; map_batches(fn, format=...) for columns",
-    "zipper": "zip(other)",
 }
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
 
@@ -99,15 +42,6 @@ def nearest_reader(name: str, names: Sequence[str]) -> str:
     format = next((name.removeprefix(b) for b in BEGINNINGS if name.startswith(b)), name)
     known = [reader for reader, others in READERS.items() if format in others and reader in names]
     return f" (did you mean {known[0]!r}?)" if known else nearest(name, names)
-
-
-def other_name(name: str, names: Sequence[str]) -> str:
-    """What to write for a name that is not there, which another library may have; "" if nothing is known.
-
-    >>> other_name("limit", ["take"]), other_name("shufle", ["shuffle"])
-    (': write take(n)', " (did you mean 'shuffle'?)")
-    """
-    return f": write {ELSEWHERE[name]}" if name in ELSEWHERE else nearest_reader(name, names)
 
 
 def reader_of(path: str) -> str:

@@ -28,6 +28,7 @@ from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, f
 from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, documents_of, rows_of
 from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["Pack"]
@@ -97,6 +98,8 @@ class Pack(CutStage):
         seed: for the order of a window's rows.
         pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this stage, or 0.
             Must be given where a function tokenizes.
+        tokenizer: that made the ids which the rows hold already: its pad token is taken. Given as for
+            ``tokenize``.
 
     Raises:
         DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a document
@@ -132,8 +135,10 @@ class Pack(CutStage):
     on_error: OnError | None = None
     seed: int = 0
     pad_token_id: int | None = None
+    tokenizer: Any = None
 
     def check(self) -> None:
+        _ = self._own  # whether it is there is said here
         whole_number(self.max_length, 1, "pack(max_length)", "tokens of a row", most=2**31 - 1)
         whole_number(self.buffer_size, 1, "pack(buffer_size)", "documents that are packed together")
         whole_number(self.seed, None, "pack(seed)", "a seed")
@@ -161,7 +166,9 @@ class Pack(CutStage):
     def resolve(self, below: Sequence[Stage]) -> Self:
         tokenize = None
         if self.pad_token_id is None:
-            tokenize = next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
+            tokenize = self._own or next(
+                (s for s in reversed(below) if isinstance(s, Tokenizes)), None
+            )
         if tokenize is not None and not tokenize.says_pad_id:
             raise ConfigError(
                 f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
@@ -170,6 +177,11 @@ class Pack(CutStage):
         crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
+
+    @made_once
+    def _own(self) -> TokenizedBy | None:
+        """What the tokenizer that was given says."""
+        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
 
     @cached_property
     def fill_id(self) -> int:
@@ -180,10 +192,12 @@ class Pack(CutStage):
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        return {**self.options, "pad_token_id": self.fill_id}
+        own = None if self._own is None else self._own.resolved_options["tokenizer"]
+        return {**self.options, "pad_token_id": self.fill_id, "tokenizer": own}
 
     def identity(self) -> dict[str, Any]:
         found = {**super().identity(), "pad_token_id": self.fill_id}
+        found.pop("tokenizer", None)
         if self.on_error != "skip":  # nothing else shapes the rows
             found.pop("on_error", None)
         return found

@@ -55,6 +55,7 @@ from trainpipes.stages.pad_rules import (
     column_rule,
     numpy_dtype,
 )
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["PadCollate"]
@@ -119,6 +120,8 @@ class PadCollate(RunStage):
             also applies to columns of numbers.
         dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns of
             floats, while ids stay int64.
+        tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding side are
+            taken. Given as for ``tokenize``; left out, that of the ``tokenize`` before this stage.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
@@ -150,9 +153,11 @@ class PadCollate(RunStage):
     mask: Mapping[str, str] | bool | None = None
     columns: Mapping[str, Mapping[str, Any]] | None = None
     dtype: torch.dtype = torch.int64
+    tokenizer: Any = None
 
     def check(self) -> None:
         self._rule.check("pad_collate")
+        _ = self._own  # whether it is there is said here
         if self.columns is not None:
             if not isinstance(self.columns, Mapping):
                 raise ConfigError(
@@ -226,8 +231,15 @@ class PadCollate(RunStage):
             elif stage.name == "rename":
                 names = stage.options["names"]
                 ids = {names.get(name, name): maker for name, maker in ids.items()}
+        if self._own is not None:
+            tokenize = ids["input_ids"] = self._own
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
+
+    @made_once
+    def _own(self) -> TokenizedBy | None:
+        """What the tokenizer that was given says."""
+        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
 
     @property
     def resolved_options(self) -> dict[str, Any]:
@@ -239,10 +251,12 @@ class PadCollate(RunStage):
             "value": value or 0,
             "padding_side": rule.padding_side or side,
             "truncation_side": rule.truncation_side or "right",
+            "tokenizer": None if self._own is None else self._own.resolved_options["tokenizer"],
         }
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
+        found.pop("tokenizer", None)
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
                 found["value"] = self._tokenize.pad_id

@@ -51,12 +51,12 @@ class ReadNumpy(FileReader):
     as ``output_column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
 
     Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are mapped into memory, and their rows can be
-    chosen by number (``shuffle(scope="global")``, ``draw``). Each process compares the checksum of each array
-    of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB. Files of
-    ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits files of
-    about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which are not
-    compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python objects
-    are never loaded, since that runs code.
+    chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Each process compares the
+    checksum of each array of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB.
+    Files of ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits
+    files of about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which
+    are not compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python
+    objects are never loaded, since that runs code.
 
     Args:
         columns: names of arrays or fields; None for all; then all files must have the same names.

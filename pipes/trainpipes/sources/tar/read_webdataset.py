@@ -61,7 +61,7 @@ class ReadWebdataset(FileReader):
     the samples that they need. A compressed archive can only be read from its start: it is one block, and
     to reach a sample, all before it is decompressed. ``explain()`` says how much that was. Local archives
     that are not compressed are mapped into memory, and their samples can be chosen by number
-    (``shuffle(scope="global")``, ``draw``).
+    (``shuffle(scope="global")``, ``shuffle(sampler=...)``).
 
     Members without an extension, hidden ones, folders and links are skipped.
 
