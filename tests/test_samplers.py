@@ -695,7 +695,7 @@ def test_a_state_names_the_sampler_that_differs():
     state = pipe(WeightedRandomSampler([1.0] * 100, 50)).state_at(3)
     with pytest.raises(tp.StateError, match="stages/shuffle/sampler/digest"):
         pipe(WeightedRandomSampler([1.0] * 99 + [2.0], 50)).load_state_dict(state)
-    with pytest.raises(tp.StateError, match="stages/draw/sampler/seed"):
+    with pytest.raises(tp.StateError, match="stages/shuffle/sampler/seed"):
         pipe(WeightedRandomSampler([1.0] * 100, 50, seed=1)).load_state_dict(state)
 
 

@@ -175,7 +175,7 @@ class Checked:
                 self._fast = self._asked(self._make, texts)
                 sampled = np.union1d(sampled, np.arange(min(len(texts), FIRST)))
         fast = self._fast
-        found = self._asked(lambda: fast.encode(texts), texts)
+        found: Ragged = self._asked(lambda: fast.encode(texts), texts)
         if len(found) != len(texts):
             raise self._refused(f"gave {len(found)} rows for {len(texts)} texts")
         young = has_young(texts)
