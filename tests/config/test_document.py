@@ -283,7 +283,7 @@ def test_changes_within_a_pipeline_of_a_mix() -> None:
         ("stages[4].x", 1, "stages[4].x: stages has no item 4: it is 4 items"),
         ("stages.x", 1, "stages.x: stages is a list, and has no 'x'"),
         ("stages[2].bufer_size", 1, "stages[2].bufer_size: shuffle has no option 'bufer_size' (did you mean "
-         "'buffer_size'?); it takes buffer_size, seed, max_bytes, scope"),
+         "'buffer_size'?); it takes buffer_size, seed, max_bytes, scope, sampler"),
         ("stages[2].seed.x", 1, "stages[2].seed.x: stages[2].seed is text, and has no 'x'"),
         ("stages[2].seed", "a", "stages[2].seed: shuffle(seed) is an integer, a seed; got 'a'"),
         ("stages[3].batch_size", 0, "stages[3].batch_size: batch(batch_size) is an integer of 1 or more, "
