@@ -68,7 +68,7 @@ def costs(rows: int, repeats: int) -> dict[str, dict[str, float]]:
         ways = [
             tp.from_arrow(pa.concat_tables(tables)).shuffle(4096),
             tp.mix(sources, weights=weights, stop="repeat"),
-            tp.mix(sources, weights=weights, by="tokens", stop="repeat"),
+            tp.mix(sources, weights=weights, weight_by="tokens", stop="repeat"),
             tp.mix(sources, weights=long, stop="repeat"),
         ]
         batches = rows // 32 - SHARDS

@@ -262,7 +262,7 @@ def batches_of(lengths: IntArray) -> Iterator[tuple[str, float, int]]:
     made = {
         "batch(32)": rows.batch(32),
         "bucket_by_length(32)": rows.bucket_by_length(32),
-        "bucket_by_length(32, window=4096)": rows.bucket_by_length(32, window=4096),
+        "bucket_by_length(32, buffer_size=4096)": rows.bucket_by_length(32, buffer_size=4096),
         f"batch(max_tokens={tokens})": rows.batch(max_tokens=tokens),
         f"bucket_by_length(max_tokens={tokens})": rows.bucket_by_length(max_tokens=tokens),
     }
@@ -293,8 +293,8 @@ def costs_of(
         texts = pa.array([text[a:b] for a, b in pairwise(edges)], pa.large_string())
         runs = list(all_runs(Runs(pa.table({"text": texts}))))
         engines = {
-            "tokenize": Tokenize(tokenizer=str(path), eos=True, engine="tokenizers"),
-            "tokenize, the fastest engine there is": Tokenize(tokenizer=str(path), eos=True),
+            "tokenize": Tokenize(tokenizer=str(path), add_eos=True, engine="tokenizers"),
+            "tokenize, the fastest engine there is": Tokenize(tokenizer=str(path), add_eos=True),
         }
         table = pa.concat_tables([engines["tokenize"].process(run).block.data for run in runs])
         tokens = len(table.column("input_ids").combine_chunks().values)

@@ -92,7 +92,7 @@ PROMISES = (
     most("a global order, about 30 ns a row", 45, alone("samplers", "ns a row"), where=DATASETS),
     # Packing.
     most("pack(): empty, 0.1 %", 0.002, alone("packing", "best_fit, 1024"), where=PACKING, percent=True),
-    most("pack(window=256): empty, 0.4 %", 0.006, alone("packing", "best_fit, 256"), where=PACKING,
+    most("pack(buffer_size=256): empty, 0.4 %", 0.006, alone("packing", "best_fit, 256"), where=PACKING,
          percent=True),
     most("pack(first_fit): empty, 0.8 %", 0.011, alone("packing", "first_fit, 1024"), where=PACKING,
          percent=True),

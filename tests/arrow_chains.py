@@ -168,7 +168,7 @@ CHAINS: dict[str, Make] = {
         .pad_collate()
     ),
     "tokenize bytes": lambda d: (
-        texts(d).tokenize("bytes", max_length=3, eos=True, labels=True).select("input_ids")
+        texts(d).tokenize("bytes", max_length=3, add_eos=True, labels=True).select("input_ids")
         .batch(8).pad_collate()
     ),
     "tokenize a template": lambda d: (
@@ -191,25 +191,25 @@ CHAINS: dict[str, Make] = {
         .batch(4).pad_collate()
     ),
     "bucket_by_length": lambda d: (
-        tokens(d).bucket_by_length(8, num_buckets=2, window=64).pad_collate()
+        tokens(d).bucket_by_length(8, num_buckets=2, buffer_size=64).pad_collate()
     ),
     "buckets of tokens": lambda d: (
-        tokens(d).bucket_by_length(max_tokens=64, window=64).pad_collate()
+        tokens(d).bucket_by_length(max_tokens=64, buffer_size=64).pad_collate()
     ),
     "batch by tokens": lambda d: tokens(d).batch(max_tokens=64).pad_collate(),
     "mask_tokens": lambda d: (
-        tokens(d).mask_tokens(mask_id=99, special_ids=[0], vocab_size=100).batch(8).pad_collate()
+        tokens(d).mask_tokens(mask_token_id=99, special_ids=[0], vocab_size=100).batch(8).pad_collate()
     ),
     "add_labels": lambda d: (
         sharded(d).select("input_ids", "answer").add_labels(where="answer", ignore=7).batch(8)
         .pad_collate()
     ),
     "mix": lambda d: (
-        tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, column="whose")
+        tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, output_column="whose")
         .select("number", "whose").batch(8).collate(format="arrow")
     ),
     "mix by tokens": lambda d: (
-        tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, by="tokens")
+        tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, weight_by="tokens")
         .sharding_filter(2).select("input_ids").batch(8).pad_collate()
     ),
     "concat": lambda d: (
@@ -268,7 +268,7 @@ CHAINS: dict[str, Make] = {
         rows(d).enumerate().sharding_filter(4).shuffle(64).select("index", "number").batch(8).pad_collate()
     ),
     "draw": lambda d: (
-        tp.from_arrow(table()).draw(tp.samplers.WeightedRandomSampler([1.0] * ROWS, 90))
+        tp.from_arrow(table()).shuffle(sampler=tp.samplers.WeightedRandomSampler([1.0] * ROWS, 90))
         .select("number").batch(8).pad_collate()
     ),
     "take, skip, repeat": lambda d: (

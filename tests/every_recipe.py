@@ -115,10 +115,10 @@ EVERY: dict[str, Make] = {
     "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),
     "seq2seq / other names": lambda f: seq2seq(text_files(f), "bytes", hf_names=False, **SMALL),
     "pretrain": lambda f: pretrain(
-        text_files(f), "bytes", max_length=64, window=8, epochs=1, **SMALL
+        text_files(f), "bytes", max_length=64, pack_buffer_size=8, epochs=1, **SMALL
     ),
     "pretrain / endless": lambda f: pretrain(
-        text_files(f), "bytes", max_length=64, window=8, **SMALL
+        text_files(f), "bytes", max_length=64, pack_buffer_size=8, **SMALL
     ),
     "masked_lm": lambda f: masked_lm(text_files(f), words(), **SMALL),
     "masked_lm / words": lambda f: masked_lm(text_files(f), words(), whole_words=True, **SMALL),
@@ -129,7 +129,7 @@ EVERY: dict[str, Make] = {
     ),
     "preference": lambda f: preference(preferences(), "bytes", **SMALL),
     "preference / dropped": lambda f: preference(preferences(), "bytes", on_error="skip", **SMALL),
-    "tokens": lambda f: tokens(token_rows(), max_length=16, window=8, epochs=1, **SMALL),
+    "tokens": lambda f: tokens(token_rows(), max_length=16, pack_buffer_size=8, epochs=1, **SMALL),
     "tokens / mapped": lambda f: tokens(
         token_file(f), dtype="uint16", max_length=16, epochs=2, **SMALL
     ),

@@ -467,11 +467,11 @@ FINITE: dict[str, Make] = {
     ),
     "draw": lambda f: (
         tp.from_memmap(mapped(f)).sharding_filter(4)
-        .draw(tp.samplers.WeightedRandomSampler(range(61), 50, seed=2)).batch(4).pad_collate()
+        .shuffle(sampler=tp.samplers.WeightedRandomSampler(range(61), 50, seed=2)).batch(4).pad_collate()
     ),
     "draw / from_dataset": lambda f: tp.from_dataset(SQUARES, tp.samplers.RandomSampler(num_samples=140)),
     "draw / from_dataset, by torch": lambda f: (
-        tp.from_dataset(SQUARES).draw(SAMPLER).sharding_filter(4).batch(3)
+        tp.from_dataset(SQUARES).shuffle(sampler=SAMPLER).sharding_filter(4).batch(3)
     ),
     "from_dataset / batches": lambda f: (
         tp.from_dataset(SQUARES, batch_sampler=BATCHES).sharding_filter(4).collate()
@@ -491,12 +491,12 @@ FINITE: dict[str, Make] = {
         tp.from_iterable(count_61).skip(2).take(50).sharding_filter(4).shuffle(9).batch(4)
     ),
     "mix": lambda f: (
-        tp.mix({"a": part(f, 24), "b": part(f, 15, 50)}, weights={"a": 0.6, "b": 0.4}, column="source")
+        tp.mix({"a": part(f, 24), "b": part(f, 15, 50)}, weights={"a": 0.6, "b": 0.4}, output_column="source")
         .sharding_filter(4).batch(3)
     ),
     "mix / first": lambda f: (
         tp.mix(
-            {"a": part(f, 24), "b": part(f, 8, 50)}, stop="first_exhausted", repetitions={"b": 2},
+            {"a": part(f, 24), "b": part(f, 8, 50)}, stop="first_exhausted", max_epochs={"b": 2},
             weights={"a": 0.5, "b": 0.5},
         )
         .sharding_filter(4).batch(3)
@@ -506,7 +506,8 @@ FINITE: dict[str, Make] = {
     ),
     "mix / tokens": lambda f: (
         tp.mix(
-            {"a": part(f, 24), "b": part(f, 15, 50)}, weights={"a": 2, "b": 1}, by="tokens", tokens="tokens"
+            {"a": part(f, 24), "b": part(f, 15, 50)}, weights={"a": 2, "b": 1}, weight_by="tokens",
+            column="tokens",
         )
         .sharding_filter(4).batch(3).pad_collate()
     ),
@@ -517,9 +518,9 @@ FINITE: dict[str, Make] = {
         )
         .sharding_filter(4).batch(4)
     ),
-    "mix / repetitions": lambda f: (
+    "mix / max_epochs": lambda f: (
         tp.mix(
-            {"a": part(f, 40), "b": part(f, 6)}, weights={"a": 1, "b": 1}, repetitions={"b": 2},
+            {"a": part(f, 40), "b": part(f, 6)}, weights={"a": 1, "b": 1}, max_epochs={"b": 2},
         )
         .sharding_filter(4).batch(4)
     ),
@@ -576,10 +577,8 @@ FINITE: dict[str, Make] = {
     "flat_map": lambda f: sharded(f, 4).flat_map(words).batch(20).collate(),
     "flat_map / rows": lambda f: rows(f).shuffle(20).filter(odd).flat_map(words).take(60),
     "flat_map / packed": lambda f: (
-        sharded(f, 4).flat_map(words).tokenize("bytes", "word").pack(40, window=32).batch(2)
+        sharded(f, 4).flat_map(words).tokenize("bytes", "word").pack(40, buffer_size=32).batch(2)
     ),
-    "unbatch": lambda f: sharded(f, 4).select("tokens").unbatch().batch(12).collate(),
-    "unbatch / from_dataset": lambda f: tp.from_dataset(SQUARES).sharding_filter(4).unbatch().batch(5),
     "enumerate": lambda f: rows(f).skip(3).enumerate(2).sharding_filter(4).shuffle(9).batch(4),
     "enumerate / from_dataset": lambda f: tp.from_dataset(SQUARES).enumerate().sharding_filter(4).batch(4),
     "truncate": lambda f: sharded(f).truncate(3, columns="tokens", truncation_side="left").batch(4),
@@ -591,11 +590,12 @@ FINITE: dict[str, Make] = {
         sharded(f).encode_labels("answer", classes=[f"a{i}" for i in range(97)]).batch(4).pad_collate()
     ),
     "mask_tokens": lambda f: (
-        sharded(f).tokenize("bytes").mask_tokens(0.3, mask_id=258, vocab_size=256).batch(4).pad_collate()
+        sharded(f).tokenize("bytes").mask_tokens(0.3, mask_token_id=258, vocab_size=256).batch(4)
+        .pad_collate()
     ),
     "mask_tokens / packed": lambda f: (
-        sharded(f, 4).tokenize("bytes").select("input_ids").pack(60, window=24).select("input_ids")
-        .mask_tokens(0.3, mask_id=258, vocab_size=256).batch(2)
+        sharded(f, 4).tokenize("bytes").select("input_ids").pack(60, buffer_size=24).select("input_ids")
+        .mask_tokens(0.3, mask_token_id=258, vocab_size=256).batch(2)
     ),
     "decode_image": lambda f: (
         tp.read_images(pictures(f), block_rows=5).sharding_filter(4).shuffle(7).decode_image().batch(4)
@@ -616,12 +616,11 @@ FINITE: dict[str, Make] = {
     ),
     "select": lambda f: sharded(f).select("x", "answer").batch(4),
     "rename": lambda f: sharded(f).rename({"x": "y"}).batch(4),
-    "tokenize": lambda f: sharded(f).tokenize("bytes", PAIRS, max_length=16, eos=True).batch(4).pad_collate(),
+    "tokenize": lambda f: (
+        sharded(f).tokenize("bytes", PAIRS, max_length=16, add_eos=True).batch(4).pad_collate()
+    ),
     "tokenize / joined": lambda f: (
         sharded(f).tokenize("bytes", ["text", "answer"], labels="answer").batch(4).pad_collate()
-    ),
-    "tokenized_by": lambda f: (
-        sharded(f).tokenized_by("bytes", "tokens").select("tokens").batch(4).pad_collate()
     ),
     "cache": lambda f: (
         rows(f).tokenize("bytes", PAIRS).cache().sharding_filter(4).shuffle(9).batch(4).pad_collate()
@@ -638,25 +637,26 @@ FINITE: dict[str, Make] = {
         sharded(f, 4).batch(max_tokens=24, max_rows=6, column="tokens").pad_collate()
     ),
     "bucket_by_length": lambda f: (
-        sharded(f, 4).bucket_by_length(3, column="tokens", window=10, num_buckets=3)
+        sharded(f, 4).bucket_by_length(3, column="tokens", buffer_size=10, num_buckets=3)
     ),
     "bucket_by_length / tokens": lambda f: (
-        rows(f).shuffle(20).bucket_by_length(max_tokens=14, column="tokens", window=25, boundaries=[2, 4])
+        rows(f).shuffle(20)
+        .bucket_by_length(max_tokens=14, column="tokens", buffer_size=25, boundaries=[2, 4])
         .pad_collate()
     ),
-    "pack": lambda f: sharded(f, 4).pack(12, column="tokens", window=8).batch(2).pad_collate(),
+    "pack": lambda f: sharded(f, 4).pack(12, column="tokens", buffer_size=8).batch(2).pad_collate(),
     "pack / rows": lambda f: sharded(f).pack(6, method="first_fit", column="tokens", max_documents=2),
     "pack / concat": lambda f: sharded(f, 4).pack(7, method="concat", column="tokens").batch(3),
     "pack / tokenized": lambda f: (
-        sharded(f, 4).tokenize("bytes", ["text", "answer"], eos=True, labels="answer")
-        .pack(96, window=8).batch(2).pad_collate()
+        sharded(f, 4).tokenize("bytes", ["text", "answer"], add_eos=True, labels="answer")
+        .pack(96, buffer_size=8).batch(2).pad_collate()
     ),
-    "pack / each epoch": lambda f: sharded(f, 4).pack(12, column="tokens", window=8).repeat(2).batch(4),
+    "pack / each epoch": lambda f: sharded(f, 4).pack(12, column="tokens", buffer_size=8).repeat(2).batch(4),
     "pack / across": lambda f: (
         sharded(f, 4).repeat(2).pack(9, method="concat", column="tokens", max_documents=3).batch(5)
     ),
     "pack / filtered": lambda f: (
-        rows(f).shuffle(20).filter(odd).take(40).pack(8, column="tokens", window=7).take(15).batch(2)
+        rows(f).shuffle(20).filter(odd).take(40).pack(8, column="tokens", buffer_size=7).take(15).batch(2)
     ),
     "pad_collate": lambda f: sharded(f).batch(4).pad_collate(pad_to_multiple_of=4),
     "collate": lambda f: sharded(f).select("x").batch(4).collate(),
@@ -689,22 +689,21 @@ ENDLESS: dict[str, Make] = {
         sharded(f, 4).repeat().batch(max_tokens=14, column="tokens")
     ),
     "bucket_by_length / endless": lambda f: (
-        sharded(f, 4).bucket_by_length(3, column="tokens", window=10).repeat()
+        sharded(f, 4).bucket_by_length(3, column="tokens", buffer_size=10).repeat()
     ),
     "mask_tokens / endless across": lambda f: (
         sharded(f, 4)
         .repeat()
-        .mask_tokens(0.5, column="tokens", mask_id=99, vocab_size=9, special_ids=[])
+        .mask_tokens(0.5, column="tokens", mask_token_id=99, vocab_size=9, special_ids=[])
         .batch(5)
     ),
     "random_crop / endless across": lambda f: (
         decoded(f).repeat().random_crop(8).flip().batch(5).collate()
     ),
     "flat_map / endless": lambda f: sharded(f, 4).flat_map(words).repeat().batch(3),
-    "unbatch / endless across": lambda f: (
-        sharded(f, 4).repeat().select("tokens").unbatch().batch(5).collate()
+    "pack / endless": lambda f: (
+        sharded(f, 4).pack(8, column="tokens", buffer_size=5).repeat().batch(2)
     ),
-    "pack / endless": lambda f: sharded(f, 4).pack(8, column="tokens", window=5).repeat().batch(2),
     "pack / endless across": lambda f: (
         sharded(f, 4).repeat().pack(8, method="concat", column="tokens").batch(2).pad_collate()
     ),
@@ -725,11 +724,11 @@ ENDLESS: dict[str, Make] = {
             {"a": part(f, 80).filter(odd), "b": part(f, 60, 30)},
             weights={"a": 0.6, "b": 0.4},
             stop="repeat",
-            by="tokens",
-            tokens="tokens",
+            weight_by="tokens",
+            column="tokens",
         )
         .sharding_filter(4)
-        .pack(8, column="tokens", window=5)
+        .pack(8, column="tokens", buffer_size=5)
         .batch(2)
     ),
     "mix / of any kind": lambda f: (
@@ -769,7 +768,7 @@ def public_stages() -> set[str]:
                 below = [kind.__module__.split(".")[0] for kind in value.__subclasses__()]
                 if "trainpipes" not in below:  # else it is what stages share
                     found.add(value(**needed(value)).name)
-    return found
+    return found - {"tokenized_by"}  # which files that were tokenized ahead add by themselves
 
 
 def needed(stage: type[Stage]) -> dict[str, Any]:
@@ -792,6 +791,6 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
         "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},
-        "Draw": {"sampler": tp.samplers.SequentialSampler()},
-        "Mix": {"sources": {"x": tp.from_dataset([1])}}, "Split": {"parts": {"all": 1.0}, "part": "all"},
+        "Mix": {"sources": {"x": tp.from_dataset([1])}},
+        "Split": {"parts": {"all": 1.0}, "part": "all"},
     }.get(stage.__name__, {})  # fmt: skip

@@ -138,9 +138,9 @@ COUNTED: dict[str, Make] = {
     "dataset": lambda _: tp.from_dataset(Squares()).sharding_filter(4).shuffle(7).batch(4).collate(),
     "tensors": lambda _: tp.from_tensors(x=np.arange(61.0)).sharding_filter(4).shuffle(7).batch(4).collate(),
     "memmap": lambda f: memmap(f).sharding_filter(4).shuffle(7).batch(4).pad_collate(),
-    "drawn": lambda f: memmap(f).sharding_filter(4).draw(drawn()).batch(4).pad_collate(),
+    "drawn": lambda f: memmap(f).sharding_filter(4).shuffle(sampler=drawn()).batch(4).pad_collate(),
     "drawn by torch": lambda _: (
-        tp.from_dataset(Squares()).draw(EverySeventh()).sharding_filter(4).batch(3)
+        tp.from_dataset(Squares()).shuffle(sampler=EverySeventh()).sharding_filter(4).batch(3)
     ),
     "shuffled globally": lambda _: (
         tp.from_tensors(x=np.arange(61)).skip(3).sharding_filter(4).shuffle(scope="global").batch(4).collate()
@@ -184,21 +184,21 @@ UNCOUNTED: dict[str, Make] = {
         rows().split({"train": 0.7, "valid": 0.3}, key="text")["train"].sharding_filter(4).shuffle(9).batch(4)
     ),
     "flat_map": lambda _: sharded(4).flat_map(words).batch(9).collate(),
-    "unbatch": lambda _: sharded(4).select("tokens").unbatch().batch(12).collate(),
-    "pack": lambda _: sharded(4).pack(12, column="tokens", window=8).batch(2).pad_collate(),
+    "pack": lambda _: sharded(4).pack(12, column="tokens", buffer_size=8).batch(2).pad_collate(),
     "pack, first fit": lambda _: sharded().pack(6, method="first_fit", column="tokens", max_documents=2),
     "pack, concat": lambda _: sharded(4).pack(7, method="concat", column="tokens").batch(3),
-    "pack, repeat": lambda _: sharded(4).pack(8, column="tokens", window=5).repeat().batch(2),
-    "buckets": lambda _: sharded(4).bucket_by_length(3, column="tokens", window=10, num_buckets=3),
+    "pack, repeat": lambda _: sharded(4).pack(8, column="tokens", buffer_size=5).repeat().batch(2),
+    "buckets": lambda _: sharded(4).bucket_by_length(3, column="tokens", buffer_size=10, num_buckets=3),
     "token budget": lambda _: (
         sharded(4).batch(max_tokens=24, max_rows=6, column="tokens").pad_collate()
     ),
     "mix": lambda _: (
-        tp.mix({"a": part(0, 60), "b": part(50, 41)}, weights={"a": 0.6, "b": 0.4}, column="source")
+        tp.mix({"a": part(0, 60), "b": part(50, 41)}, weights={"a": 0.6, "b": 0.4}, output_column="source")
         .sharding_filter(4).batch(3)
     ),
     "mix by tokens": lambda _: (
-        tp.mix({"a": part(0, 60), "b": part(50, 41)}, weights={"a": 2, "b": 1}, by="tokens", tokens="tokens")
+        tp.mix({"a": part(0, 60), "b": part(50, 41)}, weights={"a": 2, "b": 1}, weight_by="tokens",
+               column="tokens")
         .sharding_filter(4).batch(3).pad_collate()
     ),
     "mix, repeat": lambda _: (
@@ -207,7 +207,7 @@ UNCOUNTED: dict[str, Make] = {
     ),
     "mix, pack": lambda _: (
         tp.mix({"a": part(0, 80).filter(odd), "b": part(30, 60)}, weights={"a": 1, "b": 1})
-        .sharding_filter(4).pack(8, column="tokens", window=5).batch(2)
+        .sharding_filter(4).pack(8, column="tokens", buffer_size=5).batch(2)
     ),
     "repeat twice, batch over spans": lambda _: sharded().repeat(2).batch(9),
 }  # fmt: skip

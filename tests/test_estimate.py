@@ -54,12 +54,12 @@ MADE: dict[str, Callable[[], tp.Pipeline]] = {
     "pack of a part": lambda: rows().shuffle(500).split({"a": 0.4, "b": 0.6})["a"].pack(128),
     "pack of what a filter leaves": lambda: rows().filter(ODD).shuffle(500).pack(128).batch(4),
     "pack of some": lambda: rows().take(4000).shuffle(500).sample(0.5).pack(128),
-    "filtered packs": lambda: rows().pack(128, window=64).filter(_starts_odd).batch(2),
+    "filtered packs": lambda: rows().pack(128, buffer_size=64).filter(_starts_odd).batch(2),
     "budget": lambda: rows().shuffle(500).batch(max_tokens=2048),
     "budget of a sample": lambda: rows().sample(0.5).shuffle(500).batch(max_tokens=2048),
     "buckets": lambda: rows().shuffle(500).bucket_by_length(8, drop_last=True),
     "buckets of a sample": lambda: rows().shuffle(500).sample(0.5).bucket_by_length(max_tokens=2048),
-    "budget of packs": lambda: rows().pack(128, window=64).batch(max_tokens=600),
+    "budget of packs": lambda: rows().pack(128, buffer_size=64).batch(max_tokens=600),
     "several epochs": lambda: rows().sample(0.5).shuffle(500).pack(128).batch(4).repeat(2),
 }  # fmt: skip
 

@@ -158,7 +158,7 @@ def variants(folder: Path) -> dict[str, tp.Pipeline]:
         .pad_collate(),
         "explicit default": rows.sharding_filter(12)
         .shuffle(20, seed=5, scope="buffer")
-        .tokenize("bytes", max_length=16, eos=False, labels=None)
+        .tokenize("bytes", max_length=16, add_eos=False, labels=None)
         .batch(4)
         .pad_collate(mask=None),
     }

@@ -53,13 +53,13 @@ OPTIONS: dict[str, Make] = {
     "add_labels": lambda f: rows(f).add_labels("tokens", where="tokens", ignore=2),
     "batch": lambda f: rows(f).batch(3, drop_last=True),
     "batch / tokens": lambda f: rows(f).batch(
-        max_tokens=30, max_rows=4, column="tokens", oversize="alone", drop_last=True
+        max_tokens=30, max_rows=4, column="tokens", overflow="alone", drop_last=True
     ),
     "bucket_by_length": lambda f: rows(f).bucket_by_length(
-        3, boundaries=[2, 5], column="tokens", window=40, drop_last=True, seed=3
+        3, boundaries=[2, 5], column="tokens", buffer_size=40, drop_last=True, seed=3
     ),
     "bucket_by_length / tokens": lambda f: rows(f).bucket_by_length(
-        max_tokens=30, num_buckets=4, column="tokens", max_rows=9, oversize="alone"
+        max_tokens=30, num_buckets=4, column="tokens", max_rows=9, overflow="alone"
     ),
     "chat_template": lambda f: (
         rows(f)
@@ -74,10 +74,10 @@ OPTIONS: dict[str, Make] = {
     ),
     "collate": lambda f: rows(f).batch(2).collate(every_stage.first_of, format="numpy"),
     "collate / version": lambda f: rows(f).batch(2).collate(lambda rows: rows, version="3"),
-    "draw": lambda f: tp.from_arrow(table(f)).draw(
-        tp.samplers.WeightedRandomSampler(range(97), 50, replacement=False, seed=2)
+    "draw": lambda f: tp.from_arrow(table(f)).shuffle(
+        sampler=tp.samplers.WeightedRandomSampler(range(97), 50, replacement=False, seed=2)
     ),
-    "enumerate": lambda f: rows(f).enumerate(5, column="number"),
+    "enumerate": lambda f: rows(f).enumerate(5, output_column="number"),
     "filter": lambda f: rows(f).filter(odd),
     "filter / expression": lambda f: rows(f).filter(pc.field("x") > 3),
     "filter / version": lambda f: rows(f).filter(lambda row: True, version="2"),
@@ -85,7 +85,6 @@ OPTIONS: dict[str, Make] = {
     "flat_map / schema": lambda f: rows(f).flat_map(
         every_stage.words, version="4", schema=pa.schema([("x", pa.int64()), ("word", pa.string())])
     ),
-    "unbatch": lambda f: rows(f).select("tokens").unbatch(level=1),
     "map": lambda f: rows(f).map(every_stage.double, num_workers=1, method="thread"),
     "map / rng": lambda f: rows(f).map(jitter, rng=True, seed=4),
     "map / version": lambda f: rows(f).map(lambda row: row, version="5"),
@@ -94,25 +93,27 @@ OPTIONS: dict[str, Make] = {
     "with_columns": lambda f: rows(f).with_columns(every_stage.lengths, format="numpy"),
     "with_columns / version": lambda f: rows(f).with_columns(lambda t: t, version="6"),
     "drop_columns": lambda f: rows(f).drop_columns("text", "x"),
-    "encode_labels": lambda f: rows(f).encode_labels("x", classes={"a": 1, "b": 0}, to="y"),
+    "encode_labels": lambda f: rows(f).encode_labels(
+        "x", classes={"a": 1, "b": 0}, output_column="y"
+    ),
     "encode_labels / many": lambda f: rows(f).encode_labels(
         "answer", classes=[f"a{i}" for i in range(500)], counts=[1] * 500
     ),
     "mask_tokens": lambda f: rows(f).mask_tokens(
         0.2,
         column="tokens",
-        mask_id=7,
+        mask_token_id=7,
         special_ids=[1],
         vocab_size=9,
-        random=0.2,
-        keep=0.3,
+        mask_replace_prob=0.5,
+        random_replace_prob=0.2,
         seed=5,
     ),
     "mask_tokens / tokenizer": lambda f: ids(f).mask_tokens(
-        whole_words=True, tokenizer=tokenizer(f), mask_id=3
+        whole_words=True, tokenizer=tokenizer(f), mask_token_id=3
     ),
     "decode_image": lambda f: tp.read_images(every_stage.pictures(f)).decode_image(
-        "bytes", into="picture", mode="L", on_error="skip", min_size=8
+        "bytes", output_column="picture", mode="L", on_error="skip", min_size=8
     ),
     "resize": lambda f: every_stage.decoded(f).resize([6, 5], interpolation="lanczos"),
     "center_crop": lambda f: every_stage.decoded(f).center_crop(9, column="image"),
@@ -132,16 +133,16 @@ OPTIONS: dict[str, Make] = {
         11,
         method="first_fit",
         column="tokens",
-        window=30,
+        buffer_size=30,
         max_documents=3,
-        overlong="truncate",
+        overflow="truncate",
         seed=6,
-        pad_id=8,
+        pad_token_id=8,
     ),
     "pack / along": lambda f: (
         ids(f)
         .map_batches(every_stage.beside, version="1")
-        .pack(12, method="concat", along=["weight"], overlong="drop")
+        .pack(12, method="concat", along=["weight"], overflow="drop")
     ),
     "pad_collate": lambda f: (
         ids(f)
@@ -183,16 +184,15 @@ OPTIONS: dict[str, Make] = {
         max_length=20,
         truncation_side="left",
         add_special_tokens=False,
-        eos="</s>",
+        add_eos="</s>",
         labels="answer",
         keep_text=True,
         engine="tokenizers",
     ),
     "tokenize / pair": lambda f: rows(f).tokenize(tokenizer(f), ["text", "answer"], pair=True),
     "tokenize / template": lambda f: rows(f).tokenize("bytes", template="{text}: {x}", labels=True),
-    "tokenize / columns": lambda f: rows(f).tokenize("bytes", every_stage.PAIRS, eos=257),
+    "tokenize / columns": lambda f: rows(f).tokenize("bytes", every_stage.PAIRS, add_eos=257),
     "tokenize / function": lambda f: rows(f).tokenize(every_stage.codes, "text"),
-    "tokenized_by": lambda f: rows(f).tokenized_by("bytes", ["tokens"], engine="tokenizers"),
     "truncate": lambda f: rows(f).truncate(3, columns=["tokens"], truncation_side="left"),
     "read_parquet": lambda f: tp.list_files(every_stage.files(f), suffix=[".parquet"]).read_parquet(
         ["x", "tokens"], index=False, errors="replace"
@@ -218,7 +218,7 @@ OPTIONS: dict[str, Make] = {
         index=False,
     ),
     "read_text": lambda f: tp.list_files(every_stage.text_files(f)["csv"]).read_text(
-        "paragraph", column="t", block_rows=5, errors="replace", index=False
+        "paragraph", output_column="t", block_rows=5, errors="replace", index=False
     ),
     "from_arrow": lambda f: tp.from_arrow(table(f)),
     "from_dataset": lambda f: tp.from_dataset(every_stage.SQUARES),
@@ -241,16 +241,16 @@ OPTIONS: dict[str, Make] = {
     "mix": lambda f: tp.mix(
         {"a": part(f, 24), "b": part(f, 15, 50)},
         weights={"a": 1, "b": 2},
-        by="tokens",
-        tokens="tokens",
-        repetitions={"a": 2},
+        weight_by="tokens",
+        column="tokens",
+        max_epochs={"a": 2},
         stop="first_exhausted",
         schedule=[(10, {"a": 1, "b": 1}), (20, {"a": 2, "b": 1})],
         interpolation="linear",
-        column="source",
+        output_column="source",
     ),
     "mix / temperature": lambda f: tp.mix(
-        {"a": part(f, 24), "b": part(f, 15, 50)}, temperature=3.0, repetitions=4
+        {"a": part(f, 24), "b": part(f, 15, 50)}, temperature=3.0, max_epochs=4
     ),
     "mix / repeat": lambda f: tp.mix({"a": part(f, 24)}, stop="repeat"),
     "recipe pretrain": lambda f: recipe("pretrain", f, text="text", max_length=32),

@@ -37,7 +37,7 @@ PIPES: dict[str, Callable[[], tp.Pipeline]] = {
     "counted, repeated": lambda: sharded().batch(6).repeat(),
     "counted, rolling": lambda: sharded().repeat().batch(6),
     "filter": lambda: sharded().filter(some, version="1").batch(6),
-    "pack": lambda: sharded().pack(8, window=16).batch(3).pad_collate(),
+    "pack": lambda: sharded().pack(8, buffer_size=16).batch(3).pad_collate(),
     "mix": lambda: tp.mix(
         {"a": tp.from_arrow(table(90)).shuffle(9), "b": tp.from_arrow(table(60))},
         weights={"a": 2, "b": 1},
@@ -150,7 +150,7 @@ class CountedGroups(RowGroups):
 
 
 def test_where_batches_are_counted_only_the_windows_of_its_rows_are_read() -> None:
-    source = tp.from_source(CountedGroups([100] * 1000))
+    source = tp.Pipeline([CountedGroups([100] * 1000)])
     pipe = source.sharding_filter(4).shuffle(100).batch(4)
     found = tp.locate(pipe, 20_000, epoch=3)
     assert len(found.batch) == 4
@@ -193,7 +193,7 @@ def test_texts_of_mixed_and_packed_rows_are_their_own(tmp_path: Path) -> None:
         pq.write_table(pa.table({"text": texts}), path, row_group_size=6)
         paths.append(str(path))
     both = {path[-9]: tp.read_parquet(path).shuffle(5) for path in paths}
-    pipe = tp.mix(both, weights=dict.fromkeys(both, 1)).tokenize("bytes").pack(30, window=4)
+    pipe = tp.mix(both, weights=dict.fromkeys(both, 1)).tokenize("bytes").pack(30, buffer_size=4)
     found = tp.locate(pipe.batch(3).pad_collate(), 1)
     assert len(found.places) > 3
     for place, text in zip(found.places, found.places.texts, strict=True):

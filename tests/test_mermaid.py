@@ -46,7 +46,7 @@ CHAINS: list[tp.Pipeline] = [
     rows().shuffle(9).batch(101),
     tp.concat(rows(), rows().take(7)).batch(10),
     tp.zip(rows(), rows().rename({"text": "other"})).batch(10),
-    tp.from_dataset(range(10)).draw(WeightedRandomSampler([1.0] * 10, 25)).batch(2),
+    tp.from_dataset(range(10)).shuffle(sampler=WeightedRandomSampler([1.0] * 10, 25)).batch(2),
 ]
 
 

@@ -146,8 +146,8 @@ def test_many_rectangles_at_once_are_each_one_by_itself(
         dtype=np.int64,
         max_length=limit,
         multiple=multiple,
-        padding=padding,
-        truncating=truncating,
+        padding_side="left" if padding == "pre" else "right",
+        truncation_side="left" if truncating == "pre" else "right",
         mask=np.bool_,
     )
     found = rows_of.rectangles(None, bounds)

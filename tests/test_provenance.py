@@ -134,10 +134,10 @@ def test_a_row_of_zip_tells_all_rows_it_is_made_of(files: list[str]) -> None:
 
 
 @pytest.mark.parametrize("method", ["best_fit", "first_fit", "concat"])
-@pytest.mark.parametrize("overlong", ["split", "truncate", "drop"])
-def test_a_packed_row_tells_all_its_documents(method: Any, overlong: Any, files: list[str]) -> None:
+@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
+def test_a_packed_row_tells_all_its_documents(method: Any, overflow: Any, files: list[str]) -> None:
     packed = tp.read_parquet(files).sharding_filter(2).shuffle(20)
-    packed = packed.pack(6, method=method, overlong=overlong, window=16)
+    packed = packed.pack(6, method=method, overflow=overflow, buffer_size=16)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for found in found_in(packed.batch(5).pad_collate()):
@@ -154,7 +154,7 @@ def test_a_packed_row_tells_all_its_documents(method: Any, overlong: Any, files:
 
 
 def test_packed_and_plain_rows_of_one_mix_tell_what_they_are_made_of(files: list[str]) -> None:
-    packed = tp.read_parquet(files).pack(6, window=16).select("input_ids")
+    packed = tp.read_parquet(files).pack(6, buffer_size=16).select("input_ids")
     plain = tp.from_arrow(pa.table({"input_ids": [[7] * 6] * 9}))
     pipe = tp.mix({"packed": packed, "plain": plain}, weights={"packed": 1, "plain": 1})
     for found in found_in(pipe.batch(4), most=6):

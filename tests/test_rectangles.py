@@ -13,7 +13,7 @@ from trainpipes.columns.byte_rows import cut_rows
 from trainpipes.columns.rectangles import RaggedRows, Rectangles
 
 KINDS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", "float32"]
-sides = st.sampled_from(["pre", "post"])
+sides = st.sampled_from(["left", "right"])
 
 
 def rectangles(values: Any, lengths: Any, bounds: Any, value: Any, **options: Any) -> Rectangles:
@@ -27,7 +27,7 @@ def alone(rows: list[Any], width: int, value: Any, dtype: Any, side: str) -> Any
     cells = np.full((len(rows), width, *inner), value, dtype)
     for cell, row in zip(cells, rows, strict=True):
         if len(row):
-            cell[slice(width - len(row), None) if side == "pre" else slice(len(row))] = row
+            cell[slice(width - len(row), None) if side == "left" else slice(len(row))] = row
     return cells
 
 
@@ -50,7 +50,7 @@ def test_are_what_they_are_cell_by_cell(
         arrays.arrays(np.dtype(kind), (int(lengths.sum()), *inner), elements=numbers)
     )
     bounds = np.cumsum([0, *map(len, batches)])
-    found = rectangles(values, lengths, bounds, value, dtype=dtype, padding=side, mask=mask)
+    found = rectangles(values, lengths, bounds, value, dtype=dtype, padding_side=side, mask=mask)
     rows = np.split(values, np.cumsum(lengths)[:-1])
     assert len(found) == len(batches)
     order = data.draw(st.permutations(range(len(batches))))  # whoever asks first
@@ -89,15 +89,17 @@ def test_are_filled_with_any_value_of_their_type(kind: str, dtype: str, value: A
     found = rectangles(values, lengths, np.array([0, 2, 4]), value, dtype=dtype)
     rows = np.split(values, np.cumsum(lengths)[:-1])
     for k, width in enumerate((3, 2)):
-        expected = alone(rows[2 * k : 2 * k + 2], width, value, dtype, "post")
+        expected = alone(rows[2 * k : 2 * k + 2], width, value, dtype, "right")
         assert found[k][0].tobytes() == expected.tobytes()
 
 
 def test_values_beside_a_row_do_not_show() -> None:
     values = np.array([np.nan, 1.0, np.inf, np.nan])
     lengths, bounds = np.array([1, 1, 2]), np.array([0, 2, 3])
-    for side, expected in (("post", [[np.nan, 0], [1.0, 0]]), ("pre", [[0, np.nan], [0, 1.0]])):
-        found = rectangles(values, lengths, bounds, 0.0, dtype="float64", multiple=2, padding=side)
+    for side, expected in (("right", [[np.nan, 0], [1.0, 0]]), ("left", [[0, np.nan], [0, 1.0]])):
+        found = rectangles(
+            values, lengths, bounds, 0.0, dtype="float64", multiple=2, padding_side=side
+        )
         np.testing.assert_array_equal(found[0][0], expected)
 
 
@@ -115,13 +117,13 @@ def test_each_can_be_kept_and_written_to_without_the_others() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float32", "complex64"])
-@pytest.mark.parametrize("side", ["pre", "post"])
+@pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_anywhere_among_the_values_in_any_order(side: Any, dtype: str) -> None:
     values = np.arange(1, 31, dtype="int32")
     starts = np.array([27, 0, 12, 5, 29, 3])  # the first and the last values are some rows'
     lengths = np.array([3, 2, 7, 0, 1, 4])
     rows = [values[a : a + n] for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
-    ragged = RaggedRows(values, starts, lengths, -1, dtype=dtype, padding=side, mask="int64")
+    ragged = RaggedRows(values, starts, lengths, -1, dtype=dtype, padding_side=side, mask="int64")
     index = np.array([4, 2, 0, 1, 5, 3, 2])
     for k, (cells, real) in enumerate(ragged.rectangles(index, np.array([0, 3, 5, 7]))):
         some = [rows[i] for i in index[[0, 3, 5][k] : [3, 5, 7][k]]]
@@ -146,6 +148,6 @@ def test_rows_are_cut_as_bytes(
     values = values.astype(kind).reshape(-1, *inner)
     rows = [values[a:b] for a, b in pairwise(offsets.tolist())]
     found, sizes = cut_rows(values, offsets, most, side)
-    expected = [row[max(0, len(row) - most) :] if side == "pre" else row[:most] for row in rows]
+    expected = [row[max(0, len(row) - most) :] if side == "left" else row[:most] for row in rows]
     assert sizes.tolist() == list(map(len, expected))
     np.testing.assert_array_equal(found, np.concatenate([values[:0], *expected]))

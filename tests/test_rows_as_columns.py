@@ -72,10 +72,10 @@ CHAINS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
     "rename": lambda p: p.rename({"x": "z"}).shuffle(40).batch(7),
     "truncate": lambda p: p.truncate(2, columns="ids").batch(16),
     "bucket_by_length": lambda p: p.select("ids", "note").bucket_by_length(
-        8, column="ids", window=40
+        8, column="ids", buffer_size=40
     ),
-    "buckets of objects": lambda p: p.bucket_by_length(8, column="ids", window=40),
-    "pack": lambda p: p.select("ids").pack(16, column="ids", window=32).batch(4).pad_collate(),
+    "buckets of objects": lambda p: p.bucket_by_length(8, column="ids", buffer_size=40),
+    "pack": lambda p: p.select("ids").pack(16, column="ids", buffer_size=32).batch(4).pad_collate(),
     "pad_collate": lambda p: p.shuffle(64, seed=1).batch(8).pad_collate(),
     "flat_map": lambda p: p.flat_map(halves).batch(16).pad_collate(),
     "collate": lambda p: p.batch(16).collate(format="arrow"),

@@ -329,7 +329,7 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: tp.from_dataset([1], batch_sampler=SequentialSampler()), "batch_sampler="
     ),
     "batches where rows should be": (
-        lambda: tp.from_dataset([1]).draw(td.BatchSampler([0], 1, False)), "sampler of rows"
+        lambda: tp.from_dataset([1]).shuffle(sampler=td.BatchSampler([0], 1, False)), "sampler of rows"
     ),
     "batches of batches": (
         lambda: tp.from_dataset([1], batch_sampler=[[0]]).batch(2), r"leave out batch\(2\)"
@@ -341,20 +341,21 @@ BAD: dict[str, tuple[Any, str]] = {
         lambda: list(td.DataLoader(tp.from_dataset([1], batch_sampler=[[0]]), batch_size=2)),
         "batch_size=None",
     ),
-    "nothing to draw by": (lambda: tp.from_dataset([1]).draw(3), "one of trainpipes.samplers"),
+    "nothing to draw by": (lambda: tp.from_dataset([1]).shuffle(sampler=3), "one of trainpipes.samplers"),
     "a shuffle beside it": (
-        lambda: tp.from_dataset([1, 2], RandomSampler()).shuffle(), "and so does.*leave one out"
+        lambda: tp.from_dataset([1, 2], RandomSampler()).shuffle(), "one shuffle"
     ),
     "a shuffle before it": (
-        lambda: tp.from_dataset([1, 2]).shuffle(scope="global").draw(RandomSampler()), "leave one out"
+        lambda: tp.from_dataset([1, 2]).shuffle(scope="global").shuffle(sampler=RandomSampler()),
+        "one shuffle",
     ),
     "a shuffle beside torch's": (
         lambda: tp.from_dataset([1, 2], td.RandomSampler([1, 2])).shuffle(), "leave one out"
     ),
     "a filter before it": (
-        lambda: tp.from_dataset([1, 2]).filter(bool).draw(RandomSampler()), "put filter.*after it"
+        lambda: tp.from_dataset([1, 2]).filter(bool).shuffle(sampler=RandomSampler()), "put filter.*after it"
     ),
-    "a stream": (lambda: tp.from_iterable(list).draw(RandomSampler()), "reads rows by number"),
+    "a stream": (lambda: tp.from_iterable(list).shuffle(sampler=RandomSampler()), "reads rows by number"),
     "files": (lambda: tp.list_files("x").read_parquet().shuffle(scope="global"), "write_memmap"),
     "paths": (lambda: tp.list_files("x").shuffle(scope="global").read_parquet(), "reads rows by number"),
     "a buffer of all rows": (lambda: tp.from_dataset([1]).shuffle(10, scope="global"), "no buffer"),
@@ -499,7 +500,7 @@ def test_every_source_with_row_numbers_can_be_drawn_from(kind, tmp_path):
         tp.write_memmap(tmp_path / "x", {"x": x})
         source = tp.from_memmap(tmp_path / "x")
     weighted = WeightedRandomSampler(x, 300, seed=2)
-    found = [int(row["x"]) for row in source.draw(weighted)]
+    found = [int(row["x"]) for row in source.shuffle(sampler=weighted)]
     assert found == weighted.index(0, 0, 300, rows).tolist()
     globally = source.shuffle(scope="global", seed=2)
     assert [int(row["x"]) for row in globally] == RandomSampler(seed=2).index(
@@ -531,7 +532,10 @@ def test_batches_of_a_batch_sampler_are_those_of_batch():
     ours = BatchSampler(RandomSampler(seed=4), 8, drop_last=True)
     pipe = tp.from_dataset(Squares(), batch_sampler=ours)
     assert (
-        pipe == tp.from_dataset(Squares()).draw(RandomSampler(seed=4)).batch(8, drop_last=True)
+        pipe
+        == tp.from_dataset(Squares())
+        .shuffle(sampler=RandomSampler(seed=4))
+        .batch(8, drop_last=True)
         or len(pipe) == 12
     )
     assert [len(batch) for batch in pipe] == [8] * 12
@@ -564,7 +568,7 @@ def test_keys_need_not_be_numbers():
         ["a", "c"],
     ]
     with pytest.raises(tp.DataError, match="no row number"):
-        list(tp.from_dataset([1, 2]).draw(["a", "b"]))
+        list(tp.from_dataset([1, 2]).shuffle(sampler=["a", "b"]))
 
 
 def test_torchs_samplers_draw_from_their_own_seeds_and_leave_global_ones_alone():
@@ -598,7 +602,7 @@ class Noisy(td.Sampler[int]):
 def test_a_sampler_of_ones_own_may_draw_from_the_global_generator():
     for make in (
         lambda: tp.from_dataset(Squares(), Noisy()),
-        lambda: tp.from_dataset(Squares()).draw(Noisy()),
+        lambda: tp.from_dataset(Squares()).shuffle(sampler=Noisy()),
     ):
         with global_generators_untouched():
             pipe = make()
@@ -614,7 +618,7 @@ def test_torchs_distributed_sampler_stands_for_all_its_replicas():
     turns = [row for turn in zip(*theirs, strict=True) for row in turn]
     for make in (
         lambda: tp.from_dataset(list(range(10)), theirs[1]),
-        lambda: tp.from_dataset(list(range(10))).draw(theirs[1]),
+        lambda: tp.from_dataset(list(range(10))).shuffle(sampler=theirs[1]),
     ):
         pipe = make().sharding_filter(3)
         assert list(pipe) == turns
@@ -656,7 +660,7 @@ class SizedEndless(Endless):
 
 def test_a_sampler_that_gives_another_number_than_its_length_is_an_error():
     for make in (
-        lambda sampler: tp.from_dataset(Squares()).draw(sampler),
+        lambda sampler: tp.from_dataset(Squares()).shuffle(sampler=sampler),
         lambda sampler: tp.from_dataset(Squares(), sampler),
         lambda sampler: tp.from_dataset(Squares(), batch_sampler=sampler).sharding_filter(4),
     ):
@@ -665,7 +669,7 @@ def test_a_sampler_that_gives_another_number_than_its_length_is_an_error():
         with pytest.raises(tp.DataError, match="its length is 7, and it gave more"):
             list(make(SizedEndless()))
     with pytest.raises(tp.DataError, match="gives row 100, and there are 100"):
-        list(tp.from_dataset(Squares()).draw([5, 100]))
+        list(tp.from_dataset(Squares()).shuffle(sampler=[5, 100]))
 
 
 class Odd(RowSampler):
@@ -686,12 +690,12 @@ def test_a_sampler_of_ones_own_is_a_length_and_a_function():
 
 def test_a_state_names_the_sampler_that_differs():
     def pipe(sampler: Any) -> tp.Pipeline:
-        return tp.from_dataset(Squares()).draw(sampler).batch(4)
+        return tp.from_dataset(Squares()).shuffle(sampler=sampler).batch(4)
 
     state = pipe(WeightedRandomSampler([1.0] * 100, 50)).state_at(3)
-    with pytest.raises(tp.StateError, match="stages/draw/sampler/digest"):
+    with pytest.raises(tp.StateError, match="stages/shuffle/sampler/digest"):
         pipe(WeightedRandomSampler([1.0] * 99 + [2.0], 50)).load_state_dict(state)
-    with pytest.raises(tp.StateError, match="stages/draw/sampler/seed"):
+    with pytest.raises(tp.StateError, match="stages/shuffle/sampler/seed"):
         pipe(WeightedRandomSampler([1.0] * 100, 50, seed=1)).load_state_dict(state)
 
 
@@ -710,6 +714,6 @@ def test_it_is_said_how_rows_are_chosen():
     )
     assert "every row by its number: shuffle(scope='global')" in said
     assert "memory" not in said
-    drawn = tp.from_tensors(np.arange(9)).draw(RandomSampler(num_samples=30)).batch(4)
+    drawn = tp.from_tensors(np.arange(9)).shuffle(sampler=RandomSampler(num_samples=30)).batch(4)
     assert drawn.explain().rows == 30
     assert len(drawn) == 8

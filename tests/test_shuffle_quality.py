@@ -143,7 +143,7 @@ def test_a_sample_tells_a_good_shuffle_from_a_poor_one():
 def test_orders_by_row_number_are_measured_too(kind):
     rows = tp.from_dataset(list(range(500))).sharding_filter(4)
     if kind == "draw":
-        rows = rows.draw(tp.samplers.RandomSampler(replacement=True, num_samples=700))
+        rows = rows.shuffle(sampler=tp.samplers.RandomSampler(replacement=True, num_samples=700))
     else:
         rows = rows.shuffle(scope="global")
     pipe = rows.batch(8)

@@ -120,7 +120,7 @@ def lengths(rows: int = 96) -> Pipeline:
 
 
 def packed(rows: Pipeline) -> Pipeline:
-    return rows.pack(32, window=20).batch(2).pad_collate()
+    return rows.pack(32, buffer_size=20).batch(2).pad_collate()
 
 
 SHUFFLED = {
@@ -129,23 +129,27 @@ SHUFFLED = {
     "a shuffle of files": lambda f: (
         tp.list_files(files(f)).shuffle(seed=1).read_parquet().rename({"tokens": "input_ids"})
     ),
-    "a sampler that shuffles": lambda f: lengths().draw(tp.samplers.RandomSampler()),
-    "a sampler of torch that shuffles": lambda f: lengths().draw(SubsetRandomSampler(range(90))),
+    "a sampler that shuffles": lambda f: lengths().shuffle(sampler=tp.samplers.RandomSampler()),
+    "a sampler of torch that shuffles": lambda f: lengths().shuffle(sampler=SubsetRandomSampler(range(90))),
     "a dataset with such a sampler": lambda f: tp.from_dataset(ROWS, SubsetRandomSampler(range(60))),
 }  # fmt: skip
 UNSHUFFLED = {
     "rows": lambda f: lengths(),
-    "a sampler in order": lambda f: lengths().draw(tp.samplers.SequentialSampler()),
-    "a sampler of torch in order": lambda f: lengths().draw(SequentialSampler(range(96))),
-    "parts in order": lambda f: lengths().draw(DistributedSampler(range(96), 2, 0, shuffle=False)),  # type: ignore[arg-type]
-    "our parts in order": lambda f: lengths().draw(
-        tp.samplers.DistributedSampler(96, 2, 0, shuffle=False)
+    "a sampler in order": lambda f: lengths().shuffle(sampler=tp.samplers.SequentialSampler()),
+    "a sampler of torch in order": lambda f: lengths().shuffle(
+        sampler=SequentialSampler(range(96))
+    ),
+    "parts in order": lambda f: lengths().shuffle(
+        sampler=DistributedSampler(range(96), 2, 0, shuffle=False)
+    ),  # type: ignore[arg-type]
+    "our parts in order": lambda f: lengths().shuffle(
+        sampler=tp.samplers.DistributedSampler(96, 2, 0, shuffle=False)
     ),
     "a list of numbers": lambda f: tp.from_dataset(ROWS, list(range(60))),
     "a mix": lambda f: tp.mix({"a": lengths(40), "b": lengths(20)}),
     "a packed part of a mix": lambda f: tp.mix(
         {
-            name: lengths(n).pack(16, window=9).select("input_ids")
+            name: lengths(n).pack(16, buffer_size=9).select("input_ids")
             for name, n in (("a", 40), ("b", 9))
         },
         weights={"a": 1, "b": 2},
@@ -165,7 +169,7 @@ def test_with_a_shuffle_every_pass_is_another(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("cut", ["pack", "bucket"])
 def test_an_order_that_is_given_stays(name: str, cut: str, folder: Path) -> None:
     rows = UNSHUFFLED[name](folder)
-    pipe = packed(rows) if cut == "pack" else rows.bucket_by_length(3, window=18)
+    pipe = packed(rows) if cut == "pack" else rows.bucket_by_length(3, buffer_size=18)
     passes = [given_by(pipe) for _ in range(3)]
     assert passes[0] == passes[1] == passes[2]
 
@@ -180,7 +184,9 @@ def test_batches_of_a_sampler_in_order_come_again() -> None:
 def test_what_is_packed_without_a_shuffle_resumes_in_any_epoch_on_any_ranks(ranks: int) -> None:
     pipe = packed(lengths().sharding_filter(4))
     check_resume(pipe, processes=0, every=2, epochs=3)
-    check_resume(lengths().sharding_filter(4).bucket_by_length(3, window=9), processes=0, epochs=3)
+    check_resume(
+        lengths().sharding_filter(4).bucket_by_length(3, buffer_size=9), processes=0, epochs=3
+    )
     endless = packed(lengths().sharding_filter(4).repeat())
     whole = given_by(tp.Loader(endless))
     parts = [

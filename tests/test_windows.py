@@ -149,7 +149,7 @@ class OneGroupReader:
 @pytest.mark.parametrize("filtered", [False, True])
 def test_a_block_that_spans_share_is_decoded_once(monkeypatch, filtered):
     monkeypatch.setattr(OneGroupRows, "decoded", 0)
-    pipe = tp.from_source(OneGroup()).sharding_filter(8).shuffle(100)
+    pipe = tp.Pipeline([OneGroup()]).sharding_filter(8).shuffle(100)
     pipe = pipe.filter(lambda row: True) if filtered else pipe
     assert len(list(pipe.batch(5))) == 200
     assert OneGroupRows.decoded == 1000

@@ -109,7 +109,7 @@ def test_small_batches_go_through_no_more_bytes_than_large_ones(source, finish, 
     [
         lambda pipe: pipe.batch(8),
         lambda pipe: pipe.batch(max_tokens=16 * LENGTH),
-        lambda pipe: pipe.bucket_by_length(8, window=256),
+        lambda pipe: pipe.bucket_by_length(8, buffer_size=256),
         lambda pipe: pipe.pack(4 * LENGTH).batch(8),
     ],
     ids=["batch", "max_tokens", "bucket_by_length", "pack"],

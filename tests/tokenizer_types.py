@@ -9,10 +9,44 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from itertools import chain
 from typing import Any
 
-from trainpipes.tokenizers.admission import PATTERNS, _byte_characters
-from trainpipes.tokenizers.varied import varied
+from varied import varied
+
+#: Regular expressions of byte-level BPE that were tried, by a model that has them.
+PATTERNS = {
+    "llama 3": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "qwen 2": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "qwen 3.5": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "o200k": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "nemotron": (
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "deepseek v3": (
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+        "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
+}
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<pad>", "<|im_start|>", "<|im_start|>a"]
 #: Bytes that a byte-level vocabulary writes as themselves.
@@ -124,14 +158,7 @@ POSSESSIVE = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
     r"|\s*[\r\n]|\s+(?!\S)|\s+"
 )
-REFUSED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "cl100k": (None, split(POSSESSIVE), {}),
-    "no regex": (None, gpt_2() | {"use_regex": False}, {}),
-    "digits": (None, {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, gpt_2()]}, {}),
-    "nfkc": ({"type": "NFKC"}, gpt_2(), {}),
-    "dropout": (None, gpt_2(), {"dropout": 0.1}),
-    "no pre-tokenizer": (None, None, {}),
-}
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any]]] = {"cl100k": (None, split(POSSESSIVE), {})}
 
 
 def content_of(name: str) -> dict[str, Any]:
@@ -165,3 +192,10 @@ def tokenizer_of(name: str) -> Any:
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(json.dumps(content_of(name)))
+
+
+def _byte_characters() -> list[str]:
+    """The characters that stand for the 256 bytes in a byte-level vocabulary: printable ones for
+    themselves, the others from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return list(map(chr, chain(shown, range(0x100, 0x100 + 256 - len(shown)))))

@@ -24,7 +24,7 @@ tp.read_json("a", infer="some")  # type: ignore[arg-type]
 tp.read_text()  # type: ignore[call-arg]
 tp.list_files("a").read_csv(seperator=";")  # type: ignore[call-arg]
 tp.list_files("a", suffixes=".pq")  # type: ignore[call-arg]
-tp.from_source(pipe)  # type: ignore[arg-type]
+tp.Pipeline([pipe])  # type: ignore[list-item]
 
 
 class Scale(tp.TableStage):

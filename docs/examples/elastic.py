@@ -29,7 +29,7 @@ SAVE_EVERY = 5  # steps
 
 def pipeline(files: str) -> tp.Pipeline:
     rows = tp.list_files(files).read_parquet(columns=["text"]).sharding_filter(NUM_SHARDS)
-    rows = rows.shuffle(buffer_size=10_000, seed=0).tokenize("bytes", eos=True)
+    rows = rows.shuffle(buffer_size=10_000, seed=0).tokenize("bytes", add_eos=True)
     return rows.repeat().pack(256).batch(4).pad_collate()
 
 

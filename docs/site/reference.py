@@ -59,7 +59,9 @@ def pages() -> Iterator[tuple[str, str, str]]:
     found = {name: getattr(tp, name) for name in FUNCTIONS if hasattr(tp, name)}
     yield "functions", "Functions", _page(what, "tp.", found)
     found = {name: getattr(samplers, name) for name in samplers.__all__}
-    what = "Which rows an epoch draws: for `tp.from_dataset(dataset, sampler=...)` and `.draw(sampler)`."
+    what = (
+        "Rows of an epoch: for `tp.from_dataset(dataset, sampler=...)` and `.shuffle(sampler=...)`."
+    )
     yield "samplers", "Samplers", _page(what, "tp.samplers.", found)
     found = {name: getattr(trainpipes_recipes, name) for name in trainpipes_recipes.__all__}
     what = "Chains that are ready made: `tp.recipe(name, ...)`."

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from trainpipes.start import from_hf as from_hf
     from trainpipes.start import from_iterable as from_iterable
     from trainpipes.start import from_memmap as from_memmap
-    from trainpipes.start import from_source as from_source
     from trainpipes.start import from_tensors as from_tensors
     from trainpipes.start import from_torchdata as from_torchdata
     from trainpipes.start import list_files as list_files
@@ -84,7 +83,7 @@ _NAMES = {
     "recipe_registry": "recipe recipes",
     "start": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
-        "from_source from_tensors from_torchdata list_files mix read_arrow read_bytes "
+        "from_tensors from_torchdata list_files mix read_arrow read_bytes "
         "read_csv read_files read_images read_json read_numpy read_parquet read_text "
         "read_webdataset zip"
     ),

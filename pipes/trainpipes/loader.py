@@ -331,7 +331,7 @@ class Loader:
                 micro-batches have the new size from here on; each row still comes at most once in this
                 epoch, and a few rows at its end may be left out. "pack_length": packed rows have the new
                 length from the start of an epoch on; a state from within an epoch is refused. "mix": sources
-                of ``mix`` may come and go, and their weights, schedule and repetitions may change; sources
+                of ``mix`` may come and go, and their weights, schedule and max_epochs may change; sources
                 that stay go on where they stand.
 
         Raises:

@@ -41,7 +41,6 @@ from trainpipes.stages import (
     chat_template,
     collate,
     columns,
-    draw,
     drop_columns,
     encode_labels,
     enumerate,
@@ -61,7 +60,6 @@ from trainpipes.stages import (
     take,
     to,
     tokenize,
-    tokenized_by,
     truncate,
     with_columns,
 )
@@ -84,7 +82,6 @@ ChatTemplate = node_of(chat_template.ChatTemplate)
 Collate = node_of(collate.Collate)
 Concat = start_of(concat.Concat)
 DecodeImage = node_of(decode_image.DecodeImage)
-Draw = node_of(draw.Draw)
 DropColumns = node_of(drop_columns.DropColumns)
 EncodeLabels = node_of(encode_labels.EncodeLabels)
 Enumerate = node_of(enumerate.Enumerate)
@@ -132,9 +129,7 @@ Split = node_of(split.Split)
 Take = node_of(take.Take)
 To = node_of(to.To)
 Tokenize = node_of(tokenize.Tokenize)
-TokenizedBy = node_of(tokenized_by.TokenizedBy)
 Truncate = node_of(truncate.Truncate)
-Unbatch = node_of(flat_map.Unbatch)
 WithColumns = node_of(with_columns.WithColumns)
 Zip = start_of(zip.Zip)
 

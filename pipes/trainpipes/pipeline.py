@@ -51,12 +51,11 @@ from trainpipes.stages.cache import Cache
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
 from trainpipes.stages.columns import Rename, Select
-from trainpipes.stages.draw import Draw
 from trainpipes.stages.drop_columns import DropColumns
 from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.enumerate import Enumerate
 from trainpipes.stages.filter import Filter
-from trainpipes.stages.flat_map import FlatMap, Unbatch
+from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.images.crop import CenterCrop, RandomCrop
 from trainpipes.stages.images.decode_image import DecodeImage
 from trainpipes.stages.images.flip import Flip
@@ -78,7 +77,6 @@ from trainpipes.stages.split import Split, checked_parts
 from trainpipes.stages.take import Skip, Take
 from trainpipes.stages.to import To
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
 from trainpipes.storage.writers import arrow as arrow_files
@@ -241,18 +239,15 @@ class Pipeline(IterableDataset[Any]):
     read_files = Method(ReadFiles)
     sharding_filter = Method(ShardingFilter)
     shuffle = Method(Shuffle)
-    draw = Method(Draw)
     map = Method(Map)
     map_batches = Method(MapBatches)
     with_columns = Method(WithColumns)
     filter = Method(Filter)
     sample = Method(Sample)
     flat_map = Method(FlatMap)
-    unbatch = Method(Unbatch)
     enumerate = Method(Enumerate)
     rename = Method(Rename)
     tokenize = Method(Tokenize)
-    tokenized_by = Method(TokenizedBy)
     chat_template = Method(ChatTemplate)
     truncate = Method(Truncate)
     add_labels = Method(AddLabels)

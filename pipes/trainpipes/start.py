@@ -8,7 +8,6 @@ from typing import Any, Concatenate, ParamSpec
 
 import pyarrow as pa
 
-from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.kinds.stage_kinds import Source
@@ -45,7 +44,6 @@ __all__ = [
     "from_hf",
     "from_iterable",
     "from_memmap",
-    "from_source",
     "from_tensors",
     "from_torchdata",
     "list_files",
@@ -65,19 +63,6 @@ __all__ = [
 
 
 P = ParamSpec("P")
-
-
-def from_source(source: Source) -> Pipeline:
-    """The rows of a source of your own: see docs/extend.md for one in 20 lines.
-
-    Args:
-        source: its stage.
-    """
-    if not isinstance(source, Source):
-        raise ConfigError(
-            f"from_source(source) takes one of your own class of trainpipes.Source, got {shown(source)}"
-        )
-    return Pipeline([source])
 
 
 def starting(stage: Callable[P, Source]) -> Callable[P, Pipeline]:
@@ -129,7 +114,7 @@ def from_dataset(
     schema: pa.Schema | None = None,
 ) -> Pipeline:
     """Rows of a map-style torch ``Dataset``. See ``FromDataset``; with a sampler of
-    ``trainpipes.samplers``, also ``Draw``."""
+    ``trainpipes.samplers``, also ``shuffle(sampler=...)``."""
     ours = sampler if batch_sampler is None else batch_sampler
     if sampler is not None and batch_sampler is not None:
         raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
@@ -139,10 +124,10 @@ def from_dataset(
             f"{ours!r}"
         )
     if isinstance(ours, BatchSampler):
-        drawn = from_dataset(dataset, schema=schema).draw(ours.sampler)
+        drawn = from_dataset(dataset, schema=schema).shuffle(sampler=ours.sampler)
         return drawn.batch(ours.batch_size, drop_last=ours.drop_last)
     if isinstance(ours, RowSampler):
-        return from_dataset(dataset, schema=schema).draw(ours)
+        return from_dataset(dataset, schema=schema).shuffle(sampler=ours)
     if isinstance(dataset, MemmapDataset) and ours is None and schema is None:
         return Pipeline([FromMemmap(**dataset.options)])
     stage = FromDataset(

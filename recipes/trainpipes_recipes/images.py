@@ -131,7 +131,7 @@ def images(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards
     )
     if encoded:
-        rows = rows.decode_image(image, into=image, on_error=on_error, min_size=min_size)
+        rows = rows.decode_image(image, output_column=image, on_error=on_error, min_size=min_size)
 
     if not train:
         larger = size * 8 // 7 if resize is None else resize

@@ -76,7 +76,7 @@ def masked_lm(
     (tensor([[1, 0, 4, 2]]), tensor([[-100,    3, -100, -100]]))
     """
     given = Input("masked_lm", files, storage_options)
-    asked = {"max_length": max_length, "eos": False}
+    asked = {"max_length": max_length, "add_eos": False}
     rows = given.tokenized(
         tokenizer, ["input_ids"], named=[text], on_error=on_error, tokenize=asked
     )

@@ -94,7 +94,7 @@ def preference(
     columns = [f"{side}_{name}" for side in SIDES for name in ("input_ids", "labels")]
     rows = given.tokenized(
         tokenizer, columns, named=[prompt, chosen, rejected], on_error=on_error,
-        tokenize={"max_length": max_length, "eos": True},
+        tokenize={"max_length": max_length, "add_eos": True},
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
@@ -112,7 +112,7 @@ def preference(
         for side, column in zip(SIDES, (chosen, rejected), strict=True):
             if are_texts:
                 rows = rows.tokenize(
-                    tokenizer, [prompt, column], max_length=max_length, eos=True, labels=column,
+                    tokenizer, [prompt, column], max_length=max_length, add_eos=True, labels=column,
                     keep_text=True, on_error=on_error,
                 )  # fmt: skip
             else:

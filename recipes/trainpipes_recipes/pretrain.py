@@ -18,10 +18,10 @@ def pretrain(
     text: str | None = None,
     train: bool = True,
     on_error: OnError | None = None,
-    eos: bool | str | int = True,
+    add_eos: bool | str | int = True,
     max_length: int = 2048,
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
-    window: int = 1024,
+    pack_buffer_size: int = 1024,
     batch_size: int = 8,
     epochs: int | None = None,
     buffer_size: int = 40_960,
@@ -58,10 +58,11 @@ def pretrain(
         train: False to evaluate: every row once, in file order; the pass ends after them.
         on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
             first is an error.
-        eos: ends each document: True for the tokenizer's end token, or a token, or its id; False adds none.
+        add_eos: ends each document: True for the tokenizer's end token, or a token, or its id; False adds
+            none.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
-        window: documents that are packed together.
+        pack_buffer_size: documents that are packed together.
         batch_size: rows in a batch.
         epochs: to train, epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
@@ -73,17 +74,17 @@ def pretrain(
     """
     given = Input("pretrain", files, storage_options)
     rows = given.tokenized(
-        tokenizer, ["input_ids"], named=[text], on_error=on_error, tokenize={"eos": eos}
+        tokenizer, ["input_ids"], named=[text], on_error=on_error, tokenize={"add_eos": add_eos}
     )
     if rows is None:
         (text,) = given.find({"text": text}, TEXTS)
-        rows = given.rows([text]).tokenize(tokenizer, text, eos=eos, on_error=on_error)
+        rows = given.rows([text]).tokenize(tokenizer, text, add_eos=add_eos, on_error=on_error)
     rows = given.arrange(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )
     return (
         rows.repeat(epochs if train else 1)
-        .pack(max_length, method=method, window=window, seed=seed)
+        .pack(max_length, method=method, buffer_size=pack_buffer_size, seed=seed)
         .batch(batch_size)
         .pad_collate()
     )

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes import Pipeline, from_arrow
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes_recipes.inputs import PAIRS, Input, OnError
 
 __all__ = ["seq2seq"]
@@ -79,7 +80,7 @@ def seq2seq(
     mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
     ready = given.tokenized(
         tokenizer, ["input_ids", target], named=[prompt, response, context], on_error=on_error,
-        tokenize={"max_length": max_length, "eos": True, "labels": None},
+        tokenize={"max_length": max_length, "add_eos": True, "labels": None},
     )  # fmt: skip
     if ready is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
@@ -92,9 +93,11 @@ def seq2seq(
         rows = from_arrow(pa.concat_tables(pieces))
     if prompt is not None and response is not None:
         columns = {prompt: "input_ids", response: target}
-        rows = rows.tokenize(tokenizer, columns, max_length=max_length, eos=True, on_error=on_error)
+        rows = rows.tokenize(
+            tokenizer, columns, max_length=max_length, add_eos=True, on_error=on_error
+        )
     elif keep_in_memory:
-        rows = rows.tokenized_by(tokenizer, ["input_ids", target], on_error=on_error)
+        rows = rows.then(TokenizedBy(tokenizer, ["input_ids", target], on_error=on_error))
     rows = given.arrange(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )

@@ -73,12 +73,12 @@ def sft(
     given = Input("sft", files, storage_options)
     rows = given.tokenized(
         tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
-        tokenize={"max_length": max_length, "eos": True, "labels": ...},
+        tokenize={"max_length": max_length, "add_eos": True, "labels": ...},
     )  # fmt: skip
     if rows is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
         rows = given.prompted(prompt, context, [prompt, response]).tokenize(
-            tokenizer, [prompt, response], max_length=max_length, eos=True, labels=response,
+            tokenizer, [prompt, response], max_length=max_length, add_eos=True, labels=response,
             on_error=on_error,
         )  # fmt: skip
     rows = given.arrange(

@@ -22,8 +22,8 @@ def tokens(
     on_error: OnError | None = None,
     max_length: int = 2048,
     method: Literal["concat", "first_fit", "best_fit"] = "best_fit",
-    window: int = 1024,
-    pad_id: int = 0,
+    pack_buffer_size: int = 1024,
+    pad_token_id: int = 0,
     batch_size: int = 8,
     epochs: int | None = None,
     buffer_size: int = 40_960,
@@ -69,8 +69,8 @@ def tokens(
         on_error: for packed rows without a target, where documents have their own "labels": see ``pack``.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
-        window: documents that are packed together.
-        pad_id: the id that rows of documents are padded with.
+        pack_buffer_size: documents that are packed together.
+        pad_token_id: the id that rows of documents are padded with.
         batch_size: rows in a batch.
         epochs: to train, epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
@@ -116,8 +116,8 @@ def tokens(
     return (
         rows.repeat(epochs)
         .pack(
-            max_length, method=method, column=column, window=window, pad_id=pad_id, seed=seed,
-            on_error=on_error,
+            max_length, method=method, column=column, buffer_size=pack_buffer_size,
+            pad_token_id=pad_token_id, seed=seed, on_error=on_error,
         )
         .batch(batch_size)
         .pad_collate()

@@ -80,7 +80,7 @@ def test_what_is_dropped_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_layout_can_be_chosen() -> None:
     lines("a.jsonl")
     options = ["--row-group-size", "4", "--rows-per-file", "10", "--compression", "none"]
-    assert run(["repack", "a.jsonl", "out", *options, "--memory", "1g", "--verify"]) == 0
+    assert run(["repack", "a.jsonl", "out", *options, "--memory-limit", "1g", "--verify"]) == 0
     meta = pq.read_metadata("out/part-00002.parquet")
     assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)] == [4, 4, 2]
     assert meta.row_group(0).column(0).compression == "UNCOMPRESSED"

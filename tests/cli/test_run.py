@@ -329,7 +329,7 @@ def docs(count=100):
     "pipe",
     [
         tp.recipe("sft", pairs(), "bytes", batch_size=4, num_shards=4, buffer_size=64),
-        docs().shuffle(50).sharding_filter(2).bucket_by_length(4, window=40).pad_collate(),
+        docs().shuffle(50).sharding_filter(2).bucket_by_length(4, buffer_size=40).pad_collate(),
         tp.mix({"a": docs(), "b": docs(40)}, weights={"a": 2, "b": 1}).batch(5).pad_collate(),
     ],
     ids=["sft", "buckets", "mix"],

@@ -20,7 +20,7 @@ import trainpipes as tp
 from frozen import data, functions
 
 #: Words of the chains that the library has no more. Chains that have one of them are left out.
-GONE: set[str] = {"recipe evaluation", "recipe tabular"}
+GONE: set[str] = {"recipe evaluation", "recipe tabular", "tokenized_by", "unbatch"}
 
 #: The method for each stage, where it has another name than in the chains.
 METHODS = {
@@ -47,29 +47,43 @@ OPTIONS: dict[str, dict[str, str]] = {
     "*": {},
     "deal": {"shards": "num_shards", "how": "split"},
     "shuffle": {"buffer": "buffer_size"},
-    "batch": {"size": "batch_size", "on_long": "oversize"},
+    "batch": {"size": "batch_size", "on_long": "overflow"},
     "buckets": {
         "size": "batch_size",
         "buckets": "num_buckets",
-        "on_long": "oversize",
-        "buffer": "window",
+        "on_long": "overflow",
+        "buffer": "buffer_size",
     },
-    "pack": {"buffer": "window", "on_long": "overlong", "pad": "pad_id", "with": "along"},
-    "mask": {"mask": "mask_id", "special": "special_ids", "vocabulary": "vocab_size"},
-    "classes": {"output": "to"},
-    "decode": {"output": "into"},
+    "pack": {
+        "buffer": "buffer_size",
+        "on_long": "overflow",
+        "pad": "pad_token_id",
+        "with": "along",
+    },
+    "mask": {"mask": "mask_token_id", "special": "special_ids", "vocabulary": "vocab_size"},
+    "classes": {"output": "output_column"},
+    "decode": {"output": "output_column"},
     "pad": {"multiple": "pad_to_multiple_of", "side": "padding_side", "cut": "truncation_side"},
     "truncate": {"cut": "truncation_side"},
-    "tokenize": {"cut": "truncation_side"},
-    "number": {"output": "column"},
+    "tokenize": {"cut": "truncation_side", "eos": "add_eos"},
+    "number": {"output": "output_column"},
+    "mix": {
+        "by": "weight_by",
+        "tokens": "column",
+        "repetitions": "max_epochs",
+        "column": "output_column",
+    },
+    "text": {"column": "output_column"},
+    "numpy": {"column": "output_column"},
     "csv": {"names": "column_names"},
     "recipe": {
         "batch": "batch_size",
         "buffer": "buffer_size",
         "shards": "num_shards",
-        "window": "window",
+        "window": "pack_buffer_size",
         "on_bad": "on_error",
-        "pad": "pad_id",
+        "pad": "pad_token_id",
+        "eos": "add_eos",
         "buckets": "num_buckets",
     },
 }
@@ -195,12 +209,18 @@ def _stage(name: str, options: Mapping[str, Any]) -> str:
         given = dict(options)
         method = SOURCES[given.pop("as")].split("(")[0].removeprefix("tp.")
         return f".{method}({', '.join(_options(options['as'], given))})"
+    if name == "draw":
+        (sampler,) = options[""]
+        return f".shuffle(sampler={_text(sampler)})"
     return f".{METHODS.get(name, name)}({', '.join(_options(name, options))})"
 
 
 def _options(owner: str, options: Mapping[str, Any]) -> list[str]:
     """Arguments of a call; those of "" come first, without names."""
     given = dict(options)
+    if owner == "mask" and {"random", "keep"} & given.keys():
+        random, keep = given.pop("random", 0.1), given.pop("keep", 0.1)
+        given |= {"mask_replace_prob": 1 - random - keep, "random_replace_prob": random}
     found = [_text(value) for value in given.pop("", [])]
     names = {**OPTIONS["*"], **OPTIONS.get(owner, {})}
     for name, value in given.items():

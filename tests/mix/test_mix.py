@@ -62,7 +62,7 @@ def test_shares_of_tokens_are_met_with_rows_100_times_as_long(draws: int) -> Non
         "short": tp.from_tensors(length=torch.randint(0, 2, (20_000,))),
     }
     pipe = tp.mix(
-        sources, weights={"long": 0.8, "short": 0.2}, by="tokens", tokens="length", stop="repeat",
+        sources, weights={"long": 0.8, "short": 0.2}, weight_by="tokens", column="length", stop="repeat",
     )  # fmt: skip
     lengths = [
         batch["length"].numpy() for batch in islice(iter(pipe.batch(100).collate()), draws // 100)
@@ -138,7 +138,7 @@ def test_an_epoch_may_end_with_the_first_source() -> None:
     assert 19 <= len(found) <= 21
     assert max(first_letters(list(found)).values()) <= 11
     assert first_letters(list(found))["b"] == 10
-    twice = tp.mix(sources, weights=weights, stop="first_exhausted", repetitions={"b": 2})
+    twice = tp.mix(sources, weights=weights, stop="first_exhausted", max_epochs={"b": 2})
     found = Counter(names(twice))
     assert {n: c for n, c in found.items() if n[0] == "b"} == {f"b{n}": 2 for n in range(10)}
 
@@ -146,12 +146,12 @@ def test_an_epoch_may_end_with_the_first_source() -> None:
 def test_a_source_leaves_after_its_repetitions_and_the_others_share() -> None:
     sources = {"a": rows("a", 70), "b": rows("b", 5), "c": rows("c", 40)}
     weights = {"a": 2, "b": 1, "c": 1}
-    found = names(tp.mix(sources, weights=weights, repetitions={"b": 2}))
+    found = names(tp.mix(sources, weights=weights, max_epochs={"b": 2}))
     assert first_letters(found)["b"] == 10
     after = found[max(n for n, name in enumerate(found) if name[0] == "b") + 1 :]
     share = first_letters(after)
     assert abs(share["a"] - 2 / 3 * len(after)) <= 2
-    all_twice = names(tp.mix(sources, weights=weights, repetitions=2))
+    all_twice = names(tp.mix(sources, weights=weights, max_epochs=2))
     assert first_letters(all_twice)["b"] == 10
     assert max(Counter(all_twice).values()) == 2
 
@@ -177,10 +177,10 @@ def test_sources_smaller_than_the_shards_are_gone_through_too() -> None:
 
 
 def test_a_column_names_the_source_of_each_row() -> None:
-    pipe = tp.mix({"a": rows("a", 9), "b": rows("b", 9)}, column="from")
+    pipe = tp.mix({"a": rows("a", 9), "b": rows("b", 9)}, output_column="from")
     assert all(row["from"] == row["who"][0] for row in pipe)
     plain = {n: tp.from_dataset([{"who": f"{n}{i}"} for i in range(5)]) for n in "ab"}
-    assert all(row["from"] == row["who"][0] for row in tp.mix(plain, column="from"))
+    assert all(row["from"] == row["who"][0] for row in tp.mix(plain, output_column="from"))
 
 
 def test_columns_in_another_order_are_the_same_columns() -> None:
@@ -261,7 +261,11 @@ def mixed(shards: int = 4) -> tp.Pipeline:
         "b": rows("b", 20, 3, seed=2),
     }
     pipe = tp.mix(
-        sources, weights={"a": 0.6, "b": 0.4}, by="tokens", stop="repeat", column="source"
+        sources,
+        weights={"a": 0.6, "b": 0.4},
+        weight_by="tokens",
+        stop="repeat",
+        output_column="source",
     )
     return pipe.sharding_filter(shards).batch(4).pad_collate()
 
@@ -301,8 +305,8 @@ def test_it_is_a_record() -> None:
     assert pipe != mixed(8)
     text = repr(pipe)
     assert text.startswith("mix({'a': from_arrow(60 rows of who, input_ids).shuffle(10, seed=1 ...")
-    assert "weights={'a': 0.6, 'b': 0.4}, by='tokens', stop='repeat'" in text
-    assert "tokens='input_ids'" not in text
+    assert "weights={'a': 0.6, 'b': 0.4}, weight_by='tokens', stop='repeat'" in text
+    assert "column='input_ids'" not in text
 
 
 def test_explain_says_how_often_each_source_is_gone_through() -> None:
@@ -353,13 +357,13 @@ A, B = rows("a", 5), rows("b", 5)
         ({"weights": {"a": True, "b": 1}}, "got True for 'a'"),
         ({"weights": {"a": [1], "b": 1}}, r"got \[1\] for 'a'"),
         ({"weights": {"a": 0, "b": 0}}, "at least one is more than 0"),
-        ({"by": "bytes"}, 'is "rows" or "tokens", got .bytes.'),
+        ({"weight_by": "bytes"}, 'is "rows" or "tokens", got .bytes.'),
         ({"stop": "never"}, 'is "all_exhausted", "first_exhausted" or "repeat"'),
         ({"temperature": 0}, "is a number above 0, got 0"),
         ({"temperature": 2, "weights": {"a": 1, "b": 1}}, "leave it out, or weights"),
-        ({"repetitions": 0}, "is an integer of 1 or more, .* or None; got 0"),
-        ({"repetitions": {"c": 1}}, "there is no source 'c'"),
-        ({"repetitions": 2, "stop": "repeat"}, "no limit of repetitions"),
+        ({"max_epochs": 0}, "is an integer of 1 or more, .* or None; got 0"),
+        ({"max_epochs": {"c": 1}}, "there is no source 'c'"),
+        ({"max_epochs": 2, "stop": "repeat"}, "no limit of epochs"),
         ({"schedule": []}, r"is a list of \(draws, weights\)"),
         ({"schedule": [(0, {"a": 1, "b": 1}), (0, {"a": 1, "b": 1})]}, "got 0 after 0"),
         ({"schedule": [(0, {"a": 1})]}, r"mix\(schedule\) at 0 .*'b' has none"),
@@ -420,7 +424,7 @@ def test_sizes_that_are_not_known_are_asked_for() -> None:
     ):
         list(tp.mix({"a": A, "b": rows("b", 9).filter(pc.field("who") != "b2")}))
     with pytest.raises(tp.ConfigError, match="how many tokens the sources have is not known"):
-        list(tp.mix({"a": A, "b": B}, by="tokens"))
+        list(tp.mix({"a": A, "b": B}, weight_by="tokens"))
 
 
 def test_tokens_are_counted_in_a_column_that_is_there() -> None:

@@ -46,8 +46,8 @@ OLD = {"a": 0.5, "b": 0.3, "c": 0.2}
     "new", [{"a": 0.2, "b": 0.6, "c": 0.2}, {"a": 1, "b": 1}, {"a": 1, "b": 1, "c": 1, "d": 2}]
 )
 def test_sources_that_stay_go_on_where_they_stand(new: dict[str, float], by: str) -> None:
-    before, state = saved(mixed(OLD, by=by), 17)
-    after = go_on(mixed(new, by=by), state, 40, "mix")
+    before, state = saved(mixed(OLD, weight_by=by), 17)
+    after = go_on(mixed(new, weight_by=by), state, 40, "mix")
     for name in new:
         own = [n for n in before + after if n[0] == name]
         assert len(own) == len(set(own)), name  # none is lost or comes twice in its first epoch
@@ -105,7 +105,7 @@ def test_a_source_that_had_left_comes_back_with_more_repetitions() -> None:
     def make(times: int) -> tp.Pipeline:
         sources = {"a": rows("a", 400), "b": rows("b", 8)}
         return tp.mix(
-            sources, weights={"a": 1, "b": 1}, repetitions={"b": times}, stop="repeat"
+            sources, weights={"a": 1, "b": 1}, max_epochs={"b": times}, stop="repeat"
         ).batch(10)
 
     before, state = saved(make(1), 3)
@@ -125,7 +125,7 @@ def test_a_change_is_refused_unless_it_is_allowed() -> None:
             mixed({**OLD, "a": 0.6}),
             r"stages/mix/weights/a: saved 0.5, now 0.6; .*allow_changes=\['mix'\]",
         ),
-        (mixed(OLD, column="x"), r"stages/mix/column: saved null, now \"x\""),
+        (mixed(OLD, output_column="x"), r"stages/mix/output_column: saved null, now \"x\""),
     ]
     for pipe, said in cases:
         with pytest.raises(tp.StateError, match=said):
@@ -135,7 +135,10 @@ def test_a_change_is_refused_unless_it_is_allowed() -> None:
 @pytest.mark.parametrize(
     ("pipe", "said"),
     [
-        (mixed(OLD, by="tokens"), 'stages/mix/by: saved "rows", now "tokens"; allow_changes'),
+        (
+            mixed(OLD, weight_by="tokens"),
+            'stages/mix/weight_by: saved "rows", now "tokens of input_ids"; allow_changes',
+        ),
         (mixed(OLD, stop="all_exhausted"), "stages/mix/stop: saved"),
         (
             tp.mix({"a": rows("a", 100), "b": rows("b")}, weights={"a": 1, "b": 1}, stop="repeat")
@@ -159,7 +162,7 @@ def test_a_source_that_stays_must_be_the_same(pipe: tp.Pipeline, said: str) -> N
 def test_rows_that_a_stage_above_holds_forbid_a_change() -> None:
     def make(weights: dict[str, float]) -> tp.Pipeline:
         sources = {name: rows(name) for name in weights}
-        return tp.mix(sources, weights=weights, stop="repeat").pack(8, window=32).batch(1)
+        return tp.mix(sources, weights=weights, stop="repeat").pack(8, buffer_size=32).batch(1)
 
     iterator = iter(make({"a": 1, "b": 1}))
     next(iterator)

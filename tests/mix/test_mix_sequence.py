@@ -70,15 +70,15 @@ def test_a_mix_is_its_sources_in_the_rule_s_order(
     with pytest.MonkeyPatch.context() as patch:  # the order does not depend on them
         patch.setattr(opener, "RUN_ROWS", run_rows)
         patch.setattr(opener, "LEAST_ROWS", run_rows)
-        pipe = tp.mix(sources, weights=shares, by=by, tokens="n", stop="repeat").sharding_filter(
-            shards
-        )
+        pipe = tp.mix(
+            sources, weights=shares, weight_by=by, column="n", stop="repeat"
+        ).sharding_filter(shards)
         iterator = iter(pipe)
         found = list(islice(iterator, stop))
         state = json.loads(json.dumps(iterator.state_dict()))
-        again = tp.mix(sources, weights=shares, by=by, tokens="n", stop="repeat").sharding_filter(
-            shards
-        )
+        again = tp.mix(
+            sources, weights=shares, weight_by=by, column="n", stop="repeat"
+        ).sharding_filter(shards)
         again.load_state_dict(state)
         found += list(islice(iter(again), ROWS - stop))
     k = len(sources)

@@ -26,7 +26,7 @@ def parts(as_objects: bool) -> list[tp.Pipeline]:
 
 SOURCES: dict[str, Callable[[list[tp.Pipeline]], tp.Pipeline]] = {
     "mix": lambda p: tp.mix({"a": p[0], "b": p[1]}),
-    "a mix that names": lambda p: tp.mix({"a": p[0], "b": p[1]}, column="source"),
+    "a mix that names": lambda p: tp.mix({"a": p[0], "b": p[1]}, output_column="source"),
     "a mix of mixes": lambda p: tp.mix(
         {"m": tp.mix({"a": p[0], "b": p[1]}), "c": p[2]}, weights={"m": 2, "c": 1}
     ),
@@ -47,7 +47,7 @@ STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
     "sample": lambda p: p.sample(0.5),
     "split": lambda p: p.split({"train": 0.5, "valid": 0.5})["train"],
     "sample by key": lambda p: p.sample(0.5, key="id"),
-    "mask_tokens": lambda p: tokens(p).mask_tokens(mask_id=3, vocab_size=200, special_ids=[]),
+    "mask_tokens": lambda p: tokens(p).mask_tokens(mask_token_id=3, vocab_size=200, special_ids=[]),
     "map with rng": lambda p: p.map(lambda row, rng: {**row, "n": rng.random()}, rng=True),
 }
 

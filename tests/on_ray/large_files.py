@@ -71,11 +71,11 @@ def _tokenize(rows: tp.Pipeline, folder: Path, size: str, **how: Any) -> Any:
 
 
 def _repack(rows: tp.Pipeline, folder: Path, size: str, **how: Any) -> Any:
-    return repack(rows, folder, shuffle=True, files=12, memory=MEMORY[size], **how)
+    return repack(rows, folder, shuffle=True, num_files=12, memory_limit=MEMORY[size], **how)
 
 
 def _write(rows: tp.Pipeline, folder: Path, size: str, **how: Any) -> Any:
-    return rows.write_parquet(folder, files=12, **how)
+    return rows.write_parquet(folder, num_files=12, **how)
 
 
 JOBS: dict[str, Callable[..., Any]] = {

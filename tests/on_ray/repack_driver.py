@@ -66,5 +66,5 @@ if __name__ == "__main__":
     pipe, found = rows(given), json.loads(options)
     if found.pop("full", False):
         pipe = pipe.map(on_a_full_disk)
-    done = repack(pipe, out, memory=MEMORY, engine="ray", address=address, **found)
+    done = repack(pipe, out, memory_limit=MEMORY, engine="ray", address=address, **found)
     sys.stdout.write(json.dumps({"rows": done.rows, "kept": done.kept}))

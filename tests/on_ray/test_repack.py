@@ -31,7 +31,7 @@ CHOICES: list[dict[str, Any]] = [
     {},
     {"shuffle": True, "seed": 3, "row_group_size": 64},
     {"sort": ["x", "text"], "descending": True, "compression": "snappy"},
-    {"drop_duplicates": ["text"], "shuffle": True, "files": 3, "rows_per_file": None},
+    {"drop_duplicates": ["text"], "shuffle": True, "num_files": 3, "rows_per_file": None},
     {
         "drop_duplicates": ["key", "x"],
         "sort": ["key"],
@@ -129,10 +129,10 @@ def test_a_driver_that_is_killed_while_it_reads_goes_on_after_what_is_whole(
         kill_when(start(given, out, options), lambda: len(list(read.glob("0*.json"))) >= 2)
     seen: list[Any] = []
     how = {**options, "progress": lambda *said: seen.append(said)}
-    repack(rows(given), out, engine="ray", memory=MEMORY, **how)
+    repack(rows(given), out, engine="ray", memory_limit=MEMORY, **how)
     assert seen[0][0] == "reading"
     assert seen[0][1] > 0  # parts that are whole are not read again
-    repack(rows(given), tmp_path / "whole", memory=MEMORY, **options)
+    repack(rows(given), tmp_path / "whole", memory_limit=MEMORY, **options)
     assert hashes(out) == hashes(tmp_path / "whole")
 
 
@@ -168,14 +168,14 @@ def test_a_row_that_cannot_be_done_fails_once(cluster: None, given: Path, tmp_pa
 
 
 def test_a_full_disk_leaves_whole_files_only(cluster: None, given: Path, tmp_path: Path) -> None:
-    options = {"shuffle": True, "files": 2, "full": True, "compression": None}
+    options = {"shuffle": True, "num_files": 2, "full": True, "compression": None}
     driver = start(given, tmp_path / "out", options)
     _, error = driver.communicate(timeout=200)
     assert driver.returncode == 1
     assert b"cannot be written" in error.splitlines()[-1]
     left = [path.name for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert not [name for name in left if name.startswith(".")]
-    repack(rows(given), tmp_path / "whole", shuffle=True, files=2, compression=None)
+    repack(rows(given), tmp_path / "whole", shuffle=True, num_files=2, compression=None)
     good = hashes(tmp_path / "whole")
     for name, found in hashes(tmp_path / "out").items():
         assert name.startswith((".repack/", "_")) or good[name] == found

@@ -144,16 +144,16 @@ def test_writers_write_the_files_of_one_process(
     # As fsspec reads them from its own files of settings.
     monkeypatch.setitem(fsspec.config.conf, "s3", options)
     pipe = tp.read_parquet(str(given)).shuffle(400, seed=2)
-    getattr(pipe, method)(tmp_path / "here", files=7)
+    getattr(pipe, method)(tmp_path / "here", num_files=7)
     url = f"s3://shared/{method}"
-    done = getattr(pipe, method)(url, files=7, engine="ray")
+    done = getattr(pipe, method)(url, num_files=7, engine="ray")
     assert there(method, options) == contents(tmp_path / "here")
     assert done.files[6].startswith(f"{url}/part-00006.")
     done.verify()
     before = done.files
-    assert getattr(pipe, method)(f"{url}/", files=7, engine="ray").files == before
+    assert getattr(pipe, method)(f"{url}/", num_files=7, engine="ray").files == before
     with pytest.raises(tp.ConfigError, match=r"wrote with files: 7, now 8"):
-        getattr(pipe, method)(url, files=8, engine="ray")
+        getattr(pipe, method)(url, num_files=8, engine="ray")
 
 
 #: No file of a process that does a task can have more than 12 kB.

@@ -140,7 +140,7 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
     ]
     done = command(*words, "--shared-filesystem", RAY_ADDRESS=started.address)
     assert (done.returncode, done.stderr) == (0, "")
-    repack(texts, tmp_path / "packed alone", shuffle=True, files=3)
+    repack(texts, tmp_path / "packed alone", shuffle=True, num_files=3)
     assert hashes(tmp_path / "packed") == hashes(tmp_path / "packed alone")
 
 

@@ -48,7 +48,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pipeline(texts: Path) -> tp.Pipeline:
     rows = tp.list_files(texts).read_parquet()
-    return rows.shuffle(500, seed=0).tokenize("bytes", eos=True).batch(8).pad_collate()
+    return rows.shuffle(500, seed=0).tokenize("bytes", add_eos=True).batch(8).pad_collate()
 
 
 def plain(texts: Path) -> tp.Pipeline:

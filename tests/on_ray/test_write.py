@@ -58,8 +58,8 @@ CHAINS: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_bytes_are_those_of_one_process(name: str, files: str, tmp_path: Path):
     pipe = CHAINS[name](tp.read_parquet(files))
-    here = pipe.write_parquet(tmp_path / "here", files=7)
-    there = pipe.write_parquet(tmp_path / "there", files=7, engine="ray")
+    here = pipe.write_parquet(tmp_path / "here", num_files=7)
+    there = pipe.write_parquet(tmp_path / "there", num_files=7, engine="ray")
     assert hashes(tmp_path / "here") == hashes(tmp_path / "there")
     assert there.rows == here.rows
     there.verify()
@@ -98,18 +98,18 @@ def test_a_memory_map_has_the_same_bytes(files: str, tmp_path: Path):
 def test_a_folder_goes_on_by_ray_and_by_one_process_alike(files: str, tmp_path: Path):
     pipe = tp.read_parquet(files).map(late).shuffle(400, seed=2)
     whole = tmp_path / "whole"
-    pipe.write_parquet(whole, files=6)
+    pipe.write_parquet(whole, num_files=6)
     for name, engines in {"a": ("ray", None), "b": (None, "ray")}.items():
         folder, stop = tmp_path / name, tmp_path / f"stop-{name}"
         stop.touch()
         failing = tp.read_parquet(files).map(Stops(stop, 1700), version=1).shuffle(400, seed=2)
         with pytest.raises(RuntimeError, match="stopped at 1700"):
-            failing.write_parquet(folder, files=6, engine=engines[0])
+            failing.write_parquet(folder, num_files=6, engine=engines[0])
         # A file that a task put in place as the other failed may not be noted, and is made again.
         paths = [folder / entry["file"] for entry in noted(folder)]
         made = {path: path.stat().st_mtime_ns for path in paths}
         stop.unlink()
-        failing.write_parquet(folder, files=6, engine=engines[1])
+        failing.write_parquet(folder, num_files=6, engine=engines[1])
         assert [path.read_bytes() for path in sorted(folder.glob("part-*"))] == [
             path.read_bytes() for path in sorted(whole.glob("part-*"))
         ]
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_read_fails_once_with_its_name(files: str, tmp_pat
     pipe = tp.read_parquet(str(data))
     out = tmp_path / "out"
     with pytest.raises(tp.TrainpipesError, match=r"1\.parquet, row group 0"):
-        pipe.write_parquet(out, files=6, engine="ray")
+        pipe.write_parquet(out, num_files=6, engine="ray")
     assert not list(out.glob(".part-of-*"))  # of it, too
     for part in out.glob("part-*"):
         pq.read_table(part)
@@ -155,13 +155,13 @@ def test_what_cannot_be_cut_is_refused_with_a_way_out(files: str, tmp_path: Path
     with pytest.raises(tp.ConfigError, match=r"say how many by files=\.\.\. or rows_per_file="):
         rows.write_parquet(out, engine="ray")
     with pytest.raises(tp.ConfigError, match=r'write_parquet\(engine\) is "ray", or None'):
-        rows.write_parquet(out, files=2, engine="rya")  # type: ignore[arg-type]
+        rows.write_parquet(out, num_files=2, engine="rya")  # type: ignore[arg-type]
     with pytest.raises(tp.ConfigError, match=r'write_json\(address\) is of engine="ray"'):
-        rows.write_json(out, files=2, address="10.0.0.1:6379")
+        rows.write_json(out, num_files=2, address="10.0.0.1:6379")
     with pytest.raises(tp.ConfigError, match="no rows, and nothing was written"):
         rows.take(0).write_parquet(out, rows_per_file=2, engine="ray")
     with pytest.raises(tp.SchemaError, match="a row is no dict"):
-        rows.map(len).write_parquet(out, files=2, engine="ray")
+        rows.map(len).write_parquet(out, num_files=2, engine="ray")
     assert not out.exists()
 
 
@@ -171,14 +171,14 @@ def test_a_file_that_nobody_noted_does_not_stay(files: str, tmp_path: Path):
     stop = tmp_path / "stop"
     stop.touch()
     with pytest.raises(RuntimeError, match="stopped"):
-        pipe.map(Stops(stop, 0), version=1).write_parquet(out, files=3)
+        pipe.map(Stops(stop, 0), version=1).write_parquet(out, num_files=3)
     out.mkdir(exist_ok=True)
     (out / "_unfinished.json").write_text(
         '{"trainpipes_files": 1, "rows": 0, "files": [], "notes": {}}'
     )
     (out / "part-00009.parquet").write_bytes(b"of a program that was killed")
     (out / "part-of-the-readme.txt").write_text("not ours")
-    pipe.write_parquet(out, files=3, engine="ray")
+    pipe.write_parquet(out, num_files=3, engine="ray")
     assert sorted(p.name for p in out.glob("part-*")) == [
         *(f"part-0000{n}.parquet" for n in range(3)),
         "part-of-the-readme.txt",

@@ -52,7 +52,7 @@ def work(name: str, folder: Path, threads: int = 1) -> Callable[[], None]:
     def do() -> None:
         sys.modules["trainpipes.prepare.repack.repack"].LEAST_MEMORY = 1  # type: ignore[attr-defined]
         repack(
-            rows(name), folder, rows_per_file=170, row_group_size=64, memory=MEMORY,
+            rows(name), folder, rows_per_file=170, row_group_size=64, memory_limit=MEMORY,
             threads=threads, **CASES[name],
         )  # fmt: skip
 

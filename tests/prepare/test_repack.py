@@ -67,7 +67,7 @@ def test_rows_are_those_of_a_few_lines_in_memory(
     files = None
     for number, (memory, threads) in enumerate([(12_000, 1), (64 << 20, 2), (30_000, 3)]):
         done = repack(
-            pipe, tmp_path / str(number), rows_per_file=90, row_group_size=32, memory=memory,
+            pipe, tmp_path / str(number), rows_per_file=90, row_group_size=32, memory_limit=memory,
             threads=threads, **options,
         )  # fmt: skip
         assert same(read(done.files), wanted)
@@ -83,8 +83,8 @@ def test_temporary_files_may_be_at_a_url(options: dict[str, Any], tmp_path: Path
 
     for place, folder in (("here", None), ("there", "memory://temporary")):
         done = repack(
-            tp.from_arrow(small()), tmp_path / place, rows_per_file=90, memory=12_000,
-            temporary_folder=folder, **options,
+            tp.from_arrow(small()), tmp_path / place, rows_per_file=90, memory_limit=12_000,
+            temp_dir=folder, **options,
         )  # fmt: skip
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     assert done.rows
@@ -128,7 +128,7 @@ def test_any_rows_come_out_in_the_order_of_the_reference(
     table = pa.Table.from_pylist(rows, TYPES)
     folder = tmp_path_factory.mktemp("out")
     done = repack(
-        tp.from_arrow(table), folder, memory=memory, rows_per_file=per_file,
+        tp.from_arrow(table), folder, memory_limit=memory, rows_per_file=per_file,
         row_group_size=per_group, threads=threads, verify=True, **options,
     )  # fmt: skip
     assert same(read(done.files), expected(table.to_pylist(), **options))
@@ -152,7 +152,11 @@ def test_files_are_as_well_shuffled_as_a_list(tmp_path: Path) -> None:
     for number in range(5):
         pq.write_table(table.slice(number * 4000, 4000), tmp_path / f"{number}.parquet")
     done = repack(
-        tmp_path / "*.parquet", tmp_path / "out", shuffle=True, rows_per_file=7000, memory=200_000
+        tmp_path / "*.parquet",
+        tmp_path / "out",
+        shuffle=True,
+        rows_per_file=7000,
+        memory_limit=200_000,
     )
     order = [row["n"] for row in read(done.files)]
     found = shuffle_quality(order, files=[4000] * 5)
@@ -173,14 +177,14 @@ def test_row_groups_are_of_a_size_that_suits_training(tmp_path: Path) -> None:
 
 def test_how_many_files_there_are(tmp_path: Path) -> None:
     rows = tp.from_arrow(pa.table({"x": np.arange(10)}))
-    done = repack(rows, tmp_path / "three", files=3, shuffle=True)
+    done = repack(rows, tmp_path / "three", num_files=3, shuffle=True)
     assert [pq.read_metadata(path).num_rows for path in done.files] == [4, 3, 3]
     done = repack(rows, tmp_path / "four", rows_per_file=4)
     assert [pq.read_metadata(path).num_rows for path in done.files] == [4, 4, 2]
     with pytest.raises(tp.ConfigError, match="10 rows: give fewer files"):
-        repack(rows, tmp_path / "many", files=11)
+        repack(rows, tmp_path / "many", num_files=11)
     with pytest.raises(tp.ConfigError, match="give one of the two"):
-        repack(rows, tmp_path / "both", files=2, rows_per_file=2)
+        repack(rows, tmp_path / "both", num_files=2, rows_per_file=2)
 
 
 def test_equal_rows_stay_in_their_order_and_odd_values_at_the_end(tmp_path: Path) -> None:
@@ -240,11 +244,11 @@ def test_all_types_come_out_as_they_went_in(tmp_path: Path) -> None:
     pq.write_table(table, path)
     plain = repack(path, tmp_path / "plain", verify=True)
     assert pq.read_table(plain.files[0]).equals(pq.read_table(path))
-    shuffled = repack(path, tmp_path / "shuffled", shuffle=True, memory=500, verify=True)
+    shuffled = repack(path, tmp_path / "shuffled", shuffle=True, memory_limit=500, verify=True)
     found = pq.read_table(shuffled.files[0])
     assert found.schema == pq.read_schema(path)
     assert same(found.to_pylist(), expected(table.to_pylist(), shuffle=True))
-    once = repack(path, tmp_path / "once", drop_duplicates=True, memory=500)
+    once = repack(path, tmp_path / "once", drop_duplicates=True, memory_limit=500)
     assert (once.rows, once.duplicates) == (3, 9)
 
 
@@ -260,7 +264,7 @@ def test_dictionaries_within_lists_and_structs_come_out_as_they_went_in(tmp_path
     lists = pa.ListArray.from_arrays(pa.array(range(201), pa.int32()), text)
     table = pa.table({"lists": lists, "struct": pa.StructArray.from_arrays([text], ["inner"])})
     for number, options in enumerate([{"shuffle": True}, {"drop_duplicates": True}]):
-        done = repack(tp.from_arrow(table), tmp_path / str(number), memory=4000, **options)
+        done = repack(tp.from_arrow(table), tmp_path / str(number), memory_limit=4000, **options)
         assert same(read(done.files), expected(table.to_pylist(), **options))  # type: ignore[arg-type]
 
 
@@ -292,7 +296,9 @@ def write_all_formats(folder: Path, table: pa.Table) -> dict[str, Any]:
 def test_any_source_can_be_rewritten(tmp_path: Path) -> None:
     table = pa.table({"n": np.arange(50), "text": [f"row {i}" for i in range(50)]})
     for name, data in write_all_formats(tmp_path, table).items():
-        done = repack(data, tmp_path / f"out of {name}", shuffle=True, columns=["n"], memory=500)
+        done = repack(
+            data, tmp_path / f"out of {name}", shuffle=True, columns=["n"], memory_limit=500
+        )
         assert [row["n"] for row in read(done.files)] == [
             row["n"] for row in expected(table.to_pylist(), shuffle=True)
         ], name
@@ -316,7 +322,7 @@ def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_one_row_is_enough(tmp_path: Path) -> None:
     for number, options in enumerate(CHOICES):
-        done = repack(tp.from_arrow(small(1)), tmp_path / str(number), memory=1, **options)
+        done = repack(tp.from_arrow(small(1)), tmp_path / str(number), memory_limit=1, **options)
         assert done.rows == 1
 
 
@@ -365,7 +371,7 @@ def test_batches_are_refused(tmp_path: Path) -> None:
 def test_progress_is_told(tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
     repack(
-        tp.from_arrow(small()), tmp_path / "out", shuffle=True, drop_duplicates=True, memory=4000,
+        tp.from_arrow(small()), tmp_path / "out", shuffle=True, drop_duplicates=True, memory_limit=4000,
         progress=lambda *args: told.append(args),
     )  # fmt: skip
     assert {job for job, _, _ in told} == {

@@ -57,7 +57,7 @@ def tokens(folder: Path, rows: int) -> None:
 def test_killed_at_any_time_the_command_goes_on_to_the_same_files(tmp_path: Path) -> None:
     tokens(tmp_path, 130_000)  # 50 MB
     command = [sys.executable, "-c", START, "repack", "rows.parquet"]
-    options = ["--shuffle", "--rows-per-file", "20000", "--memory", "32M"]
+    options = ["--shuffle", "--rows-per-file", "20000", "--memory-limit", "32M"]
     whole = subprocess.run([*command, "whole", *options], cwd=tmp_path, env=environment())
     assert whole.returncode == 0
     wanted, draw, kills = contents(tmp_path / "whole"), random.Random(7), 0
@@ -138,7 +138,7 @@ def test_what_was_begun_with_other_options_is_refused(
     with monkeypatch.context() as patch:
         failing(patch, np, "save", KeyboardInterrupt(), 5)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
-            repack(some(), tmp_path / "out", shuffle=True, memory=30_000, threads=1)
+            repack(some(), tmp_path / "out", shuffle=True, memory_limit=30_000, threads=1)
     assert list((tmp_path / "out" / ".repack" / "read").iterdir())
     for options, said in (
         ({"shuffle": True, "seed": 5}, "seed: 0, now 5"),
@@ -146,13 +146,11 @@ def test_what_was_begun_with_other_options_is_refused(
         ({"shuffle": True, "rows_per_file": 3}, "rows_per_file: null, now 3"),
     ):
         with pytest.raises(tp.ConfigError, match=said):
-            repack(some(), tmp_path / "out", memory=30_000, **options)  # type: ignore[arg-type]
+            repack(some(), tmp_path / "out", memory_limit=30_000, **options)  # type: ignore[arg-type]
     with pytest.raises(tp.ConfigError, match="another pipeline"):
         repack(some(999), tmp_path / "out", shuffle=True)
     # Memory and threads are free, and so is where the temporary files are.
-    done = repack(
-        some(), tmp_path / "out", shuffle=True, threads=3, temporary_folder=tmp_path / "other"
-    )
+    done = repack(some(), tmp_path / "out", shuffle=True, threads=3, temp_dir=tmp_path / "other")
     assert sorted(row["x"] for row in read(done.files)) == list(range(1000))
     assert not (tmp_path / "out" / ".repack").exists()
     assert list((tmp_path / "other").iterdir()) == []
@@ -167,11 +165,11 @@ def test_an_input_that_was_changed_is_refused(
     with monkeypatch.context() as patch:
         failing(patch, np, "save", KeyboardInterrupt(), 5)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
-            repack(path, tmp_path / "out", shuffle=True, memory=3000, threads=1)
+            repack(path, tmp_path / "out", shuffle=True, memory_limit=3000, threads=1)
     os.utime(path, (1, 1))
     with pytest.raises(tp.DataChangedError, match="the input was changed"):
-        repack(path, tmp_path / "out", shuffle=True, memory=3000)
-    done = repack(path, tmp_path / "out", shuffle=True, memory=3000, overwrite=True)
+        repack(path, tmp_path / "out", shuffle=True, memory_limit=3000)
+    done = repack(path, tmp_path / "out", shuffle=True, memory_limit=3000, overwrite=True)
     assert done.rows == 1000
 
 
@@ -233,12 +231,14 @@ def test_damaged_temporary_files_are_found(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         failing(patch, pq, "ParquetWriter", KeyboardInterrupt(), 3)  # type: ignore[arg-type]
         with pytest.raises(KeyboardInterrupt):
-            repack(some(), tmp_path / "out", shuffle=True, memory=30_000, threads=1, files=2)
+            repack(
+                some(), tmp_path / "out", shuffle=True, memory_limit=30_000, threads=1, num_files=2
+            )
     runs = sorted((tmp_path / "out" / ".repack" / "runs").glob("*.arrow"))
     runs[0].write_bytes(runs[0].read_bytes()[:-200])
     with pytest.raises(tp.DataError, match="temporary files are damaged"):
-        repack(some(), tmp_path / "out", shuffle=True, memory=30_000, threads=1, files=2)
-    done = repack(some(), tmp_path / "out", shuffle=True, files=2, overwrite=True)
+        repack(some(), tmp_path / "out", shuffle=True, memory_limit=30_000, threads=1, num_files=2)
+    done = repack(some(), tmp_path / "out", shuffle=True, num_files=2, overwrite=True)
     assert done.rows == 1000
 
 
@@ -257,7 +257,7 @@ def test_rows_that_were_mixed_up_on_the_way_are_found(
     monkeypatch.setattr(sorted_runs, "gathered", mixed)
     rows = pa.table({"x": np.arange(1000), "y": np.arange(1000)})
     with pytest.raises(tp.DataError, match="not what was read"):
-        repack(tp.from_arrow(rows), tmp_path / "out", shuffle=True, memory=30_000)
+        repack(tp.from_arrow(rows), tmp_path / "out", shuffle=True, memory_limit=30_000)
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -22,6 +22,7 @@ from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.storage.writers.output_file import OutputFile
 from unfinished import noted
 
@@ -292,7 +293,7 @@ def read(files: str) -> tp.Pipeline:
 
 REFUSED: dict[str, tuple[Make, str]] = {
     "no ids": (no_texts, "this pipeline has none: its rows are written by write_parquet"),
-    "ids already": (lambda f: read(f).tokenized_by("bytes", "text"), "hold ids already"),
+    "ids already": (lambda f: read(f).then(TokenizedBy("bytes", "text")), "hold ids already"),
     "a mix": (
         lambda f: tp.mix({"a": read(f), "b": read(f)}).tokenize("bytes"),
         "prepare each of its sources",
@@ -565,7 +566,7 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
     with pytest.raises(tp.ConfigError, match="sft: the files were tokenized without labels"):
         tp.recipe("sft", apart.folder, "bytes", max_length=512)
     other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
-    with pytest.raises(tp.ConfigError, match=r"pretrain\(eos\): .* with 256, and now it is 5"):
+    with pytest.raises(tp.ConfigError, match=r"pretrain\(add_eos\): .* with 256, and now it is 5"):
         tp.recipe("pretrain", other.folder, "bytes", eos=5)
 
 

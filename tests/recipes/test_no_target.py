@@ -76,7 +76,7 @@ def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(rows: list[dict[str, Any]], folder: Path) -> str:
-    tp.from_dataset(rows).write_parquet(folder / "rows", rows_per_group=8)
+    tp.from_dataset(rows).write_parquet(folder / "rows", row_group_size=8)
     return str(folder / "rows" / "*.parquet")
 
 

@@ -350,7 +350,7 @@ def test_they_resume_at_every_item() -> None:
     check_resume(joined.batch(5).collate(format="arrow"), epochs=2, processes=0)
     check_resume(joined.shuffle(scope="global").batch(5), epochs=2, processes=0)
     own = {str(n): source.shuffle(9, seed=n) for n, source in enumerate(sources())}
-    mixed = tp.mix(own, weights={"0": 1, "1": 2, "2": 1}, column="whose")
+    mixed = tp.mix(own, weights={"0": 1, "1": 2, "2": 1}, output_column="whose")
     check_resume(mixed.sharding_filter(2).batch(5), epochs=2)
     check_resume(mixed.batch(7).collate(format="arrow"), epochs=2, processes=0)
 
@@ -455,7 +455,7 @@ def test_a_cache_above_keeps_the_common_columns(tmp_path: Path) -> None:
 
 def test_a_name_that_the_mix_adds_is_there_when_types_are_looked_for() -> None:
     parts = {name: tp.from_dataset([{"t": name}] * 4) for name in "ab"}
-    pipe = tp.mix(parts, column="whose").map(lambda row: {"text": row["whose"] + row["t"]})
+    pipe = tp.mix(parts, output_column="whose").map(lambda row: {"text": row["whose"] + row["t"]})
     assert {row["text"] for row in pipe.select("text")} == {"aa", "bb"}
 
 
@@ -502,7 +502,7 @@ class OwnRows(tp.RowSource):
 
 
 def test_sources_of_ones_own_go_with_others() -> None:
-    tables, rows = (tp.from_source(Own(data)) for data in (table(pa.int8()), PYTHON))
+    tables, rows = (tp.Pipeline([Own(data)]) for data in (table(pa.int8()), PYTHON))
     for pipe in (
         tp.concat(tables, rows),
         tp.concat(rows, tables),

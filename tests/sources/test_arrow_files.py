@@ -224,8 +224,8 @@ def test_rows_can_be_chosen_by_number_where_batches_are_mapped(tmp_path):
     stream(tmp_path / "b.arrow", numbers(50, 11), rows=100)
     pipe = tp.read_arrow(tmp_path).sharding_filter(4).shuffle(scope="global", seed=1).batch(8)
     assert sorted(row["x"] for batch in pipe for row in batch) == list(range(61))
-    drawn = tp.read_arrow(tmp_path).draw(
-        tp.samplers.WeightedRandomSampler([0] * 60 + [1], 9, seed=1)
+    drawn = tp.read_arrow(tmp_path).shuffle(
+        sampler=tp.samplers.WeightedRandomSampler([0] * 60 + [1], 9, seed=1)
     )
     assert xs(drawn) == [60] * 9
 

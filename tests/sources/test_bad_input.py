@@ -59,7 +59,7 @@ def test_a_file_of_another_kind_is_told_and_what_reads_it(
         (lambda d: ROWS.write_memmap("s3://b/k"), r"\(path\) is a path on this machine"),
         (lambda d: ROWS.write_arrow(d, overwrite="no"), r"overwrite\) is True or False, got 'no'"),
         (lambda d: ROWS.write_memmap(d, overwrite=1), r"overwrite\) is True or False, got 1"),
-        (lambda d: ROWS.write_arrow(d / "x", files=4), r"there are 3 rows: give fewer files"),
+        (lambda d: ROWS.write_arrow(d / "x", num_files=4), r"there are 3 rows: give fewer files"),
     ],
 )
 def test_an_option_of_another_kind_is_refused(

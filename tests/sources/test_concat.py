@@ -72,7 +72,9 @@ def test_sources_of_different_kinds_give_the_same_columns(
     ).shuffle(scope="global", seed=1)
     assert sorted(int(row["x"]) for row in tensors) == list(range(9))
     maps = tp.concat(tp.from_memmap(tmp_path / "c.memmap"), tp.from_memmap(tmp_path / "c.memmap"))
-    drawn = maps.draw(tp.samplers.SubsetRandomSampler([3, 12], seed=0)).batch(2).collate()
+    drawn = (
+        maps.shuffle(sampler=tp.samplers.SubsetRandomSampler([3, 12], seed=0)).batch(2).collate()
+    )
     assert sorted(next(iter(drawn))["x"].tolist()) == [152, 153]
     assert [
         row["x"] for row in tp.concat(*[tp.from_dataset([{"x": 1}, {"x": 2}]).map(_twice)] * 2)
@@ -224,7 +226,7 @@ def test_it_resumes_from_spawned_processes_too(folders: tuple[Path, Path]) -> No
         ),
         (
             lambda rows: tp.concat(
-                rows.mask_tokens(column="x", mask_id=1, special_ids=[], vocab_size=9)
+                rows.mask_tokens(column="x", mask_token_id=1, special_ids=[], vocab_size=9)
             ),
             "in every epoch",
         ),

@@ -289,7 +289,7 @@ def test_lines_paragraphs_and_documents(write):
     assert [row["text"] for row in tp.read_text(path)] == [
         *("one", "two", "", " ", "", "three", "", "four")
     ]
-    assert [row["p"] for row in tp.read_text(path, "paragraph", column="p")] == [
+    assert [row["p"] for row in tp.read_text(path, "paragraph", output_column="p")] == [
         *("one\ntwo", "three", "four")
     ]
     empty = write("b.txt", "")

@@ -142,7 +142,7 @@ def test_a_zip_is_a_source_like_others(files: Any) -> None:
     assert [(row["a"], row["b"]) for row in joined] == list(
         zip([*range(ROWS), *range(20)], [*range(50), *range(30, ROWS)], strict=True)
     )
-    mixed = tp.mix({"one": a.zip(b).shuffle(20), "two": a.zip(b).shuffle(9)}, column="whose")
+    mixed = tp.mix({"one": a.zip(b).shuffle(20), "two": a.zip(b).shuffle(9)}, output_column="whose")
     assert together(mixed.sharding_filter(2), "a", "b")
     check_resume(mixed.sharding_filter(2).batch(16), processes=0, every=5, epochs=1)
     check_resume(joined.sharding_filter(2).shuffle(16).batch(9), processes=0, every=4, epochs=2)
@@ -301,7 +301,7 @@ def test_each_row_is_read_once_and_a_resume_reads_little() -> None:
     sources = [
         Counting(name, size, log) for name, size, log in zip("ab", (10, 7), logs, strict=True)
     ]
-    one, other = map(tp.from_source, sources)
+    one, other = (tp.Pipeline([source]) for source in sources)
     pipe = one.zip(other).sharding_filter(2).shuffle(20, seed=1).batch(5)
     whole = [digest(item) for item in pipe]
     for log in logs:

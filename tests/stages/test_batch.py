@@ -123,7 +123,7 @@ def test_a_row_over_the_budget_is_refused_or_alone() -> None:
     ) as caught:
         list(rows.batch(max_tokens=9))
     assert caught.value.row == 2
-    alone = rows.batch(max_tokens=9, oversize="alone")
+    alone = rows.batch(max_tokens=9, overflow="alone")
     assert [[row["row"] for row in batch] for batch in alone] == [[0, 1], [2], [3, 4]]
 
 
@@ -169,7 +169,7 @@ def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
         ({"batch_size": 4, "max_tokens": 9}, "takes batch_size or max_tokens, got 4 and 9"),
         ({"max_tokens": 0}, r"batch\(max_tokens\) is an integer of 1 or more"),
         ({"max_tokens": 9, "max_rows": 0}, r"batch\(max_rows\)"),
-        ({"max_tokens": 9, "oversize": "drop"}, r'is "error" or "alone", got \'drop\''),
+        ({"max_tokens": 9, "overflow": "drop"}, r'is "raise" or "alone", got \'drop\''),
         ({"batch_size": 4, "max_rows": 2}, r"which is not given; got batch_size"),
         ({"batch_size": 4, "column": "x"}, r"which is not given; got batch_size"),
         ({"batch_size": 4, "drop_last": 1}, "True or False"),

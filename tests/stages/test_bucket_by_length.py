@@ -57,7 +57,7 @@ def test_windows_are_cut_as_a_plain_loop_does_and_mixed(
     lengths: list[int], size: int, window: int, edges: set[int]
 ) -> None:
     boundaries = sorted(edges)
-    pipe = source(lengths).bucket_by_length(size, boundaries=boundaries, window=window)
+    pipe = source(lengths).bucket_by_length(size, boundaries=boundaries, buffer_size=window)
     found = rows_of(pipe)
     for batches in expected_batches(lengths, size, window, boundaries):
         assert sorted(found[: len(batches)]) == sorted(batches)
@@ -71,13 +71,17 @@ def test_every_row_is_in_one_micro_batch_and_few_are_short(
     lengths: list[int], buckets: int, tokens: int, window: int
 ) -> None:
     rows = source(lengths)
-    by_rows = rows_of(rows.bucket_by_length(4, num_buckets=buckets, window=window))
+    by_rows = rows_of(rows.bucket_by_length(4, num_buckets=buckets, buffer_size=window))
     assert sorted(row for batch in by_rows for row in batch) == list(range(len(lengths)))
     assert sum(len(batch) < 4 for batch in by_rows) <= 1
-    full = rows_of(rows.bucket_by_length(4, num_buckets=buckets, window=window, drop_last=True))
+    full = rows_of(
+        rows.bucket_by_length(4, num_buckets=buckets, buffer_size=window, drop_last=True)
+    )
     assert sorted(full) == sorted(batch for batch in by_rows if len(batch) == 4)
     by_tokens = rows_of(
-        rows.bucket_by_length(max_tokens=tokens, max_rows=6, num_buckets=buckets, window=window)
+        rows.bucket_by_length(
+            max_tokens=tokens, max_rows=6, num_buckets=buckets, buffer_size=window
+        )
     )
     assert sorted(row for batch in by_tokens for row in batch) == list(range(len(lengths)))
     for batch in by_tokens:
@@ -92,11 +96,11 @@ def test_buckets_resume_within_windows_and_over_their_ends(
 ) -> None:
     rows = source([*lengths, 3, 1, 2] * 2)
     made = {
-        "rows": rows.bucket_by_length(3, window=10),
-        "tokens": rows.bucket_by_length(max_tokens=24, window=10),
-        "shards": rows.sharding_filter(3).shuffle(7).bucket_by_length(3, window=5),
-        "each epoch": rows.bucket_by_length(3, window=10).repeat(),
-        "across": rows.repeat().bucket_by_length(3, window=10),
+        "rows": rows.bucket_by_length(3, buffer_size=10),
+        "tokens": rows.bucket_by_length(max_tokens=24, buffer_size=10),
+        "shards": rows.sharding_filter(3).shuffle(7).bucket_by_length(3, buffer_size=5),
+        "each epoch": rows.bucket_by_length(3, buffer_size=10).repeat(),
+        "across": rows.repeat().bucket_by_length(3, buffer_size=10),
     }
     pipe = made[kind].pad_collate()
     items = [digest(item) for item in islice(pipe, 40)]
@@ -111,7 +115,7 @@ def test_buckets_resume_within_windows_and_over_their_ends(
 
 def test_a_window_is_kept_in_runs_of_some_micro_batches() -> None:
     lengths = np.random.default_rng(0).integers(1, 30, 3000).tolist()
-    pipe = source(lengths).bucket_by_length(8, window=2000, seed=3)
+    pipe = source(lengths).bucket_by_length(8, buffer_size=2000, seed=3)
     found = rows_of(pipe)
     assert sorted(row for batch in found for row in batch) == list(range(3000))
     again = tp.Pipeline(pipe.stages)
@@ -151,7 +155,7 @@ def test_a_row_over_the_budget_is_refused_or_alone() -> None:
     ) as caught:
         list(rows.bucket_by_length(max_tokens=9))
     assert caught.value.row == 2
-    alone = rows_of(rows.bucket_by_length(max_tokens=9, oversize="alone"))
+    alone = rows_of(rows.bucket_by_length(max_tokens=9, overflow="alone"))
     assert [2] in alone
     assert sorted(row for batch in alone for row in batch) == list(range(5))
 
@@ -174,7 +178,7 @@ def test_the_length_is_not_known_and_can_be_estimated() -> None:
 
 
 def test_a_state_that_points_past_what_is_there_is_refused() -> None:
-    pipe = source(list(range(30))).bucket_by_length(2, window=10)
+    pipe = source(list(range(30))).bucket_by_length(2, buffer_size=10)
     iterator = iter(pipe)
     next(iterator)
     state = iterator.state_dict()
@@ -191,7 +195,7 @@ def test_a_state_that_points_past_what_is_there_is_refused() -> None:
     [
         ({"batch_size": 0}, r"bucket_by_length\(batch_size\) is an integer of 1 or more"),
         ({"batch_size": 4, "max_tokens": 9}, "takes batch_size or max_tokens, got 4 and 9"),
-        ({"batch_size": 4, "window": 0}, r"bucket_by_length\(window\)"),
+        ({"batch_size": 4, "buffer_size": 0}, r"bucket_by_length\(buffer_size\)"),
         ({"batch_size": 4, "num_buckets": 0}, r"bucket_by_length\(num_buckets\)"),
         ({"batch_size": 4, "num_buckets": 2, "boundaries": [3]}, "takes boundaries or num_buckets"),
         ({"batch_size": 4, "boundaries": []}, r"ascending lengths, each once, got \[\]"),

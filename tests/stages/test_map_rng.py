@@ -167,7 +167,7 @@ def test_batches_are_drawn_by_their_rows() -> None:
 def test_a_row_that_a_sampler_draws_twice_is_drawn_twice() -> None:
     rare = WeightedRandomSampler([1.0, 0.0, 9.0], num_samples=40)
     rows = [{"x": x} for x in range(3)]
-    for pipe in (tp.from_dataset(rows).draw(rare), tp.from_dataset(rows, sampler=rare)):
+    for pipe in (tp.from_dataset(rows).shuffle(sampler=rare), tp.from_dataset(rows, sampler=rare)):
         pipe = pipe.sharding_filter(4).map(drawn, rng=True)
         found = list(pipe)
         assert len({row["x"] for row in found}) == 2

@@ -17,7 +17,7 @@ from trainpipes.tokenizers.pieces import begins_word
 
 WRITE = "TRAINPIPES_WRITE_GOLDEN"
 MASK, SIZE = 990, 1000
-KNOWN: dict[str, Any] = {"mask_id": MASK, "vocab_size": SIZE, "special_ids": [0, 1]}
+KNOWN: dict[str, Any] = {"mask_token_id": MASK, "vocab_size": SIZE, "special_ids": [0, 1]}
 
 
 def rows(count: int = 400, width: int = 50) -> tp.Pipeline:
@@ -34,10 +34,12 @@ def close(share: float, expected: float, count: int) -> bool:
     return abs(share - expected) < 5 * np.sqrt(expected * (1 - expected) / count) + 1e-9
 
 
-@pytest.mark.parametrize(("random", "keep"), [(0.1, 0.1), (0.0, 0.0), (0.5, 0.5), (1.0, 0.0)])
-def test_shares_are_those_of_the_rule(random: float, keep: float) -> None:
+@pytest.mark.parametrize(("mask", "random"), [(0.8, 0.1), (1.0, 0.0), (0.0, 0.5), (0.0, 1.0)])
+def test_shares_are_those_of_the_rule(mask: float, random: float) -> None:
     plain = np.concatenate([row["input_ids"] for row in rows()])
-    ids, labels = pairs(rows().mask_tokens(0.15, random=random, keep=keep, **KNOWN))
+    ids, labels = pairs(
+        rows().mask_tokens(0.15, mask_replace_prob=mask, random_replace_prob=random, **KNOWN)
+    )
     chosen = labels != -100
     special = plain <= 1
     assert not (chosen & special).any()
@@ -46,15 +48,15 @@ def test_shares_are_those_of_the_rule(random: float, keep: float) -> None:
     count = int(chosen.sum())
     assert close(chosen[~special].mean(), 0.15, int((~special).sum()))
     masked, kept = ids[chosen] == MASK, ids[chosen] == plain[chosen]
-    assert close(masked.mean(), 1 - random - keep + random / SIZE, count)
-    assert close(kept.mean(), keep + random / SIZE, count)
+    assert close(masked.mean(), mask + random / SIZE, count)
+    assert close(kept.mean(), 1 - mask - random + random / SIZE, count)
     others = ids[chosen & (ids != MASK) & (ids != plain)]
     assert len(others) == 0 or (others.min() < 50 and others.max() > 950)
 
 
 def test_places_are_chosen_alike_and_independently() -> None:
     _, labels = pairs(
-        rows(2000, 20).mask_tokens(0.2, mask_id=MASK, vocab_size=SIZE, special_ids=[])
+        rows(2000, 20).mask_tokens(0.2, mask_token_id=MASK, vocab_size=SIZE, special_ids=[])
     )
     table = (labels != -100).reshape(2000, 20)
     assert all(close(share, 0.2, 2000) for share in table.mean(axis=0))
@@ -156,10 +158,11 @@ def test_words_begin_where_names_say(pieces: list[str], expected: Any) -> None:
 
 def test_the_tokenizer_below_says_what_is_special() -> None:
     texts = tp.from_arrow(pa.table({"text": ["play , plays"] * 50}))
-    stage = texts.tokenize(wordpiece(), eos="[SEP]").mask_tokens(1.0, random=0, keep=0)
+    tokens = texts.tokenize(wordpiece(), add_eos="[SEP]")
+    stage = tokens.mask_tokens(1.0, mask_replace_prob=1, random_replace_prob=0)
     assert next(iter(stage)) == {"input_ids": [1, 1, 1, 1, 6], "labels": [2, 5, 2, 4, -100]}
     told = json.loads(stage.state_dict()["pipeline"])["stages"][-1]  # type: ignore[index]
-    assert (told["mask_id"], told["vocab_size"]) == (1, 7)
+    assert (told["mask_token_id"], told["vocab_size"]) == (1, 7)
 
 
 def test_rows_without_tokens_are_let_through() -> None:
@@ -180,13 +183,13 @@ def test_it_is_above_a_cache() -> None:
     [
         (lambda: rows().mask_tokens(1.5), "a number from 0 to 1, got 1.5"),
         (lambda: rows().mask_tokens(True), "a number from 0 to 1, got True"),
-        (lambda: rows().mask_tokens(random=0.6, keep=0.6), "at most 1 together, got 0.6 and 0.6"),
-        (lambda: rows().mask_tokens(), "tell mask_id, special_ids, vocab_size, and there is no tokenize"),
+        (lambda: rows().mask_tokens(random_replace_prob=0.6), "at most 1 together, got 0.8 and 0.6"),
+        (lambda: rows().mask_tokens(), "tell mask_token_id, special_ids, vocab_size, and there is"),
         (lambda: rows().mask_tokens(whole_words=True, **KNOWN), "to tell whole_words"),
-        (lambda: rows().mask_tokens(mask_id=-1), "mask_id"),
+        (lambda: rows().mask_tokens(mask_token_id=-1), "mask_token_id"),
         (lambda: rows().mask_tokens(special_ids=["x"]), "special_ids"),
-        (lambda: list(rows().mask_tokens(tokenizer="bytes")), "bytes has none of .*pass mask_id"),
-        (lambda: list(rows().mask_tokens(tokenizer="bytes", mask_id=3)), "vocabulary"),
+        (lambda: list(rows().mask_tokens(tokenizer="bytes")), "bytes has none of .*pass mask_token_id"),
+        (lambda: list(rows().mask_tokens(tokenizer="bytes", mask_token_id=3)), "vocabulary"),
         (
             lambda: list(rows().mask_tokens(tokenizer=plain_words(), whole_words=True)),
             "does not mark where words begin",

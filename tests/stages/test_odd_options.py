@@ -37,16 +37,16 @@ OPTIONS: dict[str, Any] = {
     "add_labels where": lambda p, v: p.add_labels("ids", where=v),
     "add_labels ignore": lambda p, v: p.add_labels("ids", ignore=v),
     "mask_tokens special_ids": lambda p, v: p.mask_tokens(
-        0.5, column="ids", mask_id=3, vocab_size=9, special_ids=v
+        0.5, column="ids", mask_token_id=3, vocab_size=9, special_ids=v
     ),
     "tokenize columns": lambda p, v: p.tokenize("bytes", v),
     "tokenize template": lambda p, v: p.tokenize("bytes", template=v),
     "tokenize labels": lambda p, v: p.tokenize("bytes", labels=v),
-    "tokenize eos": lambda p, v: p.tokenize("bytes", eos=v),
+    "tokenize eos": lambda p, v: p.tokenize("bytes", add_eos=v),
     "tokenize keep_text": lambda p, v: p.tokenize("bytes", keep_text=v),
     "tokenize pair": lambda p, v: p.tokenize("bytes", pair=v),
     "enumerate start": lambda p, v: p.enumerate(v),
-    "enumerate column": lambda p, v: p.enumerate(column=v),
+    "enumerate column": lambda p, v: p.enumerate(output_column=v),
     "pack length": lambda p, v: p.pack(v, column="ids"),
     "pack column": lambda p, v: p.pack(4, column=v),
     "pack along": lambda p, v: p.pack(4, column="ids", along=v),
@@ -111,7 +111,7 @@ def test_what_is_no_integer_is_no_token_id(kind: Any) -> None:
     pipe = tp.from_arrow(table)
     for made in (
         pipe.add_labels("ids"),
-        pipe.mask_tokens(0.5, column="ids", mask_id=3, vocab_size=9, special_ids=[]),
+        pipe.mask_tokens(0.5, column="ids", mask_token_id=3, vocab_size=9, special_ids=[]),
     ):
         with pytest.raises(
             tp.SchemaError, match="lists of token ids, which are integers, got list<"
@@ -132,7 +132,13 @@ def test_labels_are_as_wide_as_the_ids_need() -> None:
 def test_masks_and_drawn_tokens_fit_whatever_the_column_held() -> None:
     table = pa.table({"ids": pa.array([[1] * 400], pa.list_(pa.uint8()))})
     made = tp.from_arrow(table).mask_tokens(
-        1.0, column="ids", mask_id=300, vocab_size=4000, special_ids=[], random=0.5, keep=0.0
+        1.0,
+        column="ids",
+        mask_token_id=300,
+        vocab_size=4000,
+        special_ids=[],
+        random_replace_prob=0.5,
+        mask_replace_prob=0.5,
     )
     (row,) = made
     drawn = [token for token in row["ids"] if token != 300]

@@ -41,7 +41,7 @@ class OwnRows(tp.RowSource):
 
 
 def own(lengths: Any = (10, 10), **options: Any) -> tp.Pipeline:
-    return tp.from_source(Own(np.array(lengths), **options))
+    return tp.Pipeline([Own(np.array(lengths), **options)])
 
 
 READS: dict[str, tuple[Callable[[int, int, int], Any], str]] = {
@@ -72,7 +72,7 @@ def test_a_source_that_gives_other_rows_than_it_was_asked_for_is_refused(
 )
 def test_lengths_that_are_no_counts_are_refused(lengths: Any) -> None:
     with pytest.raises(ConfigError, match="lengths are the rows of each block"):
-        len(tp.from_source(Own(lengths)))
+        len(tp.Pipeline([Own(lengths)]))
 
 
 @pytest.mark.parametrize("prints", [{"rows": np.int64(3)}, {"rows": {1}}, {"rows": b"x"}])
@@ -90,14 +90,14 @@ def test_what_opens_no_rows_is_refused(opened: Any) -> None:
             return self.what
 
     with pytest.raises(ConfigError, match=r"open\(\) returns a RowSource or a RowStream, got"):
-        list(tp.from_source(Opens(opened)))
+        list(tp.Pipeline([Opens(opened)]))
 
 
 def test_a_source_without_rows_by_number_is_not_shuffled_as_if_it_had() -> None:
     class ByNumber(Own):
         random_access = True
 
-    pipe = tp.from_source(ByNumber(np.array([10, 10]))).shuffle(scope="global")
+    pipe = tp.Pipeline([ByNumber(np.array([10, 10]))]).shuffle(scope="global")
     with pytest.raises(ConfigError, match=r"reads rows by number, and .* cannot"):
         list(pipe)
 
@@ -144,7 +144,7 @@ class SlowReader(tp.StreamReader):
 
 @pytest.mark.parametrize("states", [False, True])
 def test_a_stream_that_gives_a_few_rows_at_a_time_gives_all_of_them(states: bool) -> None:
-    rows = tp.from_source(Slowly(50, states=states))
+    rows = tp.Pipeline([Slowly(50, states=states)])
     assert list(rows) == list(range(50))
     assert sorted(rows.shuffle(20)) == list(range(50))
     pipe = rows.sharding_filter(4).shuffle(20).batch(2)

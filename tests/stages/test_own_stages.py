@@ -146,7 +146,6 @@ def test_a_stage_of_ones_own_resumes_exactly(name: str) -> None:
     [
         (lambda: Scale("x", by=0.0), "not 0, got 0"),
         (lambda: tp.from_dataset([1]).then(Scale), "takes a stage"),
-        (lambda: tp.from_source(Scale("x")), "trainpipes.Source"),
     ],
 )
 def test_what_does_not_fit_is_refused_where_it_is_written(
@@ -258,35 +257,17 @@ def test_a_stage_without_apply_says_so() -> None:
         list(tp.from_dataset([1]).then(Empty()))
 
 
-def test_a_stage_written_as_a_node_is_refused_with_its_rewrite() -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_a_stage_of_no_kind_or_with_an_init_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"OfNoKind must be a kind of stage: subclass Source"):
 
-        class Older(tp.Stage):
-            def __init__(self, source: Any = None, suffix: str = "!", *, times: int = 1) -> None:
-                super().__init__(source, suffix=suffix, times=times)
+        class OfNoKind(tp.Stage):
+            suffix: str = "!"
 
-            def process(self, run: Any) -> Any:
-                return run
+    with pytest.raises(ConfigError, match=r"WithInit must not define __init__\(\): .* as fields"):
 
-    said = str(caught.value)
-    assert "class Older(trainpipes.RowStage):" in said
-    assert "    suffix: str = '!'\n    times: int = 1\n    def apply(self, row): ..." in said
-
-
-# Names that were others before
-
-
-def test_an_older_spelling_is_taken_and_warned_about_once() -> None:
-    rows = tp.from_arrow(pa.table({"input_ids": [[1, 2, 3]]}))
-    with pytest.warns(UserWarning, match="is called") as said:
-        older = [rows.truncate(length=2, side="left"), rows.truncate(length=2, side="left")]  # type: ignore[call-arg]
-    assert sorted(str(warning.message) for warning in said) == [  # one for each name
-        "truncate(length=...) is called 'max_length' now: write max_length=",
-        "truncate(side=...) is called 'truncation_side' now: write truncation_side=",
-    ]
-    assert older[0] == older[1] == rows.truncate(2, truncation_side="left")
-    with pytest.raises(TypeError, match="both are given"):
-        rows.truncate(2, side="left", truncation_side="left")  # type: ignore[call-arg]
+        class WithInit(tp.RowStage):
+            def __init__(self, suffix: str = "!") -> None:
+                self.suffix = suffix
 
 
 # A source of one's own
@@ -331,7 +312,7 @@ def database(tmp_path: Path) -> str:
 
 
 def sqlite(path: str, shards: int = 4) -> tp.Pipeline:
-    return tp.from_source(FromSqlite(path, "texts")).sharding_filter(shards).shuffle(9, seed=1)
+    return tp.Pipeline([FromSqlite(path, "texts")]).sharding_filter(shards).shuffle(9, seed=1)
 
 
 def test_a_source_of_ones_own_gives_each_row_once_and_resumes_exactly(database: str) -> None:
@@ -367,7 +348,7 @@ def test_a_source_without_open_says_so() -> None:
         pass
 
     with pytest.raises(ConfigError, match=r"Nothing needs open\(\)"):
-        list(tp.from_source(Nothing()))
+        list(tp.Pipeline([Nothing()]))
 
 
 # Methods

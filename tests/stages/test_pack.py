@@ -87,7 +87,7 @@ def test_every_token_is_in_one_row_and_no_document_is_split_that_would_fit(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrow, "BLOCK_ROWS", block)
-        pipe = source(lengths).pack(length, method=method, window=window, max_documents=most)
+        pipe = source(lengths).pack(length, method=method, buffer_size=window, max_documents=most)
         rows = list(pipe)
     for row in rows:
         check_row(row, length)
@@ -118,7 +118,7 @@ def test_a_packed_pipeline_resumes_over_the_ends_of_windows_and_epochs(
         rows = rows.sharding_filter(shards).shuffle(4)
 
     def packed(rows: tp.Pipeline) -> tp.Pipeline:
-        return rows.pack(length, method=method, window=window)
+        return rows.pack(length, method=method, buffer_size=window)
 
     pipe = {
         "rows": lambda: packed(rows),
@@ -155,7 +155,7 @@ def cursor(pipe: tp.Pipeline, taken: int) -> dict[str, Any]:
 
 
 def test_a_cursor_is_that_of_the_oldest_document_and_the_rows_used() -> None:
-    pipe = source([4, 4, 4, 4, 3, 3, 3, 3, 2]).pack(8, window=4, method="first_fit")
+    pipe = source([4, 4, 4, 4, 3, 3, 3, 3, 2]).pack(8, buffer_size=4, method="first_fit")
     places = [cursor(pipe, k) for k in range(1, 6)]
     found = [(p["below"]["window"], p["below"]["row"], p["row"]) for p in places]
     assert found == [(0, 0, 1), (0, 4, 0), (0, 4, 1), (0, 8, 0), (1, 0, 0)]
@@ -182,7 +182,7 @@ def test_positions_do_not_keep_what_is_passed(method: Any) -> None:
             base = {"epoch": 0, "window": self.number}
             return Run(Block(table, np.arange(5)), Cursors.counting(base, np.arange(6)))
 
-    opened = PackStage(7, method=method, window=8).open(lambda state: Below(), {})
+    opened = PackStage(7, method=method, buffer_size=8).open(lambda state: Below(), {})
     batched = BatchStage(batch_size=3).open(lambda state: opened, {})
     runs: list[RunSource] = [opened, batched]
     for _ in range(300):
@@ -201,7 +201,7 @@ MIXED = [int(n) for n in np.random.Generator(np.random.Philox(3)).integers(0, 12
 
 def orders() -> dict[str, Any]:
     made = {
-        method: source(MIXED).shuffle(16, seed=4).pack(10, method=method, window=16, seed=42)
+        method: source(MIXED).shuffle(16, seed=4).pack(10, method=method, buffer_size=16, seed=42)
         for method in METHODS
     }
     found: dict[str, Any] = {
@@ -210,9 +210,9 @@ def orders() -> dict[str, Any]:
     }
     lengths = source(MIXED).shuffle(16, seed=4)
     buckets = {
-        "bucket_by_length": lengths.bucket_by_length(3, window=20, num_buckets=3, seed=42),
+        "bucket_by_length": lengths.bucket_by_length(3, buffer_size=20, num_buckets=3, seed=42),
         "bucket_by_length, tokens": lengths.bucket_by_length(
-            max_tokens=24, boundaries=[4, 8], window=20
+            max_tokens=24, boundaries=[4, 8], buffer_size=20
         ),
     }
     for name, pipe in {**made, **buckets}.items():
@@ -236,7 +236,7 @@ def test_orders_are_those_that_earlier_versions_gave(golden: Path) -> None:
 @pytest.mark.parametrize("method", ["best_fit", "first_fit"])
 def test_rows_of_a_window_are_mixed_anew_in_each_epoch_and_by_each_seed(method: Any) -> None:
     def order(seed: int, epochs: int) -> list[list[list[int]]]:
-        pipe = source([7] * 30).shuffle(30).pack(8, method=method, window=30, seed=seed)
+        pipe = source([7] * 30).shuffle(30).pack(8, method=method, buffer_size=30, seed=seed)
         return [[row["input_ids"] for row in pipe] for _ in range(epochs)]
 
     first, second = order(0, 2)
@@ -247,7 +247,7 @@ def test_rows_of_a_window_are_mixed_anew_in_each_epoch_and_by_each_seed(method: 
 
 
 def test_a_row_has_its_documents_in_the_order_in_which_they_came() -> None:
-    pipe = source([2, 6, 3, 5, 4, 4, 1, 7]).pack(16, window=8)
+    pipe = source([2, 6, 3, 5, 4, 4, 1, 7]).pack(16, buffer_size=8)
     for row in pipe:
         first = [part[0] for part in segments(row)]
         assert first == sorted(first)
@@ -258,8 +258,8 @@ def test_a_row_has_its_documents_in_the_order_in_which_they_came() -> None:
 
 def test_labels_of_the_rows_are_packed_along() -> None:
     rows = tp.from_arrow(pa.table({"prompt": ["ab", "x"], "response": ["cde", "yz"]}))
-    tokenized = rows.tokenize("bytes", ["prompt", "response"], eos=True, labels="response")
-    (row,) = tokenized.pack(12, window=2)
+    tokenized = rows.tokenize("bytes", ["prompt", "response"], add_eos=True, labels="response")
+    (row,) = tokenized.pack(12, buffer_size=2)
     parts = [[97, 98, 99, 100, 101, 256], [120, 121, 122, 256]]
     assert segments(row) == parts
     assert row["labels"] == [-100, -100, 99, 100, 101, 256, -100, 121, 122, 256, -100, -100]
@@ -278,19 +278,21 @@ def test_other_columns_are_packed_where_they_are_named_and_left_out_where_not() 
 
 @EVERY
 def test_rows_that_are_dicts_or_tensors_are_packed_as_arrow_rows_are(method: Any) -> None:
-    pipe = source([4] * 9).pack(6, method=method, window=4)
+    pipe = source([4] * 9).pack(6, method=method, buffer_size=4)
     expected = [digest(row) for row in pipe]
     dicts = tp.from_dataset([{"input_ids": ids} for ids in ids_of([4] * 9)])
     tensors = tp.from_tensors(input_ids=torch.tensor(ids_of([4] * 9)))
     for rows in (dicts, tensors, source([4] * 9).map(dict)):
-        found = [digest(row) for row in rows.pack(6, method=method, window=4)]
+        found = [digest(row) for row in rows.pack(6, method=method, buffer_size=4)]
         assert found == expected
 
 
 def test_pad_collate_makes_tensors_and_says_where_sequences_start() -> None:
     rows = source([3, 2, 8, 5, 1, 4])
-    pipe = rows.pack(8, method="first_fit", window=6).batch(2).pad_collate()
-    for batch, raw in zip(pipe, rows.pack(8, method="first_fit", window=6).batch(2), strict=True):
+    pipe = rows.pack(8, method="first_fit", buffer_size=6).batch(2).pad_collate()
+    for batch, raw in zip(
+        pipe, rows.pack(8, method="first_fit", buffer_size=6).batch(2), strict=True
+    ):
         assert list(batch) == [
             "input_ids", "labels", "position_ids", "segment_ids", "cu_seqlens", "max_seqlen"
         ]  # fmt: skip
@@ -307,7 +309,7 @@ def test_pad_collate_makes_tensors_and_says_where_sequences_start() -> None:
 
 
 def test_pad_collate_has_the_same_of_rows_that_were_dicts_on_the_way() -> None:
-    packed = source(MIXED).pack(8, window=7)
+    packed = source(MIXED).pack(8, buffer_size=7)
     expected = list(packed.batch(4).pad_collate())
     found = list(packed.map(dict).batch(4).pad_collate())
     assert [digest(batch) for batch in found] == [digest(batch) for batch in expected]
@@ -335,7 +337,7 @@ def test_documents_longer_than_a_row_are_treated_as_asked(
     method: Any, overlong: Any, expected: list[int]
 ) -> None:
     documents = ids_of([3, 9, 4, 8])
-    rows = list(source([3, 9, 4, 8]).pack(5, method=method, overlong=overlong))
+    rows = list(source([3, 9, 4, 8]).pack(5, method=method, overflow=overlong))
     found = sorted(i for row in rows for part in segments(row) for i in part)
     wanted = [ids for ids in documents if overlong != "drop" or len(ids) <= 5]
     assert [len(ids) if overlong == "split" else min(len(ids), 5) for ids in wanted] == expected
@@ -344,7 +346,7 @@ def test_documents_longer_than_a_row_are_treated_as_asked(
 
 def test_a_document_that_is_too_long_is_refused_where_asked(tmp_path: Path) -> None:
     pq.write_table(table_of([3, 4, 9, 8]), tmp_path / "rows.parquet", row_group_size=2)
-    pipe = tp.list_files(tmp_path).read_parquet().pack(5, overlong="error")
+    pipe = tp.list_files(tmp_path).read_parquet().pack(5, overflow="raise")
     with pytest.raises(
         tp.DataError, match=r"at most 5 tokens, got one of 9; raise max_length"
     ) as caught:
@@ -355,10 +357,10 @@ def test_a_document_that_is_too_long_is_refused_where_asked(tmp_path: Path) -> N
 
 def test_a_window_before_repeat_ends_with_the_epoch_and_after_it_does_not() -> None:
     rows = source([3, 3, 3])
-    own = list(rows.pack(10, window=8).repeat(4).batch(1))
+    own = list(rows.pack(10, buffer_size=8).repeat(4).batch(1))
     assert len(own) == 4
     assert [len(segments(row)) for (row,) in own] == [3] * 4
-    across = list(rows.repeat(4).pack(10, window=8))
+    across = list(rows.repeat(4).pack(10, buffer_size=8))
     assert sorted(len(segments(row)) for row in across) == [1, 2, 3, 3, 3]
     joined = list(rows.repeat(4).pack(9, method="concat"))
     assert [0 in row["segment_ids"] for row in joined] == [False] * 4
@@ -369,7 +371,7 @@ def test_a_window_before_repeat_ends_with_the_epoch_and_after_it_does_not() -> N
 def test_take_before_pack_counts_documents_and_after_it_rows() -> None:
     rows = source([4] * 20).shuffle(20)
     assert sum(len(segments(row)) for row in rows.take(7).pack(8)) == 7
-    assert len(list(rows.pack(8, window=4).take(3))) == 3
+    assert len(list(rows.pack(8, buffer_size=4).take(3))) == 3
     assert sum(len(segments(row)) for row in rows.skip(15).pack(8)) == 5
 
 
@@ -379,7 +381,7 @@ def test_a_repeat_of_documents_without_tokens_is_refused() -> None:
             source([0, 0]).repeat().pack(8, method=method),
             source([0, 0]).pack(8, method=method).repeat(),
             source([0, 0]).pack(8, method=method).repeat().batch(2),
-            source([9, 9]).repeat().pack(8, method=method, overlong="drop").batch(1),
+            source([9, 9]).repeat().pack(8, method=method, overflow="drop").batch(1),
         ):
             with pytest.raises(tp.DataError, match="repeat"):
                 next(iter(pipe))
@@ -393,15 +395,15 @@ def test_an_epoch_without_documents_is_empty() -> None:
 
 def test_a_chain_of_nodes_packs_as_the_pipeline_does() -> None:
     nodes = FromArrow(table=table_of(MIXED))
-    chain = PadCollate(Batch(Pack(nodes, max_length=10, window=9), batch_size=2))
-    expected = source(MIXED).pack(10, window=9).batch(2).pad_collate()
+    chain = PadCollate(Batch(Pack(nodes, max_length=10, buffer_size=9), batch_size=2))
+    expected = source(MIXED).pack(10, buffer_size=9).batch(2).pad_collate()
     assert [digest(b) for b in NodeLoader(chain)] == [digest(b) for b in expected]
 
 
 @EVERY
 def test_a_loader_with_workers_gives_the_same(method: Any) -> None:
     rows = source(MIXED * 2).sharding_filter(4).shuffle(5)
-    pipe = rows.pack(10, method=method, window=9).batch(2).pad_collate()
+    pipe = rows.pack(10, method=method, buffer_size=9).batch(2).pad_collate()
     expected = [digest(b) for b in tp.Pipeline(pipe.stages)]
     assert [digest(b) for b in tp.Loader(pipe, num_workers=2)] == expected
 
@@ -440,11 +442,11 @@ def test_the_length_is_not_known_and_can_be_estimated() -> None:
             {"max_length": 0},
             r"pack\(max_length\) is an integer of 1 or more, tokens of a row; got 0",
         ),
-        ({"window": 0}, r"pack\(window\)"),
+        ({"buffer_size": 0}, r"pack\(buffer_size\)"),
         ({"method": "next_fit"}, 'is "concat", "first_fit" or "best_fit", got .next_fit.'),
-        ({"overlong": "cut"}, 'is "split", "truncate", "drop" or "error", got .cut.'),
+        ({"overflow": "cut"}, 'is "split", "truncate", "drop" or "raise", got .cut.'),
         ({"max_documents": 0}, r"pack\(max_documents\)"),
-        ({"pad_id": -1}, r"pack\(pad_id\)"),
+        ({"pad_token_id": -1}, r"pack\(pad_token_id\)"),
         ({"seed": 1.5}, r"pack\(seed\)"),
         ({"along": "weight"}, r"pack\(along\) is a list of column names"),
         ({"along": ["labels"]}, r'a column "labels" is packed anyway'),
@@ -498,7 +500,7 @@ def test_columns_that_cannot_be_packed_are_refused(
 
 @EVERY
 def test_a_state_that_points_past_what_is_there_is_refused(method: Any) -> None:
-    pipe = source(MIXED).pack(10, method=method, window=16)
+    pipe = source(MIXED).pack(10, method=method, buffer_size=16)
     iterator = iter(pipe)
     next(iterator)
     state = iterator.state_dict()
@@ -511,7 +513,7 @@ def test_a_state_that_points_past_what_is_there_is_refused(method: Any) -> None:
 
 @EVERY
 def test_the_batch_size_of_packed_rows_can_change(method: Any) -> None:
-    rows = source(MIXED * 3).sharding_filter(2).shuffle(30).pack(10, method=method, window=9)
+    rows = source(MIXED * 3).sharding_filter(2).shuffle(30).pack(10, method=method, buffer_size=9)
     whole = Counter(tuple(row["input_ids"]) for batch in rows.batch(2) for row in batch)
     iterator = iter(first := rows.batch(2))
     taken = [tuple(row["input_ids"]) for _ in range(7) for row in next(iterator)]
@@ -523,7 +525,7 @@ def test_the_batch_size_of_packed_rows_can_change(method: Any) -> None:
 
 def test_a_state_of_another_packing_is_refused() -> None:
     state = source(MIXED).pack(10).state_dict()
-    with pytest.raises(tp.StateError, match="stages/pack/length: saved 10, now 12"):
+    with pytest.raises(tp.StateError, match="stages/pack/max_length: saved 10, now 12"):
         source(MIXED).pack(12).load_state_dict(state)
     with pytest.raises(
         tp.StateError, match=r"stages/pack/method: saved .*best_fit.*, now .*concat"
@@ -542,13 +544,13 @@ def test_an_error_in_a_window_loses_no_row(method: Any) -> None:
         return row
 
     rows = source([3] * 40).map(sometimes)
-    pipe = rows.pack(10, method=method, window=6)
+    pipe = rows.pack(10, method=method, buffer_size=6)
     iterator = iter(pipe)
     found: list[str] = []
     with pytest.raises(ValueError, match="not now"):
         found.extend(digest(row) for row in iterator)
     found += [digest(row) for row in iterator]
-    assert found == [digest(row) for row in source([3] * 40).pack(10, method=method, window=6)]
+    assert found == [digest(row) for row in source([3] * 40).pack(10, method=method, buffer_size=6)]
 
 
 def test_documents_of_a_parquet_file_are_packed_after_the_shuffle_and_resume(
@@ -557,7 +559,7 @@ def test_documents_of_a_parquet_file_are_packed_after_the_shuffle_and_resume(
     texts = ["word " * (k % 23) for k in range(300)]
     pq.write_table(pa.table({"text": texts}), tmp_path / "rows.parquet", row_group_size=40)
     rows = tp.list_files(tmp_path).read_parquet().sharding_filter(4).shuffle(64)
-    pipe = rows.tokenize("bytes", eos=True).pack(128, window=32).batch(2).pad_collate()
+    pipe = rows.tokenize("bytes", add_eos=True).pack(128, buffer_size=32).batch(2).pad_collate()
     report = check_resume(pipe, epochs=2, every=7, processes=1)
     assert report.items[0] > 60
 
@@ -605,7 +607,7 @@ def test_packed_rows_train_as_their_documents_do(method: Any) -> None:
     model = Small()
     packed = torch.zeros((), dtype=torch.float64)
     tokens = 0
-    for batch in rows.pack(32, method=method, window=20).batch(4).pad_collate():
+    for batch in rows.pack(32, method=method, buffer_size=20).batch(4).pad_collate():
         packed = packed + loss_of(model, batch)
         tokens += int((batch["labels"] != -100).sum())
     alone = torch.zeros((), dtype=torch.float64)

@@ -21,7 +21,7 @@ def packed(
     length: int, *, shards: int = 4, times: int | None = 1, method: Any = "best_fit", size: int = 2
 ) -> tp.Pipeline:
     rows = tp.from_arrow(DOCUMENTS).sharding_filter(shards).shuffle(20, seed=1)
-    pipe = rows.pack(length, method=method, window=8).batch(size)
+    pipe = rows.pack(length, method=method, buffer_size=8).batch(size)
     return pipe if times == 1 else pipe.repeat(times)
 
 
@@ -127,7 +127,7 @@ def test_within_an_epoch_it_is_refused_with_the_way_out(times: int | None) -> No
     state = iterator.state_dict()
     with pytest.raises(
         tp.StateError,
-        match=r"pack/length: saved 32, now 48; it may change only between epochs, and shard-0000 is "
+        match=r"pack/max_length: saved 32, now 48; it may change only between epochs, and shard-0000 is "
         r"within epoch 0 \(m = 6\): load the state of an epoch's start or end, or continue with "
         r"max_length=32",
     ):
@@ -139,7 +139,7 @@ def test_within_an_epoch_it_is_refused_with_the_way_out(times: int | None) -> No
 
 def test_only_what_is_allowed_changes() -> None:
     state = state_of_the_end()
-    with pytest.raises(tp.StateError, match="stages/pack/length: saved 32, now 48"):
+    with pytest.raises(tp.StateError, match="stages/pack/max_length: saved 32, now 48"):
         packed(48).load_state_dict(state, allow_changes=["batch_size"])
     with pytest.raises(tp.StateError, match="stages/batch/batch_size: saved 2, now 3"):
         packed(48, size=3).load_state_dict(state, allow_changes=ALLOWED)
@@ -156,7 +156,7 @@ def test_a_damaged_state_is_told_as_such() -> None:
 def test_a_stream_takes_it_at_the_start_and_at_the_end() -> None:
     def make(length: int) -> tp.Pipeline:
         rows = tp.from_iterable(DOCUMENTS.to_pylist, version="1").sharding_filter(2).shuffle(20)
-        return rows.pack(length, window=8).batch(2)
+        return rows.pack(length, buffer_size=8).batch(2)
 
     iterator = iter(make(32))
     drawn(iterator, 4)

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 def packed(folder: Path, method: Any, window: int = 16) -> tp.Pipeline:
     rows = tp.list_files(folder).read_parquet().sharding_filter(2).shuffle(20)
-    return rows.pack(5, method=method, overlong="drop", window=window)
+    return rows.pack(5, method=method, overflow="drop", buffer_size=window)
 
 
 def said(pipe: tp.Pipeline) -> str | None:
@@ -45,7 +45,9 @@ def test_each_is_counted_once_an_epoch(folder: Path, method: Any) -> None:
 
 
 def test_windows_that_are_all_too_long_are_counted_too() -> None:
-    pipe = tp.from_arrow(pa.table({"input_ids": [[1] * 9] * 40})).pack(5, overlong="drop", window=8)
+    pipe = tp.from_arrow(pa.table({"input_ids": [[1] * 9] * 40})).pack(
+        5, overflow="drop", buffer_size=8
+    )
     assert list(pipe) == []
     assert said(pipe) == "40 of 40 documents left out: longer than 5 tokens (360 tokens)"
 
@@ -54,19 +56,20 @@ def test_the_first_one_is_named_and_then_every_tenfold(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="trainpipes"):
-        rows = tp.list_files(folder).read_parquet().pack(5, overlong="drop", window=2)
+        rows = tp.list_files(folder).read_parquet().pack(5, overflow="drop", buffer_size=2)
         list(rows)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 2
     assert (
-        "pack(5, window=2, overlong='drop'): 1 of 2 documents left out: longer than 5" in texts[0]
+        "pack(5, buffer_size=2, overflow='drop'): 1 of 2 documents left out: longer than 5"
+        in texts[0]
     )
     assert texts[0].endswith(f"the last one has 9 at {folder}/rows.parquet, row group 0, row 1")
     assert "10 of 2" in texts[1]
 
 
 def test_where_all_fit_nothing_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pipe = tp.list_files(folder).read_parquet().pack(30, overlong="drop")
+    pipe = tp.list_files(folder).read_parquet().pack(30, overflow="drop")
     with caplog.at_level(logging.WARNING, logger="trainpipes"):
         list(pipe)
     assert not caplog.records

@@ -179,9 +179,9 @@ class TestPadValue:
         assert batch["labels"].tolist() == [[1, 3, 5], [3, -100, -100]]
         own = rows.batch(2).pad_collate(columns={"input_ids": {"value": 8}})
         assert next(iter(own))["input_ids"][1].tolist() == [3, 8, 8]
-        with pytest.raises(ConfigError, match=r"is a function, .*: give pack\(pad_id="):
+        with pytest.raises(ConfigError, match=r"is a function, .*: give pack\(pad_token_id="):
             rows.pack(8)
-        packed = rows.pack(8, pad_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
+        packed = rows.pack(8, pad_token_id=9).batch(1).pad_collate(pad_to_multiple_of=10)
         assert next(iter(packed))["input_ids"][0, 4:].tolist() == [9] * 4
 
     def test_may_be_given_and_spares_what_is_masked(self) -> None:
@@ -526,10 +526,10 @@ class TestRowsThatAreDicts:
 
     def test_come_from_tokenize(self) -> None:
         rows = tp.from_arrow(pa.table({"text": TEXTS})).map(lambda row: row)
-        (found,) = rows.tokenize(bracketed(), eos=True, labels=True).batch(99).pad_collate()
+        (found,) = rows.tokenize(bracketed(), add_eos=True, labels=True).batch(99).pad_collate()
         (expected,) = (
             tp.from_arrow(pa.table({"text": TEXTS}))
-            .tokenize(bracketed(), eos=True, labels=True)
+            .tokenize(bracketed(), add_eos=True, labels=True)
             .batch(99)
             .pad_collate()
         )
@@ -640,7 +640,7 @@ class TestWhereItStands:
         assert "value" not in stage.identity()
         stage = stage.resolve([Tokenize(tokenizer=bpe())])
         assert stage.identity()["value"] == PAD
-        assert stage.identity()["padding"] == "post"
+        assert stage.identity()["padding_side"] == "right"
 
 
 def test_ids_of_two_tokenizes_are_padded_each_as_its_tokenizer_says() -> None:
@@ -652,3 +652,16 @@ def test_ids_of_two_tokenizes_are_padded_each_as_its_tokenizer_says() -> None:
     (batch,) = both.batch(2).pad_collate(columns={"two": {"value": 9}})
     assert batch["one"].tolist() == [[120, 257, 257], [120, 121, 122]]
     assert batch["two"].tolist() == [[7, 9, 9], [7, 7, 7]]
+
+
+def test_a_tokenizer_that_is_given_says_how_its_ids_are_padded() -> None:
+    rows = tp.from_arrow(pa.table({"input_ids": [[1, 2], [3]], "other": [[1, 2], [3]]}))
+    (batch,) = rows.batch(2).pad_collate(tokenizer=bpe())
+    assert batch["input_ids"].tolist() == [[1, 2], [3, PAD]]
+    assert batch["other"].tolist() == [[1, 2], [3, 0]]
+    given = PadCollate(tokenizer=bpe()).resolve([])
+    assert given.identity() == PadCollate(padding_side="right", value=PAD).identity()
+    packed = rows.select("input_ids").pack(4, tokenizer=bpe())
+    assert [row["input_ids"] for row in packed] == [[1, 2, 3, PAD]]
+    with pytest.raises(ConfigError, match="no tokenizer nowhere"):
+        rows.pack(4, tokenizer="nowhere/tokenizer.json")

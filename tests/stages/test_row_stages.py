@@ -1,4 +1,4 @@
-"""truncate, add_labels, enumerate, flat_map and unbatch: what they give, and what they refuse."""
+"""truncate, add_labels, enumerate, flat_map: what they give, and what they refuse."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -86,7 +85,7 @@ def test_numbers_are_those_of_file_order_wherever_rows_come(tmp_path: Path) -> N
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=7)
     rows = tp.list_files(tmp_path).read_parquet()
     assert list(rows.enumerate()) == [{"x": n, "index": n} for n in range(90)]
-    mixed = rows.enumerate(column="n").sharding_filter(4).shuffle(20).batch(4)
+    mixed = rows.enumerate(output_column="n").sharding_filter(4).shuffle(20).batch(4)
     for _ in range(2):
         found = [row for batch in mixed for row in batch]
         assert sorted(row["n"] for row in found) == list(range(90))
@@ -120,7 +119,7 @@ def test_what_would_give_other_numbers_is_refused_below(made: Any) -> None:
         made(ids()).enumerate()
 
 
-# flat_map and unbatch
+# flat_map
 
 
 def several(row: dict[str, Any]) -> Iterator[dict[str, int]]:
@@ -209,33 +208,6 @@ def test_nothing_at_all_for_whole_epochs_is_refused_under_repeat() -> None:
         next(iter(tp.from_dataset([1, 2]).flat_map(lambda row: []).repeat()))
 
 
-def test_batches_are_taken_apart() -> None:
-    assert list(tp.from_dataset([[1, 2], (3,), []]).unbatch()) == [1, 2, 3]
-    assert list(tp.from_dataset([[[1], [2, 3]]]).unbatch(2)) == [1, 2, 3]
-    assert [int(x) for x in tp.from_tensors(torch.arange(4).reshape(2, 2)).unbatch(2)] == [
-        0,
-        1,
-        2,
-        3,
-    ]
-    assert list(tp.from_dataset([np.arange(2)]).unbatch()) == [0, 1]
-    columns = tp.from_arrow(pa.table({"x": [[1, 2], []], "y": [["a", "b"], []]}))
-    assert list(columns.unbatch()) == [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        (5, "a row is a list, a tuple, an array, or a dict of these, got int"),
-        ({"x": [1], "y": [1, 2]}, "equally long, got 1 in 'x', 2 in 'y'"),
-        ({"x": [1], "y": 5}, "got int; drop other columns"),
-    ],
-)
-def test_what_is_no_batch_is_refused(row: Any, message: str) -> None:
-    with pytest.raises(tp.DataError, match=message):
-        list(tp.from_dataset([row]).unbatch())
-
-
 def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
     pipe = tp.from_arrow(pa.table({"x": range(9)})).flat_map(several).batch(50)
     with pytest.raises(tp.ConfigError, match=r"put it before flat_map\(\)"):
@@ -246,7 +218,7 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
     ):
         tp.from_dataset([1]).flat_map(range).shuffle(4)
     with pytest.raises(tp.ConfigError, match=r"put it before batch\(\)"):
-        tp.from_dataset([1]).batch(2).unbatch()
+        tp.from_dataset([1]).batch(2).flat_map(list)
 
 
 # All
@@ -262,9 +234,8 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
         (lambda rows: rows.add_labels(ignore=[-1]), "add_labels"),
         (lambda rows: rows.add_labels(5), "the name of a column, got 5"),
         (lambda rows: rows.enumerate("x"), "enumerate"),
-        (lambda rows: rows.enumerate(column=""), "the name of a column"),
+        (lambda rows: rows.enumerate(output_column=""), "the name of a column"),
         (lambda rows: rows.flat_map(None), "takes a function of one row"),
-        (lambda rows: rows.unbatch(0), "unbatch"),
     ],
 )
 def test_bad_options_are_refused(made: Any, message: str) -> None:
@@ -279,7 +250,7 @@ def test_bad_options_are_refused(made: Any, message: str) -> None:
         (lambda rows: rows.truncate(2, columns="text"), "must hold a list of numbers"),
         (lambda rows: rows.add_labels(where="mask"), "mask"),
         (lambda rows: rows.add_labels().add_labels(), "a column 'labels' already"),
-        (lambda rows: rows.enumerate(column="text"), "a column 'text' already"),
+        (lambda rows: rows.enumerate(output_column="text"), "a column 'text' already"),
         (lambda rows: tp.from_dataset([1, 2]).truncate(2), "no dict, got int"),
         (lambda rows: rows.batch(2).pad_collate().truncate(2), "before pad_collate"),
     ],

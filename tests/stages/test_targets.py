@@ -16,6 +16,7 @@ import pytest
 import trainpipes as tp
 from every_stage import chat_tokenizer
 from trainpipes._internal import warn_once
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.testing import check_resume
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.
@@ -48,7 +49,7 @@ def tokenized(rows: tp.Pipeline, on_error: Any) -> tp.Pipeline:
         "bytes",
         ["prompt", "response"],
         max_length=32,
-        eos=True,
+        add_eos=True,
         labels="response",
         on_error=on_error,
     )
@@ -245,7 +246,7 @@ def test_empty_texts_are_not_said_to_be_cut() -> None:
 
 def packed(on_error: Any, method: Any = "best_fit") -> tp.Pipeline:
     rows = tp.from_arrow(pa.Table.from_pylist(IDS)).select("input_ids", "labels")
-    return rows.shuffle(16).pack(16, method=method, window=8, on_error=on_error)
+    return rows.shuffle(16).pack(16, method=method, buffer_size=8, on_error=on_error)
 
 
 def has_target(row: dict[str, Any]) -> bool:
@@ -303,15 +304,15 @@ def test_ids_that_are_there_already_are_looked_at(files: Any) -> None:
     ]
     rows = tp.read_parquet(files(cut)).shuffle(64)
     with pytest.warns(UserWarning, match="no target for the loss: choose on_error"):
-        assert len(numbers(rows.tokenized_by("bytes"))) == 64
-    assert sorted(numbers(rows.tokenized_by("bytes", on_error="skip"))) == GOOD
+        assert len(numbers(rows.then(TokenizedBy("bytes")))) == 64
+    assert sorted(numbers(rows.then(TokenizedBy("bytes", on_error="skip")))) == GOOD
     with pytest.raises(tp.DataError, match="no target"):
-        numbers(rows.tokenized_by("bytes", on_error="raise"))
-    assert len(numbers(rows.tokenized_by("bytes", on_error="keep"))) == 64
+        numbers(rows.then(TokenizedBy("bytes", on_error="raise")))
+    assert len(numbers(rows.then(TokenizedBy("bytes", on_error="keep")))) == 64
 
 
 def test_classes_are_no_labels_of_tokens() -> None:
     rows = tp.from_arrow(pa.table({"input_ids": [[1, 2]], "labels": [-100]}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert list(rows.tokenized_by("bytes"))
+        assert list(rows.then(TokenizedBy("bytes")))

@@ -128,7 +128,7 @@ class TestIds:
         expected = slow(TEXTS, truncation=max_length is not None, max_length=max_length)
         assert column(stage, TEXTS) == expected["input_ids"]
         assert stage.pad_id == slow.pad_token_id
-        assert column(Tokenize(tokenizer=slow, eos=True), TEXTS) == slow(TEXTS)["input_ids"]
+        assert column(Tokenize(tokenizer=slow, add_eos=True), TEXTS) == slow(TEXTS)["input_ids"]
 
     def test_of_a_sentencepiece_model_are_its_own(self, spm: Path) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -139,7 +139,7 @@ class TestIds:
         assert column(Tokenize(tokenizer=processor), TEXTS) == expected
         adding = SentencePieceProcessor(model_file=str(spm), add_bos=True, add_eos=True)
         assert column(Tokenize(tokenizer=adding), TEXTS) == adding.encode(TEXTS, out_type=int)
-        ended = column(Tokenize(tokenizer=spm, eos=True), TEXTS)
+        ended = column(Tokenize(tokenizer=spm, add_eos=True), TEXTS)
         assert ended == [[*ids, processor.eos_id()] for ids in expected]
         assert Tokenize(tokenizer=spm).pad_id == processor.pad_id() == 3
 
@@ -148,13 +148,13 @@ class TestIds:
         encoding = tiktoken_encoding()
         stage = Tokenize(tokenizer=encoding)
         assert column(stage, TEXTS) == [encoding.encode_ordinary(text) for text in TEXTS]
-        ended = column(Tokenize(tokenizer=encoding, eos=True), ["the end<|endoftext|>"])
+        ended = column(Tokenize(tokenizer=encoding, add_eos=True), ["the end<|endoftext|>"])
         assert ended == [[*encoding.encode_ordinary("the end<|endoftext|>"), 300]]
         assert column(stage, []) == []
 
     @given(st.lists(st.text(max_size=9), min_size=1, max_size=9), st.integers(0, 3))
     def test_of_bytes_are_the_bytes(self, texts: list[str], skipped: int) -> None:
-        stage = Tokenize(tokenizer="bytes", eos=True)
+        stage = Tokenize(tokenizer="bytes", add_eos=True)
         for kind in (pa.string(), pa.large_string(), pa.string_view()):
             rows = pa.table({"text": pa.array(texts, kind)}).slice(skipped)
             assert column(stage, rows) == [[*t.encode(), 256] for t in texts[skipped:]]
@@ -163,7 +163,7 @@ class TestIds:
         def words(texts: list[str]) -> list[list[int]]:
             return [[len(word) for word in text.split()] for text in texts]
 
-        assert column(Tokenize(tokenizer=words, eos=9), ["a bb", ""]) == [[1, 2, 9], [9]]
+        assert column(Tokenize(tokenizer=words, add_eos=9), ["a bb", ""]) == [[1, 2, 9], [9]]
         arrays = Tokenize(tokenizer=lambda texts: [np.arange(len(t)) for t in texts])
         assert column(arrays, ["ab", ""]) == [[0, 1], []]
 
@@ -188,10 +188,10 @@ class TestWhereATokenizerComesFrom:
         slow = pytest.importorskip("transformers").ByT5Tokenizer()
         slow.save_pretrained(tmp_path)
         assert not (tmp_path / "tokenizer.json").exists()
-        stage = Tokenize(tokenizer=tmp_path, eos=True)
+        stage = Tokenize(tokenizer=tmp_path, add_eos=True)
         assert column(stage, TEXTS) == slow(TEXTS)["input_ids"]
         assert stage.pad_id == slow.pad_token_id
-        assert stage.padding_side == "post"
+        assert stage.padding_side == "right"
 
     def test_a_directory_may_hold_a_sentencepiece_model(self, spm: Path, tmp_path: Path) -> None:
         (tmp_path / "tokenizer.model").write_bytes(spm.read_bytes())
@@ -202,10 +202,10 @@ class TestWhereATokenizerComesFrom:
     def test_settings_beside_a_tokenizer_json_name_its_tokens(self, json_file: Path) -> None:
         config = {"eos_token": {"content": "<s>"}, "pad_token": "<unk>", "padding_side": "left"}
         (json_file.parent / "tokenizer_config.json").write_text(json.dumps(config))
-        stage = Tokenize(tokenizer=json_file, eos=True, add_special_tokens=False)
+        stage = Tokenize(tokenizer=json_file, add_eos=True, add_special_tokens=False)
         assert column(stage, ["x"])[0][-1] == BOS
         assert stage.pad_id == 0
-        assert stage.padding_side == "pre"
+        assert stage.padding_side == "left"
 
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -214,8 +214,6 @@ class TestWhereATokenizerComesFrom:
                 "nowhere/tokenizer.json",
                 "no tokenizer nowhere/tokenizer.json: the nearest directory",
             ),
-            ("gpt2", r"'gpt2' is not a path.*downloads no tokenizer.*from_pretrained\('gpt2'\)"),
-            ("meta-llama/Llama-3", "is not a path, and trainpipes downloads no tokenizer"),
             ("s3://bucket/tokenizer.txt", "ends in .json, a SentencePiece model in .model"),
             (None, "a tokenizer is the path of a tokenizer.json.*got None"),
             (7, "got 7"),
@@ -224,6 +222,27 @@ class TestWhereATokenizerComesFrom:
     def test_what_is_no_tokenizer_is_refused_at_once(self, given: Any, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             Tokenize(tokenizer=given)
+
+    @pytest.mark.parametrize("name", ["words", "team/words"])
+    def test_a_name_is_one_on_the_hub(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        transformers = pytest.importorskip("transformers")
+        asked, known = [], transformed(bpe())
+
+        def found(name: str, **options: Any) -> Any:
+            asked.append((name, options))
+            if known is None:
+                raise OSError("no network\nand more")
+            return known
+
+        monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", found)
+        stage = Tokenize(tokenizer=name)
+        assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
+        assert asked == [(name, {"trust_remote_code": False})]
+        known = None
+        with pytest.raises(
+            ConfigError, match=f"'{name}' is not a path.*: no network; .*download {name}"
+        ):
+            Tokenize(tokenizer=name)
 
     def test_the_nearest_directory_that_is_there_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"that exists is {tmp_path}$"):
@@ -335,7 +354,7 @@ class TestColumns:
     def test_what_comes_out_does_not_depend_on_how_rows_come(self, sizes: list[int]) -> None:
         texts = (TEXTS * 4)[: sum(sizes)]
         sizes = sizes if sum(sizes) <= len(texts) else [len(texts)]
-        stage = Tokenize(tokenizer=bracketed(), max_length=9, labels=True, eos=True)
+        stage = Tokenize(tokenizer=bracketed(), max_length=9, labels=True, add_eos=True)
         rows = pa.table({"text": texts})
         whole = stage.process(run_of(rows)).block.data.to_pylist()
         parts, start = [], 0
@@ -386,7 +405,7 @@ class TestJoined:
                 assert marks[k] == [BOS if labels is True else -100, *told, -100 if cut else EOS]
 
     def test_the_end_token_counts_as_a_label_whoever_puts_it_there(self) -> None:
-        for options in ({"add_special_tokens": False, "eos": True}, {"eos": True}, {}):
+        for options in ({"add_special_tokens": False, "add_eos": True}, {"add_eos": True}, {}):
             found, marks = self.joined(labels="response", **options)
             assert marks is not None
             assert all(ids[-1] == EOS for ids in found)
@@ -395,7 +414,7 @@ class TestJoined:
     def test_a_text_that_is_cut_teaches_no_end(self) -> None:
         # As where end-of-text is written first and cut off with the rest: the loss is over the same tokens.
         rows = pa.table({"a": ["ab", "ab", "abcdef"], "b": ["cd", "cdef", "g"]})
-        options: dict[str, Any] = {"tokenizer": "bytes", "columns": ["a", "b"], "eos": True}
+        options: dict[str, Any] = {"tokenizer": "bytes", "columns": ["a", "b"], "add_eos": True}
         for labels, first in (("b", -100), (True, None)):
             stage = Tokenize(**options, labels=labels, max_length=5)
             found = stage.process(run_of(rows)).block.data.to_pylist()
@@ -436,7 +455,12 @@ class TestPairs:
         tokenizer = bpe("$A", "$A <unk> $B:1")
         rows = pa.table({"a": ["one two"], "b": ["three four"]})
         stage = Tokenize(
-            tokenizer=tokenizer, columns=["a", "b"], pair=True, eos=True, max_length=5, labels=True
+            tokenizer=tokenizer,
+            columns=["a", "b"],
+            pair=True,
+            add_eos=True,
+            max_length=5,
+            labels=True,
         )
         assert column(stage, rows)[0][-1] == EOS
         assert len(column(stage, rows)[0]) == 5
@@ -452,28 +476,28 @@ class TestPairs:
 
 class TestEndToken:
     def test_is_appended_and_room_kept_for_it(self) -> None:
-        stage = Tokenize(tokenizer=bpe("<s> $A"), eos=True, max_length=4)
+        stage = Tokenize(tokenizer=bpe("<s> $A"), add_eos=True, max_length=4)
         for ids, text in zip(column(stage, TEXTS), TEXTS, strict=True):
             assert ids == [BOS, *bpe().encode(text).ids[:2], EOS]
 
     def test_is_not_written_twice(self) -> None:
-        assert column(Tokenize(tokenizer=bracketed(), eos=True), TEXTS) == hugging(
+        assert column(Tokenize(tokenizer=bracketed(), add_eos=True), TEXTS) == hugging(
             bracketed(), TEXTS
         )
 
     @pytest.mark.parametrize("eos", ["<unk>", 0, "Ġ"])
     def test_may_be_any_token(self, eos: Any) -> None:
         expected = bpe().token_to_id(eos) if isinstance(eos, str) else eos
-        assert column(Tokenize(tokenizer=bpe(), eos=eos), ["x"])[0][-1] == expected
+        assert column(Tokenize(tokenizer=bpe(), add_eos=eos), ["x"])[0][-1] == expected
 
     def test_is_what_transformers_says(self) -> None:
         fast = transformed(bpe(), eos_token="<unk>")
-        assert column(Tokenize(tokenizer=fast, eos=True), ["x"])[0][-1] == 0
+        assert column(Tokenize(tokenizer=fast, add_eos=True), ["x"])[0][-1] == 0
 
     @pytest.mark.parametrize(
         ("tokenizer", "eos", "message"),
         [
-            ("two ends", True, r"has several \(</s>, <\|im_end\|>\); give it: eos=\"<token>\""),
+            ("two ends", True, r"has several \(</s>, <\|im_end\|>\); give it: add_eos=\"<token>\""),
             ("bytes", "</s>", "bytes has no such token; give another, or its id"),
             ("function", True, r"does not tell which token that is; give it"),
         ],
@@ -486,7 +510,7 @@ class TestEndToken:
         elif tokenizer == "function":
             given = list
         with pytest.raises(ConfigError, match=message):
-            column(Tokenize(tokenizer=given, eos=eos), ["x"])
+            column(Tokenize(tokenizer=given, add_eos=eos), ["x"])
 
 
 class TestPadding:
@@ -497,9 +521,9 @@ class TestPadding:
         assert Tokenize(tokenizer=len).pad_id == 0
 
     def test_side_is_what_transformers_says(self) -> None:
-        assert Tokenize(tokenizer=transformed(bpe(), padding_side="left")).padding_side == "pre"
-        assert Tokenize(tokenizer=transformed(bpe())).padding_side == "post"
-        assert Tokenize(tokenizer=bpe()).padding_side == "post"
+        assert Tokenize(tokenizer=transformed(bpe(), padding_side="left")).padding_side == "left"
+        assert Tokenize(tokenizer=transformed(bpe())).padding_side == "right"
+        assert Tokenize(tokenizer=bpe()).padding_side == "right"
 
 
 class TestRefusals:
@@ -508,8 +532,8 @@ class TestRefusals:
         [
             ({"max_length": 0}, "max_length.* of 1 or more.*got 0"),
             ({"truncation_side": "top"}, 'truncation_side.* is "right" or "left", got \'top\''),
-            ({"eos": -1}, "eos.* got -1"),
-            ({"eos": 1.5}, "eos.* got 1.5"),
+            ({"add_eos": -1}, "eos.* got -1"),
+            ({"add_eos": 1.5}, "eos.* got 1.5"),
             ({"columns": []}, r"a column name or several in a list, got \[\]"),
             ({"columns": ["a", "a"]}, "each column once"),
             ({"columns": {"a": 1}}, "dict of text columns"),
@@ -634,10 +658,10 @@ class TestIdentity:
         )
 
     def test_is_plain_json_and_names_what_shapes_rows(self) -> None:
-        identity = Tokenize(tokenizer=bpe(), eos=True, max_length=5).identity()
+        identity = Tokenize(tokenizer=bpe(), add_eos=True, max_length=5).identity()
         assert json.loads(json.dumps(identity)) == identity
         assert identity["tokenizer"].startswith("sha256:")
-        assert identity["eos"] == EOS
+        assert identity["add_eos"] == EOS
         assert identity["max_length"] == 5
 
     def test_does_not_depend_on_what_wrote_the_file(self, tmp_path: Path) -> None:
@@ -649,7 +673,7 @@ class TestIdentity:
         assert Tokenize(tokenizer=tmp_path).identity() == Tokenize(tokenizer=bpe()).identity()
 
     def test_needs_neither_the_package_nor_its_engine(self, json_file: Path) -> None:
-        stage = Tokenize(tokenizer=json_file, eos=True)
+        stage = Tokenize(tokenizer=json_file, add_eos=True)
         stage.identity()
         assert stage.pad_id == PAD
         assert not stage._engine._loaded

@@ -57,7 +57,7 @@ ENDLESS: dict[str, Callable[[], Pipeline]] = {
     ),
     "bucket": lambda: rows().sharding_filter(SHARDS).shuffle(20).repeat().bucket_by_length(5),
     "bucket of tokens": lambda: (
-        rows().sharding_filter(SHARDS).repeat().bucket_by_length(max_tokens=12, window=50)
+        rows().sharding_filter(SHARDS).repeat().bucket_by_length(max_tokens=12, buffer_size=50)
     ),
     "mix": lambda: endless_mix().pack(16).batch(2),
     "mix, rolling": lambda: (
@@ -126,7 +126,7 @@ def test_no_bucketed_batch_is_short_without_an_end() -> None:
 def test_a_window_of_a_larger_epoch_is_whole() -> None:
     """Where an epoch has a window's rows, nothing ends it early."""
     one, other = (
-        rows(900).sharding_filter(2).shuffle(100).repeat(times).pack(64, window=100)
+        rows(900).sharding_filter(2).shuffle(100).repeat(times).pack(64, buffer_size=100)
         for times in (None, 3)
     )
     few = [digest(item) for item in islice(one, 60)]

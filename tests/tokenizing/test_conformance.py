@@ -1,4 +1,4 @@
-"""The faster engine gives the ids that ``tokenizers`` gives, for each type that it is trusted with."""
+"""gigatoken gives the ids that ``tokenizers`` gives, for each type that it was tried with."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from tokenizer_types import (
     ADMITTED,
     BYTE_LEVEL,
     PLAIN,
-    REFUSED,
     SPECIAL,
     borders_of,
     content_of,
     tokenizer_of,
 )
+from trainpipes.errors import ConfigError
 from trainpipes.tokenizers import gigatoken
-from trainpipes.tokenizers.admission import refusal
-from trainpipes.tokenizers.checked import Checked, has_young
+from trainpipes.tokenizers.gigatoken import Checked, has_young, why_not
 from trainpipes.tokenizers.hf import HuggingFace
-from trainpipes.tokenizers.varied import varied
+from varied import varied
 
 pytest.importorskip("gigatoken")
 
@@ -38,13 +37,10 @@ def assert_same(name: str, batches: Iterator[list[str]], content: Any = None) ->
     tokenizer = tokenizer_of(name) if content is None else Tokenizer.from_str(json.dumps(content))
     engine = HuggingFace(tokenizer)
     reference = HuggingFace(tokenizer, fast=False)
-    assert engine._refusal() is None
-    checked: Checked = engine.loaded.checked
-    assert checked._started(), checked.stopped
+    assert engine.package() == "gigatoken"
     for texts in batches:
         given = pa.array(texts, pa.large_string())
-        found = checked._encode(given, np.empty(0, dtype=np.int64))
-        assert checked.stopped is None
+        found = engine.encode(given)
         right = reference.encode(given)
         if not np.array_equal(found.values, right.values):
             rows = zip(texts, found.to_rows(), right.to_rows(), strict=True)
@@ -134,9 +130,37 @@ def test_stays_the_same_when_the_engine_is_made_anew(monkeypatch: pytest.MonkeyP
     assert all(np.array_equal(values, found[0]) for values in found)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_other_types_are_refused(name: str) -> None:
-    assert refusal(content_of(name)) is not None
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"type": "WordPiece"}, "its model is WordPiece"),
+        ({"dropout": 0.1}, "its model has dropout = 0.1"),
+    ],
+)
+def test_other_models_are_left_to_tokenizers(change: dict[str, Any], why: str) -> None:
+    content = content_of("gpt 2")
+    assert why_not(content) is None
+    content["model"] |= change
+    assert why in str(why_not(content))
+
+
+@pytest.mark.parametrize("flag", ["rstrip", "single_word"])
+def test_added_tokens_with_habits_of_their_own_are_left_to_tokenizers(flag: str) -> None:
+    from tokenizers import AddedToken
+
+    tokenizer = tokenizer_of("gpt 2")
+    tokenizer.add_tokens([AddedToken("<x>", **{flag: True})])
+    assert flag in str(HuggingFace(tokenizer)._refusal())
+    assert HuggingFace(tokenizer).package() == "tokenizers"
+
+
+def test_a_type_with_other_ids_is_refused_on_its_first_texts() -> None:
+    """OpenAI's own notation, in which four digits are one token for one package and not for the other."""
+    checked: Checked = HuggingFace(tokenizer_of("cl100k")).loaded.checked
+    with pytest.raises(
+        ConfigError, match=r"gives other ids than tokenizers for the text .*engine="
+    ):
+        checked.encode(pa.array(varied(256, 3), pa.large_string()))
 
 
 def test_without_the_guard_young_code_points_would_differ() -> None:
@@ -144,11 +168,6 @@ def test_without_the_guard_young_code_points_would_differ() -> None:
     engine = HuggingFace(tokenizer_of("qwen 2, nfc"))
     texts = pa.array(["a", "a\u0301\u1ae0\u0323", "é"], pa.large_string())
     assert has_young(texts).tolist() == [1]
-    checked: Checked = engine.loaded.checked
-    assert checked._started()
-    assert checked._fast is not None
-    bare, right = checked._fast.encode(texts), checked._reference(texts)
-    assert not np.array_equal(bare.values, right.values)
-    guarded = checked._encode(texts, np.empty(0, dtype=np.int64))
-    assert np.array_equal(guarded.values, right.values)
-    assert checked.stopped is None
+    right = HuggingFace(tokenizer_of("qwen 2, nfc"), fast=False).encode(texts)
+    assert not np.array_equal(engine._faster().encode(texts).values, right.values)
+    assert np.array_equal(engine.encode(texts).values, right.values)

@@ -18,7 +18,7 @@ import pytest
 from tokenizer_fixtures import TEXTS, bracketed, run_of, sentencepiece_model, tiktoken_encoding
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.tokenizers import parallelism
-from trainpipes.tokenizers.checked import FIRST
+from trainpipes.tokenizers.gigatoken import FIRST
 
 THREADS = 4
 RUNS = 12
@@ -106,7 +106,7 @@ def test_a_forked_child_starts_an_engine_of_its_own() -> None:
     stage = Tokenize(tokenizer=bracketed())
     runs = tables()[:3]
     expected = [stage.process(run_of(table)).block.data for table in runs]
-    assert stage._engine.loaded.checked._fast is not None  # type: ignore[attr-defined]
+    assert stage.identity()["engine"] == "gigatoken"
 
     def work(found: Any) -> None:
         same = [stage.process(run_of(table)).block.data for table in runs] == expected

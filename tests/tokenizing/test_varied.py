@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 
-from trainpipes.tokenizers.varied import varied
+from varied import varied
 
 
 def digest(texts: list[str]) -> str:

@@ -35,7 +35,7 @@ PIPES: dict[str, Callable[[Path], tp.Pipeline]] = {
     "filtered": lambda f: every_stage.rows(f).shuffle(30).filter(every_stage.odd).take(40),
     "stream": lambda f: tp.from_iterable(counted).shuffle(9),
     "several rows of one": lambda f: every_stage.rows(f).shuffle(20).flat_map(every_stage.words),
-    "packed": lambda f: every_stage.rows(f).shuffle(20).pack(6, column="tokens", window=15),
+    "packed": lambda f: every_stage.rows(f).shuffle(20).pack(6, column="tokens", buffer_size=15),
     "mixed": lambda f: tp.mix(
         {"a": every_stage.part(f, 60), "b": every_stage.part(f, 30, 60)}, weights={"a": 2, "b": 1}
     ),

@@ -36,7 +36,7 @@ def begun(folder: Path, files: int = 3) -> Path:
     """A folder in which so many files are whole; gives its journal."""
     order = [row["x"] for row in rows()]
     with pytest.raises(Stopped):
-        rows(order[200 * files + 190]).write_parquet(folder, files=FILES)
+        rows(order[200 * files + 190]).write_parquet(folder, num_files=FILES)
     assert len(noted(folder)) == files
     (journal,) = folder.glob("_unfinished-*")
     return journal
@@ -49,8 +49,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 def check_goes_on(folder: Path, kept: int) -> None:
     """The same call keeps so many files, and ends as if nothing had been."""
     before = {path.name: path.stat().st_mtime_ns for path in sorted(folder.glob("part-*"))[:kept]}
-    rows().write_parquet(folder, files=FILES)
-    rows().write_parquet(folder.with_name("whole"), files=FILES)
+    rows().write_parquet(folder, num_files=FILES)
+    rows().write_parquet(folder.with_name("whole"), num_files=FILES)
     assert contents(folder) == contents(folder.with_name("whole"))
     assert all((folder / name).stat().st_mtime_ns == time for name, time in before.items())
 
@@ -127,7 +127,7 @@ def test_a_journal_that_cannot_be_written_to_stays_as_it_was(
         with pytest.raises(
             tp.ConfigError, match=r"_unfinished-.* cannot be written: No space left"
         ):
-            rows().write_parquet(out, files=FILES)
+            rows().write_parquet(out, num_files=FILES)
     (journal,) = out.glob("_unfinished-*")
     assert len(journal.read_bytes().splitlines()) == 2
     assert journal.read_bytes().endswith(b"\n")
@@ -145,7 +145,7 @@ def test_overwriting_an_unfinished_folder_leaves_nothing_of_it(tmp_path: Path) -
     begun(tmp_path / "out")
     (tmp_path / "out" / "part-00007.parquet").write_bytes(b"that nobody has noted")
     (tmp_path / "out" / "part-of-the-readme.txt").write_text("not ours")
-    repack(rows(), tmp_path / "out", files=2, overwrite=True)
+    repack(rows(), tmp_path / "out", num_files=2, overwrite=True)
     assert sorted(contents(tmp_path / "out")) == [
         "_manifest.json", "part-00000.parquet", "part-00001.parquet", "part-of-the-readme.txt",
     ]  # fmt: skip

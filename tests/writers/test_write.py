@@ -94,7 +94,7 @@ def test_json_lines_may_be_compressed(options: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("files", [1, 3, 7])
 def test_a_number_of_files_shares_the_rows_evenly(files: int, format: str, tmp_path: Path) -> None:
-    written = write(rows(), format, tmp_path / "out", files=files)
+    written = write(rows(), format, tmp_path / "out", num_files=files)
     counts = [len(read([name])) for name in written.files]
     assert len(counts) == files
     assert sum(counts) == 1000
@@ -102,13 +102,13 @@ def test_a_number_of_files_shares_the_rows_evenly(files: int, format: str, tmp_p
 
 
 def test_row_groups_have_the_rows_that_are_asked_for(tmp_path: Path) -> None:
-    written = rows().write_parquet(tmp_path / "out", rows_per_group=64, rows_per_file=200)
+    written = rows().write_parquet(tmp_path / "out", row_group_size=64, rows_per_file=200)
     groups = []
     for name in written.files:
         about = pq.ParquetFile(name).metadata
         groups.append([about.row_group(n).num_rows for n in range(about.num_row_groups)])
     assert groups == [[64, 64, 64, 8]] * 5
-    written = rows().write_arrow(tmp_path / "batches", rows_per_batch=300)
+    written = rows().write_arrow(tmp_path / "batches", row_group_size=300)
     with pa.ipc.open_file(written.files[0]) as file:
         counts = [file.get_batch(n).num_rows for n in range(file.num_record_batches)]
     assert counts == [300, 300, 300, 100]
@@ -130,9 +130,12 @@ def test_large_rows_make_small_row_groups_and_files_that_end(tmp_path: Path) -> 
 @pytest.mark.parametrize("format", FORMATS)
 def test_sharding_has_no_part_in_it(format: str, tmp_path: Path) -> None:
     pipe = rows().shuffle(50, seed=4)
-    write(pipe, format, tmp_path / "a", files=2)
+    write(pipe, format, tmp_path / "a", num_files=2)
     write(
-        pipe.sharding_filter(24).distributed(rank=1, world_size=4), format, tmp_path / "b", files=2
+        pipe.sharding_filter(24).distributed(rank=1, world_size=4),
+        format,
+        tmp_path / "b",
+        num_files=2,
     )
     for name in os.listdir(tmp_path / "a"):
         if name.startswith("part"):
@@ -176,7 +179,7 @@ def longer(columns: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_manifest_has_counts_columns_and_checksums(format: str, tmp_path: Path) -> None:
-    written = write(rows(), format, tmp_path / "out", files=2)
+    written = write(rows(), format, tmp_path / "out", num_files=2)
     about = json.loads((tmp_path / "out" / "_manifest.json").read_text())
     assert about["rows"] == 1000
     assert [entry["rows"] for entry in about["files"]] == [500, 500]
@@ -198,15 +201,15 @@ def test_the_manifest_has_counts_columns_and_checksums(format: str, tmp_path: Pa
 
 
 def test_a_folder_that_was_written_is_read_as_any_other(tmp_path: Path) -> None:
-    rows().write_parquet(tmp_path / "out", files=3)
+    rows().write_parquet(tmp_path / "out", num_files=3)
     assert list(tp.list_files(str(tmp_path / "out")).read_parquet()) == list(rows())
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_writing_again_what_is_there_does_nothing(format: str, tmp_path: Path) -> None:
-    first = write(rows(), format, tmp_path / "out", files=2)
+    first = write(rows(), format, tmp_path / "out", num_files=2)
     times = [os.stat(name).st_mtime_ns for name in first.files]
-    again = write(rows(), format, tmp_path / "out", files=2)
+    again = write(rows(), format, tmp_path / "out", num_files=2)
     assert again == first
     assert [os.stat(name).st_mtime_ns for name in first.files] == times
 
@@ -214,14 +217,14 @@ def test_writing_again_what_is_there_does_nothing(format: str, tmp_path: Path) -
 def test_another_pipeline_or_other_options_are_refused_unless_to_be_overwritten(
     tmp_path: Path,
 ) -> None:
-    rows().write_parquet(tmp_path / "out", files=3)
+    rows().write_parquet(tmp_path / "out", num_files=3)
     with pytest.raises(tp.ConfigError, match=r"rows of another pipeline.*overwrite=True"):
-        rows().shuffle(5).write_parquet(tmp_path / "out", files=3)
-    with pytest.raises(tp.ConfigError, match=r"with files: 3, now 2; .*overwrite=True"):
-        rows().write_parquet(tmp_path / "out", files=2)
+        rows().shuffle(5).write_parquet(tmp_path / "out", num_files=3)
+    with pytest.raises(tp.ConfigError, match=r"with num_files: 3, now 2; .*overwrite=True"):
+        rows().write_parquet(tmp_path / "out", num_files=2)
     with pytest.raises(tp.ConfigError, match='with format: "parquet", now "json"'):
-        rows().write_json(tmp_path / "out", files=3)
-    written = rows().shuffle(5).write_json(tmp_path / "out", files=2, overwrite=True)
+        rows().write_json(tmp_path / "out", num_files=3)
+    written = rows().shuffle(5).write_json(tmp_path / "out", num_files=2, overwrite=True)
     assert sorted(os.listdir(tmp_path / "out")) == [
         "_manifest.json", "part-00000.jsonl", "part-00001.jsonl",
     ]  # fmt: skip
@@ -237,13 +240,13 @@ def test_files_that_nothing_here_has_written_stay(tmp_path: Path) -> None:
 
 
 def test_a_file_that_has_changed_is_found_when_a_run_goes_on(tmp_path: Path) -> None:
-    written = rows().write_json(tmp_path / "out", files=2)
+    written = rows().write_json(tmp_path / "out", num_files=2)
     with open(written.files[0], "ab") as file:
         file.write(b"{}\n")
     with pytest.raises(
         tp.DataChangedError, match=r"part-00000.jsonl .* has .* bytes, and .* written"
     ):
-        rows().write_json(tmp_path / "out", files=2)
+        rows().write_json(tmp_path / "out", num_files=2)
 
 
 def test_a_damaged_manifest_is_refused(tmp_path: Path) -> None:
@@ -267,13 +270,13 @@ def test_it_stands_before_batch_and_repeat(make: Any, format: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"files": 0}, "files"),
+        ({"num_files": 0}, "num_files"),
         ({"rows_per_file": 0}, "rows_per_file"),
         (
-            {"files": 2, "rows_per_file": 2},
-            "takes files or rows_per_file, got files=2 and rows_per_file=2",
+            {"num_files": 2, "rows_per_file": 2},
+            "takes num_files or rows_per_file, got num_files=2 and rows_per_file=2",
         ),
-        ({"files": 1001}, "there are 1,000 rows: give fewer"),
+        ({"num_files": 1001}, "there are 1,000 rows: give fewer"),
         ({"compression": "lzma"}, "compression"),
     ],
 )
@@ -286,7 +289,7 @@ def test_bad_options_are_refused(options: Any, message: str, format: str, tmp_pa
 
 def test_a_number_of_files_needs_a_count(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match="give rows_per_file"):
-        rows().filter(pc.field("x") > 3).write_parquet(tmp_path / "out", files=2)
+        rows().filter(pc.field("x") > 3).write_parquet(tmp_path / "out", num_files=2)
 
 
 def test_a_pipeline_without_rows_is_refused(tmp_path: Path) -> None:
@@ -332,13 +335,15 @@ def test_an_error_of_a_function_names_its_row_and_leaves_whole_files(tmp_path: P
 
     pipe = rows().select("x").map(checked, version="1")
     with pytest.raises(RuntimeError, match="no") as caught:
-        pipe.write_json(tmp_path / "out", files=4)
+        pipe.write_json(tmp_path / "out", num_files=4)
     assert "row 700" in caught.value.__notes__[0]
     whole = ["part-00000.jsonl", "part-00001.jsonl"]
     assert sorted(os.listdir(tmp_path / "out"))[2:] == whole
     assert [entry["file"] for entry in noted(tmp_path / "out")] == whole
     fail = False
-    assert read(pipe.write_json(tmp_path / "out", files=4).files) == [{"x": n} for n in range(1000)]
+    assert read(pipe.write_json(tmp_path / "out", num_files=4).files) == [
+        {"x": n} for n in range(1000)
+    ]
     assert sorted(os.listdir(tmp_path / "out"))[0] == "_manifest.json"
 
 
@@ -361,10 +366,10 @@ def test_a_full_disk_is_said_and_the_next_call_goes_on_to_the_same_files(
         with pytest.raises(
             tp.ConfigError, match=r"written: No space left on device; free space there"
         ):
-            write(pipe, format, tmp_path / "out", files=files)
+            write(pipe, format, tmp_path / "out", num_files=files)
     assert not (tmp_path / "out" / "_manifest.json").exists()
-    written = write(pipe, format, tmp_path / "out", files=files)
-    write(pipe, format, tmp_path / "whole", files=files)
+    written = write(pipe, format, tmp_path / "out", num_files=files)
+    write(pipe, format, tmp_path / "whole", num_files=files)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert [row["x"] for row in read(written.files)] == [row["x"] for row in pipe.select("x")]
 
@@ -392,7 +397,7 @@ def test_progress_is_said_where_rows_are_counted(
     monkeypatch.setattr("trainpipes._internal.progress.PATIENCE", 0.0)
     monkeypatch.setattr("trainpipes._internal.progress.EVERY_LOGGED", 0.0)
     with caplog.at_level(logging.INFO, "trainpipes"):
-        rows().write_parquet(tmp_path / "out", rows_per_group=250)
+        rows().write_parquet(tmp_path / "out", row_group_size=250)
     assert "writing out: 25%, 250 of 1,000 rows" in caplog.text
 
 

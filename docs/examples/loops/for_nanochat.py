@@ -23,7 +23,7 @@ def documents(
 ) -> Batches:
     """Of texts, packed: nanochat's loader. No document is cut that fits into a row of T + 1."""
     rows = tp.list_files(files).read_parquet(columns=["text"]).sharding_filter(NUM_SHARDS)
-    rows = rows.shuffle(buffer_size=40_960, seed=0).tokenize(tokenizer, eos=True).repeat()
+    rows = rows.shuffle(buffer_size=40_960, seed=0).tokenize(tokenizer, add_eos=True).repeat()
     return run(rows.pack(T + 1).batch(B).pad_collate().to(device), resume_state_dict)
 
 

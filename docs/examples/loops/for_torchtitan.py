@@ -41,7 +41,7 @@ class PipelineDataLoader(BaseDataLoader):
         rows = tp.list_files(config.dataset_path).read_parquet(columns=["text"])
         rows = rows.sharding_filter(config.num_shards)
         rows = rows.shuffle(config.buffer_size, seed=config.seed)
-        rows = rows.tokenize(tokenizer.tokenizer, "text", eos=tokenizer.eos_id)
+        rows = rows.tokenize(tokenizer.tokenizer, "text", add_eos=tokenizer.eos_id)
         if config.infinite:
             rows = rows.repeat()
         pipe = rows.pack(seq_len + 1).batch(local_batch_size).pad_collate()

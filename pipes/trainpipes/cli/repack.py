@@ -52,10 +52,10 @@ columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
 @option("--num-files", type=o.COUNT, help="How many files to write, instead.")
 @option("--compression", type=o.CODECS, default="zstd", help="Of the Parquet files.")
 @option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
-@option("--memory", callback=_size, default="512M", help="Memory for rows that are worked on.")
 @option(
-    "--temporary-folder", help="For temporary files; OUT, or of a URL the system's, if left out."
+    "--memory-limit", callback=_size, default="512M", help="Memory for rows that are worked on."
 )
+@option("--temp-dir", help="For temporary files; OUT, or of a URL the system's, if left out.")
 @option("--threads", type=o.COUNT, help="Threads to use; one a core, 4 at most, if left out.")
 @o.engine_options("threads")
 @o.VERIFY
@@ -81,7 +81,7 @@ def command(
     \b
     Examples:
       trainpipes repack chat.jsonl packed --shuffle --seed 1
-      trainpipes repack data once --drop-duplicates-by text --memory 4G
+      trainpipes repack data once --drop-duplicates-by text --memory-limit 4G
       trainpipes repack data s3://bucket/packed --shuffle
     """
     storage = o.storage_options(storage_options)
@@ -91,7 +91,7 @@ def command(
     try:
         done = repack(
             files if len(files) > 1 else files[0], folder,
-            drop_duplicates=drop_duplicates_by or drop_duplicates, files=num_files,
+            drop_duplicates=drop_duplicates_by or drop_duplicates, num_files=num_files,
             compression=None if compression == "none" else compression,
             storage_options=storage, **others,  # type: ignore[arg-type]
         )  # fmt: skip

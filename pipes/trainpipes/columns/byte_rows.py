@@ -19,9 +19,9 @@ __all__ = ["cut_rows"]
 
 
 def cut_rows(
-    values: Array, offsets: Any, length: int, side: Literal["pre", "post"]
+    values: Array, offsets: Any, length: int, side: Literal["left", "right"]
 ) -> tuple[Array, IntArray]:
-    """Rows of ``length`` values at most, cut at their starts ("pre") or ends ("post").
+    """Rows of ``length`` values at most, cut at their starts ("left") or ends ("right").
 
     Args:
         values: of a type that is plain bytes, ``[values, ...]``.
@@ -32,12 +32,12 @@ def cut_rows(
     Returns:
         Their values, one row after the other, read-only, and their lengths, int64 ``[rows]``.
 
-    >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "pre")
+    >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "left")
     (array([1, 3, 4]), array([1, 2]))
     """
     size = length * _unit(values)
     strings = _strings(values, offsets)
-    from_end = side == "pre" and size
+    from_end = side == "left" and size
     kept = pc.binary_slice(strings, -size) if from_end else pc.binary_slice(strings, 0, size)
     return _values(kept, values)
 

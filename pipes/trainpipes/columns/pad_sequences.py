@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.shown import shown
-from trainpipes.columns.rectangles import PadSide, RaggedRows
+from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 
@@ -81,14 +81,14 @@ def pad_sequences(
         value,
         dtype=dtype,
         max_length=maxlen,
-        padding=_side(padding),
-        truncating=_side(truncating),
+        padding_side=_side(padding),
+        truncation_side=_side(truncating),
     ).rectangles(None, np.array([0, len(lengths)]))[0]
     return cells
 
 
-def _side(text: str) -> PadSide:
-    return "pre" if text == "pre" else "post"
+def _side(text: str) -> Side:
+    return "left" if text == "pre" else "right"
 
 
 def _lengths(sequences: Sequence[Any]) -> IntArray:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["PadSide", "RaggedRows", "Rectangles", "widths_of"]
+__all__ = ["Side", "RaggedRows", "Rectangles", "widths_of"]
 
-PadSide = Literal["pre", "post"]
+Side = Literal["right", "left"]
 
 Array = npt.NDArray[Any]
 Rectangle = tuple[Array, "Array | None"]
@@ -39,8 +39,8 @@ class RaggedRows:
         max_length: width L of all rectangles, where longer rows are cut; None for the length of
             the longest row in each.
         multiple: widths are rounded up to a multiple of this.
-        padding: the side that is filled up.
-        truncating: the side that is cut.
+        padding_side: the side that is filled up.
+        truncation_side: the side that is cut.
         mask: dtype of what says which cells are real; None if nobody asks.
 
     >>> rows = RaggedRows(
@@ -62,18 +62,18 @@ class RaggedRows:
         dtype: npt.DTypeLike,
         max_length: int | None = None,
         multiple: int = 1,
-        padding: PadSide = "post",
-        truncating: PadSide = "post",
+        padding_side: Side = "right",
+        truncation_side: Side = "right",
         mask: npt.DTypeLike | None = None,
     ) -> None:
         if max_length is not None and int(lengths.max(initial=0)) > max_length:
             kept = np.minimum(lengths, max_length)
-            starts = starts + (lengths - kept) if truncating == "pre" else starts
+            starts = starts + (lengths - kept) if truncation_side == "left" else starts
             lengths = kept
         self.values = np.ascontiguousarray(values)
         self.starts, self.lengths = starts, lengths
         self.max_length, self.multiple = max_length, multiple
-        self.side = padding
+        self.side = padding_side
         self.value, self.dtype = value, np.dtype(dtype)
         self.mask = None if mask is None else np.dtype(mask)
         self.inner: tuple[int, ...] = self.values.shape[1:]
@@ -125,11 +125,11 @@ class Rectangles(Sequence[Rectangle]):
         self._edges: list[int] = bounds.tolist()
         widths = widths_of(lengths, bounds, rows.max_length, rows.multiple)
         self._widths: list[int] = widths.tolist()
-        if rows.side == "pre":
+        if rows.side == "left":
             starts = starts + lengths - np.repeat(widths, np.diff(bounds))
         self._starts = starts
         # Of these a stretch would begin or end beside the values.
-        outside = np.flatnonzero(starts < 0) if rows.side == "pre" else self._after(starts, widths)
+        outside = np.flatnonzero(starts < 0) if rows.side == "left" else self._after(starts, widths)
         self._outside = set((np.searchsorted(bounds, outside, side="right") - 1).tolist())
 
     def _after(self, starts: IntArray, widths: IntArray) -> IntArray:
@@ -182,7 +182,7 @@ class Rectangles(Sequence[Rectangle]):
 
     def _row_by_row(self, start: int, stop: int, width: int) -> Rectangle:
         rows, lengths = self._rows, self._lengths[start:stop]
-        pre = rows.side == "pre"
+        pre = rows.side == "left"
         firsts = self._starts[start:stop] + (width - lengths if pre else 0)
         ones = _ones(lengths, width, rows.side, np.dtype(np.bool_))
         cells = np.full((len(lengths), width, *rows.inner), rows.value, rows.dtype)
@@ -216,10 +216,10 @@ def widths_of(
     return widths if multiple == 1 else -(-widths // multiple) * multiple
 
 
-def _ones(lengths: IntArray, width: int, side: PadSide, dtype: np.dtype[Any]) -> Array:
+def _ones(lengths: IntArray, width: int, side: Side, dtype: np.dtype[Any]) -> Array:
     """``[rows, width]``, as many ones in each row as its length says."""
-    view, half = _strips(width, side == "pre", dtype)
-    found: Array = view[half - width + lengths if side == "pre" else half - lengths]
+    view, half = _strips(width, side == "left", dtype)
+    found: Array = view[half - width + lengths if side == "left" else half - lengths]
     return found
 
 

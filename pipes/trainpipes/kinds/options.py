@@ -23,7 +23,6 @@ from trainpipes._internal.secret_text import (
     stand_in,
     without_url_secrets,
 )
-from trainpipes._internal.warn_once import warn_once
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.row_types import written
 
@@ -37,7 +36,6 @@ __all__ = [
     "same",
     "show",
     "show_named",
-    "spelt",
 ]
 
 
@@ -78,28 +76,6 @@ def either(values: Sequence[Any]) -> str:
     if len(said) == 1:
         return f"{said[0]} or None"
     return f"{', '.join(said[:-1])} or {said[-1]}"
-
-
-def spelt(asker: str, older: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the names that they have now, with one warning for each older one.
-
-    Args:
-        asker: whose options.
-        older: the name now of each older one.
-        options: as given.
-
-    Raises:
-        TypeError: one is given by both names.
-    """
-    found = {}
-    for given, value in options.items():
-        name = older.get(given, given)
-        if name in found or (name != given and name in options):
-            raise TypeError(f"{asker}({name}) was called {given!r} before, and both are given")
-        if name != given:
-            warn_once(f"{asker}({given}=...) is called {name!r} now: write {name}=")
-        found[name] = value
-    return found
 
 
 def same(a: Any, b: Any) -> bool:

@@ -25,11 +25,10 @@ from trainpipes.kinds.options import (
     identify_named,
     same,
     show_named,
-    spelt,
 )
-from trainpipes.kinds.own_class import check_class, is_ours, refuse_old
+from trainpipes.kinds.own_class import check_kind, check_options, is_ours
 
-__all__ = ["Role", "Stage", "option", "snake_case"]
+__all__ = ["Role", "Stage", "snake_case"]
 
 Role = Literal[
     "files",  # lists files; first in a chain
@@ -49,20 +48,7 @@ Role = Literal[
 ]
 
 
-def option(
-    *, default: Any = dataclasses.MISSING, key: str | None = None, was: str | None = None
-) -> Any:
-    """A field of a stage that differs from others in what states or callers call it.
-
-    Args:
-        default: the option's default.
-        key: the option's name in states, if that differs: names may change, states may not.
-        was: an older name, which is still accepted, with a warning.
-    """
-    return dataclasses.field(default=default, metadata={"key": key, "was": was})
-
-
-@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(option,))
+@dataclass_transform(frozen_default=True, eq_default=False)
 class Stage:
     """One step of a pipeline: a frozen dataclass of options.
 
@@ -132,11 +118,11 @@ class Stage:
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        refuse_old(cls, Stage)
+        check_kind(cls, Stage)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
-        check_class(cls, Stage)
-        cls.__init__ = _spelt(cls.__init__)  # type: ignore[method-assign]
+        check_options(cls, Stage)
+        cls.__init__ = _told(cls.__init__)  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         if not self.holds_data:
@@ -238,7 +224,7 @@ class Stage:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = identify_named(field.name, getattr(self, field.name))
             if field.name not in self.free and value is not None:
-                found[field.metadata.get("key") or field.name] = value
+                found[field.name] = value
         if self.versioned is not None and found.pop("version", None) is not None:
             found[self.versioned] = f"version {vars(self)['version']}"
         return found
@@ -269,23 +255,21 @@ class Stage:
         return f"{self.name}({', '.join(shown)})"
 
 
-def _spelt(init: Callable[..., None]) -> Callable[..., None]:
-    """A stage's ``__init__`` that knows older names of options, and says which names there are."""
+def _told(init: Callable[..., None]) -> Callable[..., None]:
+    """A stage's ``__init__`` that says which options there are."""
 
     signature = inspect.signature(init)
     plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
 
     @functools.wraps(init)
     def __init__(self: Stage, *args: Any, **options: Any) -> None:
-        known = {field.name: field.metadata.get("was") for field in dataclasses.fields(self)}  # type: ignore[arg-type]
-        older = {was: name for name, was in known.items() if was}
-        options = spelt(self.name, older, options)
+        known = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
         for name in options:
             if name not in known and name in self.elsewhere:
                 raise TypeError(f"{self.name}() has no option {name!r}: {self.elsewhere[name]}")
             if name not in known:
                 raise TypeError(
-                    f"{self.name}() has no option {name!r}{nearest(name, list(known))}; it takes "
+                    f"{self.name}() has no option {name!r}{nearest(name, known)}; it takes "
                     f"{', '.join(known) or 'none'}"
                 )
         try:

@@ -341,6 +341,7 @@ class OrderStage(Stage):
         buffer_size: rows that are mixed with each other, where they are shuffled within a buffer.
         seed: of such an order.
         max_bytes: most memory for it.
+        sampler: what chooses the rows, some of them perhaps several times; None where all come once.
     """
 
     role: ClassVar[Role] = "shuffle"
@@ -348,6 +349,7 @@ class OrderStage(Stage):
     buffer_size = 0
     seed = 0
     max_bytes = 0
+    sampler = None
 
     @property
     def order(self) -> RowOrder | None:
@@ -400,7 +402,7 @@ class Source(Stage):
     """A stage that gives rows: the first of a chain.
 
     Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a ``RowStream``.
-    ``trainpipes.from_source`` starts a chain with it; docs/extend.md has an example of 20 lines.
+    ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an example of 20 lines.
 
     Attributes:
         has_blocks: whether its rows are Arrow, in blocks with a key that tells their content, for

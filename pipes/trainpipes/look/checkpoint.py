@@ -33,7 +33,7 @@ MOST_PLACES = 8
 MOST_SHARDS = 1 << 24
 #: The option that says most of a stage.
 MAIN_OPTIONS = (
-    "num_shards", "buffer_size", "batch_size", "max_tokens", "max_length", "length", "count", "times",
+    "num_shards", "buffer_size", "batch_size", "max_tokens", "max_length", "count", "times",
     "fraction",
 )  # fmt: skip
 #: Ends of names of files that hold no state: weights, data, code.

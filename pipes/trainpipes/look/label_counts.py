@@ -70,7 +70,7 @@ def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
     stages = _on_rows(pipeline._stages, column)
     found: Counter[Label] = Counter()
     last: Any = stages[-1]
-    if isinstance(last, EncodeLabels) and last.to == column:
+    if isinstance(last, EncodeLabels) and last.output_column == column:
         if last.counts is not None:
             return dict(enumerate(last.counts))
         found.update(dict.fromkeys(range(last.num_classes), 0))
@@ -87,7 +87,7 @@ def _on_rows(stages: Sequence[Stage], column: str) -> Sequence[Stage]:
     rows = stages[: next(batched, len(stages))]
     for place in reversed(range(len(rows))):
         stage: Any = rows[place]
-        if isinstance(stage, EncodeLabels) and stage.to == column:
+        if isinstance(stage, EncodeLabels) and stage.output_column == column:
             return rows[: place + 1]
         if not stage.keeps_rows or stage.runs_user_code or column in getattr(stage, "names", ()):
             break
@@ -122,7 +122,7 @@ def _narrowed(stages: Sequence[Stage], column: str) -> list[Stage]:
             old = next(name for name, new in stage.names.items() if new == column)
             above.append(Rename({old: column}))
             column = old
-        elif isinstance(stage, EncodeLabels) and column == stage.to:
+        elif isinstance(stage, EncodeLabels) and column == stage.output_column:
             above.append(stage)
             column = stage.column
         elif stage.role not in ORDERING:

@@ -17,7 +17,8 @@ __all__ = ["BatchSampler"]
 class BatchSampler(Sampler[list[int]]):
     """Batches of another sampler's indices, as lists.
 
-    In a pipeline (``from_dataset(dataset, batch_sampler=...)``) it is ``.draw(sampler).batch(...)``.
+    In a pipeline (``from_dataset(dataset, batch_sampler=...)``) it is
+    ``.shuffle(sampler=sampler).batch(...)``.
 
     Args:
         sampler: gives the indices.

@@ -13,7 +13,7 @@ from trainpipes.columns.run import Run, RunSource
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import Held
-from trainpipes.stages.token_budget import Budget, Oversize
+from trainpipes.stages.token_budget import Budget, LongRow
 from trainpipes.stages.token_columns import lengths_of
 
 __all__ = ["Batch"]
@@ -40,7 +40,7 @@ class Batch(BatchingStage):
         max_rows: with ``max_tokens``: the most rows in a micro-batch.
         column: with ``max_tokens``: the column that tells a row's length, of lists, or of integers that say
             it; "input_ids" if left out.
-        oversize: with ``max_tokens``: a longer row is an "error" (the default), or comes "alone", in a
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
             micro-batch of its own.
 
     Raises:
@@ -60,16 +60,16 @@ class Batch(BatchingStage):
     max_tokens: int | None = None
     max_rows: int | None = None
     column: str | None = None
-    oversize: Oversize | None = None
+    overflow: LongRow | None = None
 
     def check(self) -> None:
         if self.batch_size is None and self.max_tokens is None:
             self._set(batch_size=1)
         if self.max_tokens is None:
             whole_number(self.batch_size, 1, "batch(batch_size)", "rows in a micro-batch")
-            if (self.max_rows, self.column, self.oversize) != (None, None, None):
+            if (self.max_rows, self.column, self.overflow) != (None, None, None):
                 raise ConfigError(
-                    "batch(max_rows, column, oversize) are options of batch(max_tokens=...), which "
+                    "batch(max_rows, column, overflow) are options of batch(max_tokens=...), which "
                     f"is not given; got batch_size={self.batch_size}"
                 )
         elif self.batch_size is not None:
@@ -91,7 +91,7 @@ class Batch(BatchingStage):
         """What a micro-batch may hold; None where it has a size."""
         if self.max_tokens is None:
             return None
-        return Budget("batch", self.max_tokens, self.max_rows, self.oversize)
+        return Budget("batch", self.max_tokens, self.max_rows, self.overflow)
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         held = Held(below(at))

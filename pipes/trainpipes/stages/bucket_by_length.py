@@ -19,7 +19,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held
-from trainpipes.stages.token_budget import Budget, Oversize
+from trainpipes.stages.token_budget import Budget, LongRow
 from trainpipes.stages.token_columns import lengths_of
 
 __all__ = ["BucketByLength"]
@@ -51,9 +51,9 @@ class BucketByLength(BatchingStage):
             buckets. A row as long as a boundary is in the longer bucket.
         num_buckets: instead of ``boundaries``: this many buckets with equal numbers of rows; 32 if left out.
         column: tells a row's length: a column of lists, or of integers that say it.
-        window: rows that are sorted together; rounded up to a multiple of ``batch_size``.
+        buffer_size: rows that are sorted together; rounded up to a multiple of ``batch_size``.
         max_rows: with ``max_tokens``: the most rows in a micro-batch.
-        oversize: with ``max_tokens``: a longer row is an "error" (the default), or comes "alone", in a
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
             micro-batch of its own.
         drop_last: leave out short micro-batches (with ``batch_size``).
         seed: for the order of a window's micro-batches.
@@ -76,9 +76,9 @@ class BucketByLength(BatchingStage):
     boundaries: Sequence[int] | None = None
     num_buckets: int | None = None
     column: str = "input_ids"
-    window: int = 1024
+    buffer_size: int = 1024
     max_rows: int | None = None
-    oversize: Oversize | None = None
+    overflow: LongRow | None = None
     drop_last: bool = False
     seed: int = 0
 
@@ -91,7 +91,7 @@ class BucketByLength(BatchingStage):
                 f"{name}() takes batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}; for "
                 "both limits pass max_tokens and max_rows"
             )
-        whole_number(self.window, 1, f"{name}(window)", "rows that are sorted together")
+        whole_number(self.buffer_size, 1, f"{name}(buffer_size)", "rows that are sorted together")
         whole_number(self.seed, None, f"{name}(seed)", "a seed")
         if self._budget is not None:
             if self.drop_last is not False:
@@ -100,9 +100,9 @@ class BucketByLength(BatchingStage):
                 )
         else:
             whole_number(self.batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
-            if self.max_rows is not None or self.oversize is not None:
+            if self.max_rows is not None or self.overflow is not None:
                 raise ConfigError(
-                    f"{name}(max_rows, oversize) are options of max_tokens, which is not given"
+                    f"{name}(max_rows, overflow) are options of max_tokens, which is not given"
                 )
         if self.boundaries is not None and self.num_buckets is not None:
             raise ConfigError(
@@ -140,7 +140,7 @@ class BucketByLength(BatchingStage):
         """What a micro-batch may hold; None where it has a size."""
         if self.max_tokens is None:
             return None
-        return Budget(self.name, self.max_tokens, self.max_rows, self.oversize)
+        return Budget(self.name, self.max_tokens, self.max_rows, self.overflow)
 
     @property
     def _size(self) -> int:
@@ -149,7 +149,7 @@ class BucketByLength(BatchingStage):
     @property
     def rows(self) -> int:
         """Rows that are sorted together: whole micro-batches."""
-        return -(-self.window // self._size) * self._size
+        return -(-self.buffer_size // self._size) * self._size
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)

@@ -52,12 +52,12 @@ class EncodeLabels(RunStage):
 
             If ``classes`` are texts and the labels are integers, the integers stay as they are too, as
             Hugging Face's ``ClassLabel`` writes labels.
-        to: name of the new column, which takes the place of ``column``.
+        output_column: name of the new column, which takes the place of ``column``.
         counts: rows of each class, if known; ``stats(labels=...)`` then counts none.
 
     Raises:
         DataError: a null, or a label that ``classes`` does not have; names the row, and the nearest label.
-        SchemaError: the column is not there, or holds no labels; or ``to`` is there already.
+        SchemaError: the column is not there, or holds no labels; or ``output_column`` is there already.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"label": "spam"}, {"label": "ham"}, {"label": "ham"}])
@@ -75,12 +75,12 @@ class EncodeLabels(RunStage):
     column: str = "label"
     _: KW_ONLY
     classes: int | Sequence[Label] | Mapping[Label, int]
-    to: str = "labels"
+    output_column: str = "labels"
     counts: Sequence[int] | None = None
 
     def check(self) -> None:
         column_name(self.column, "encode_labels(column)")
-        column_name(self.to, "encode_labels(to)")
+        column_name(self.output_column, "encode_labels(output_column)")
         given: Any = self.classes
         rule = "encode_labels(classes)"
         if isinstance(given, int):
@@ -152,13 +152,13 @@ class EncodeLabels(RunStage):
     def process(self, run: Run) -> Run:
         block, table = row_table(run, self)
         need_columns(table.column_names, [self.column], self)
-        if self.to != self.column:
-            refuse_taken(table, [self.to], self)
+        if self.output_column != self.column:
+            refuse_taken(table, [self.output_column], self)
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
         codes = self.encode(labels)
         made = to_arrow(codes) if labels.lengths is None else list_array(codes, labels.lengths)
         place = table.column_names.index(self.column)
-        return run.with_block(block.with_data(table.set_column(place, self.to, made)))
+        return run.with_block(block.with_data(table.set_column(place, self.output_column, made)))
 
     def encode(self, labels: LabelColumn) -> IntArray:
         """The class of each label, int64.

@@ -33,7 +33,7 @@ class Enumerate(RunStage):
 
     Args:
         start: the number of the first row.
-        column: name of the new column.
+        output_column: name of the new column.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> list(tp.from_dataset(["a", "b"]).enumerate(start=1))
@@ -46,13 +46,13 @@ class Enumerate(RunStage):
 
     start: int = 0
     _: KW_ONLY
-    column: str = "index"
+    output_column: str = "index"
 
     def check(self) -> None:
         whole_number(
             self.start, -(2**62), "enumerate(start)", "the number of the first row", most=2**62
         )
-        column_name(self.column, "enumerate(column)")
+        column_name(self.output_column, "enumerate(output_column)")
 
     _passed = 0  # rows that are skipped below
 
@@ -72,7 +72,7 @@ class Enumerate(RunStage):
         return self.resolved(_passed=passed)
 
     def process(self, run: Run) -> Run:
-        block, name = run.block, self.column
+        block, name = run.block, self.output_column
         numbers = block.ids + (self.start - self._passed)
         data = block.data
         if isinstance(data, TensorRows) and data.names is not None:

@@ -1,18 +1,16 @@
-"""``flat_map`` and ``unbatch``: several rows of one."""
+"""``flat_map``: several rows of one."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
-from trainpipes._internal.checks import checked_schema, whole_number
+from trainpipes._internal.checks import checked_schema
 from trainpipes._internal.shown import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
@@ -21,7 +19,7 @@ from trainpipes.kinds.blame import blame
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 
-__all__ = ["FlatMap", "Unbatch"]
+__all__ = ["FlatMap"]
 
 #: Rows in a run, at most.
 RUN_ROWS = 256
@@ -29,24 +27,7 @@ RUN_ROWS = 256
 PLACE_BITS = 40
 
 
-class _Several(CutStage):
-    """A stage that makes rows of each row. Its cursor: that of the row, and how many of its rows are used."""
-
-    role = "pack"
-    keeps_rows = False
-    per_row = True
-    makes_objects = True
-
-    @abstractmethod
-    def rows_of(self, row: Any) -> Iterable[Any]:
-        """What is made of a row."""
-
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        return _Rows(self, below(at), used)
-
-
-class FlatMap(_Several):
+class FlatMap(CutStage):
     """Makes any number of rows from each row, by a function.
 
     In: rows. Out: the rows that the function gives for each row, one after the other. Stands after
@@ -69,8 +50,15 @@ class FlatMap(_Several):
     >>> texts = tp.from_dataset(["a b", "", "c"])
     >>> list(texts.flat_map(str.split))
     ['a', 'b', 'c']
+    >>> list(tp.from_dataset([[1, 2], [3]]).flat_map(list))
+    [1, 2, 3]
     """
 
+    role = "pack"
+    keeps_rows = False
+    cursor_keys = ("row",)
+    per_row = True
+    makes_objects = True
     versioned = "fn"
     draws_by = (
         "draw in a map(fn, rng=True) before it, which adds what was drawn to the row, such as a seed for "
@@ -88,7 +76,12 @@ class FlatMap(_Several):
             raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(self.fn)}")
         checked_schema(self.schema, "flat_map(schema)")
 
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
+        return _Rows(self, below(at), used)
+
     def rows_of(self, row: Any) -> Iterable[Any]:
+        """What is made of a row."""
         found = self.fn(row)
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             raise DataError(
@@ -98,65 +91,10 @@ class FlatMap(_Several):
         return found
 
 
-class Unbatch(_Several):
-    """Splits rows that are batches into their elements.
-
-    In: rows that are lists, tuples, arrays or tensors; or dicts of these, equally long. Out: their
-    elements, one after the other; of a dict of columns, a dict for each element. It stands where
-    ``flat_map`` may stand, and has the same cursor. Costs Python for each row.
-
-    Args:
-        level: how many levels of nested lists are split.
-
-    Raises:
-        DataError: a row is none of these, or its columns are not equally long; names the row.
-
-    >>> import pyarrow as pa, trainpipes as tp
-    >>> list(tp.from_dataset([[1, 2], [3]]).unbatch())
-    [1, 2, 3]
-    >>> list(tp.from_arrow(pa.table({"x": [[1, 2]], "y": [["a", "b"]]})).unbatch())
-    [{'x': 1, 'y': 'a'}, {'x': 2, 'y': 'b'}]
-    """
-
-    level: int = 1
-
-    def check(self) -> None:
-        whole_number(self.level, 1, "unbatch(level)", "how deep lists are taken apart")
-
-    def rows_of(self, row: Any) -> Iterable[Any]:
-        found = self._apart(row)
-        for _ in range(self.level - 1):
-            found = [part for one in found for part in self._apart(one)]
-        return found
-
-    def _apart(self, row: Any) -> Sequence[Any]:
-        if isinstance(row, Mapping):
-            columns = {name: self._apart(value) for name, value in row.items()}
-            sizes = {name: len(values) for name, values in columns.items()}
-            if len(set(sizes.values())) > 1:
-                raise DataError(
-                    f"{self}: columns of a row are equally long, got "
-                    + ", ".join(f"{size} in {name!r}" for name, size in sizes.items())
-                    + "; select() those that are"
-                )
-            return [
-                dict(zip(columns, values, strict=True))
-                for values in zip(*columns.values(), strict=True)
-            ]
-        if isinstance(row, torch.Tensor | np.ndarray) and row.ndim:
-            return list(row)
-        if isinstance(row, list | tuple):
-            return row
-        raise DataError(
-            f"{self}: a row is a list, a tuple, an array, or a dict of these, got {type(row).__name__}; "
-            "drop other columns with select(), or use flat_map()"
-        )
-
-
 class _Rows:
     """The rows made of those below, in runs."""
 
-    def __init__(self, stage: _Several, below: RunSource, used: int) -> None:
+    def __init__(self, stage: FlatMap, below: RunSource, used: int) -> None:
         self._stage = stage
         self._below = below
         self._run: Run | None = None

@@ -51,17 +51,17 @@ class MaskTokens(RunStage):
     resume and on any topology.
 
     Args:
-        probability: of choosing a token, or a word, 0 to 1.
+        mlm_probability: of choosing a token, or a word, 0 to 1.
         column: the token ids.
         whole_words: choose whole words: all tokens of a chosen word. The tokenizer's vocabulary tells where
             words begin: "##" continues a word, "Ġ" and "▁" begin one.
         tokenizer: knows the mask token and the special tokens; given as for ``tokenize``. By default that of
             the ``tokenize`` before this stage.
-        mask_id: the mask token; by default the tokenizer's.
+        mask_token_id: the mask token; by default the tokenizer's.
         special_ids: tokens that are never chosen; by default the tokenizer's special ones.
         vocab_size: random tokens are drawn below this; by default the tokenizer's.
-        random: share of the chosen tokens that become random ones, 0 to 1.
-        keep: share of the chosen tokens that stay as they are, 0 to 1.
+        mask_replace_prob: share of the chosen tokens that become the mask token, 0 to 1.
+        random_replace_prob: share of them that become random ones, 0 to 1. The others stay as they are.
         seed: for the choice.
 
     Raises:
@@ -71,7 +71,7 @@ class MaskTokens(RunStage):
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 8, 9, 10, 11, 12, 13, 0]]}))
-    >>> pipe = rows.mask_tokens(0.3, mask_id=99, special_ids=[0], vocab_size=90)
+    >>> pipe = rows.mask_tokens(0.3, mask_token_id=99, special_ids=[0], vocab_size=90)
     >>> row = next(iter(pipe))
     >>> row["input_ids"]
     [5, 99, 7, 8, 9, 99, 11, 99, 99, 0]
@@ -84,34 +84,34 @@ class MaskTokens(RunStage):
     by_row = True
     by_epoch = True
 
-    probability: float = 0.15
+    mlm_probability: float = 0.15
     _: KW_ONLY
     column: str = "input_ids"
     whole_words: bool = False
     tokenizer: Any = None
-    mask_id: int | None = None
+    mask_token_id: int | None = None
     special_ids: Sequence[int] | None = None
     vocab_size: int | None = None
-    random: float = 0.1
-    keep: float = 0.1
+    mask_replace_prob: float = 0.8
+    random_replace_prob: float = 0.1
     seed: int = 0
 
     def check(self) -> None:
-        for name in ("probability", "random", "keep"):
+        for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
             part = self.options[name]
             if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
                 raise ConfigError(f"mask_tokens({name}) is a number from 0 to 1, got {shown(part)}")
-        if self.random + self.keep > 1:
+        if self.mask_replace_prob + self.random_replace_prob > 1:
             raise ConfigError(
-                "mask_tokens(random, keep) are parts of the chosen tokens, at most 1 together, got "
-                f"{self.random} and {self.keep}"
+                "mask_tokens(mask_replace_prob, random_replace_prob) are parts of the chosen tokens, "
+                f"at most 1 together, got {self.mask_replace_prob} and {self.random_replace_prob}"
             )
         if not isinstance(self.column, str):
             raise ConfigError(
                 f"mask_tokens(column) is the name of a column, got {shown(self.column)}"
             )
-        if self.mask_id is not None:
-            whole_number(self.mask_id, 0, "mask_tokens(mask_id)", "a token id")
+        if self.mask_token_id is not None:
+            whole_number(self.mask_token_id, 0, "mask_tokens(mask_token_id)", "a token id")
         if self.vocab_size is not None:
             whole_number(self.vocab_size, 1, "mask_tokens(vocab_size)", "how many tokens there are")
         if self.special_ids is not None:
@@ -129,7 +129,9 @@ class MaskTokens(RunStage):
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         makers = [stage.maker for stage in below if isinstance(stage, Tokenizes)]
-        lacking = [n for n in ("mask_id", "special_ids", "vocab_size") if self.options[n] is None]
+        lacking = [
+            n for n in ("mask_token_id", "special_ids", "vocab_size") if self.options[n] is None
+        ]
         if self.whole_words:
             lacking.append("whole_words")
         if self._own is None and not makers and lacking:
@@ -154,7 +156,7 @@ class MaskTokens(RunStage):
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        found = {**self.options, "mask_id": self._mask, "vocab_size": self._size}
+        found = {**self.options, "mask_token_id": self._mask, "vocab_size": self._size}
         if self._own is not None:
             found["tokenizer"] = {"name": str(self._own), "content": self._own.fingerprint()}
         return found
@@ -167,20 +169,20 @@ class MaskTokens(RunStage):
             b"" if self._begins is None else np.packbits(self._begins).tobytes()
         )
         tokens = hashlib.sha256(known).hexdigest()[:16]
-        return {**found, "mask_id": self._mask, "vocab_size": self._size, "tokens": tokens}
+        return {**found, "mask_token_id": self._mask, "vocab_size": self._size, "tokens": tokens}
 
     # What the tokenizer says
 
     @cached_property
     def _mask(self) -> int:
-        if self.mask_id is not None:
-            return int(self.mask_id)
+        if self.mask_token_id is not None:
+            return int(self.mask_token_id)
         assert self._engine is not None
         found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
             raise ConfigError(
                 f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: take "
-                "a tokenizer that has one, or pass mask_id=..."
+                "a tokenizer that has one, or pass mask_token_id=..."
             )
         return found[0]
 
@@ -246,7 +248,7 @@ class MaskTokens(RunStage):
         key = np.repeat(self._keys(block), lengths)
         own = (place - np.repeat(starts, lengths) + 1).astype(np.uint64) * _GOLDEN
         draws = unit(mix(key ^ mix(own[first])))
-        chosen = np.flatnonzero((draws < self.probability) & ~special)
+        chosen = np.flatnonzero((draws < self.mlm_probability) & ~special)
         labels = np.full(len(values), IGNORED, dtype=label_dtype(values))
         labels[chosen] = values[chosen]
         hashes = mix(key[chosen] ^ mix(own[chosen] ^ _SECOND))
@@ -254,8 +256,8 @@ class MaskTokens(RunStage):
         # As wide as the mask and every token of the vocabulary need, whatever the column held.
         largest = np.min_scalar_type(max(self._mask, self._size - 1))
         found = values.astype(np.promote_types(values.dtype, largest))
-        found[chosen[kind >= self.random + self.keep]] = self._mask
-        other = kind < self.random
+        found[chosen[kind >= 1 - self.mask_replace_prob]] = self._mask
+        other = kind < self.random_replace_prob
         drawn = unit(mix(hashes[other] ^ _THIRD)) * self._size
         found[chosen[other]] = drawn.astype(found.dtype)
         return found, labels

@@ -20,14 +20,15 @@ from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage, option
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
-from trainpipes.stages.pack_rows import PACKED, Documents, Overlong, documents_of, rows_of
+from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, documents_of, rows_of
 from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["Pack"]
@@ -83,11 +84,11 @@ class Pack(CutStage):
         max_length: tokens of a row.
         method: "best_fit", "first_fit" or "concat".
         column: the documents' token ids: lists of integers. Empty documents are passed over.
-        window: the most documents that are packed together (``best_fit`` takes up to a sixteenth fewer where
-            they fill their rows better). A larger window leaves less padding and starts later.
+        buffer_size: the most documents that are packed together (``best_fit`` takes up to a sixteenth fewer
+            where they fill their rows better). A larger window leaves less padding and starts later.
         max_documents: the most documents in a row.
-        overlong: documents longer than a row are cut into several ("split"; all pieces but the last fill a
-            row), cut to its length ("truncate"), left out ("drop"), or refused ("error"). What is left out
+        overflow: documents longer than a row are cut into several ("split"; all pieces but the last fill a
+            row), cut to its length ("truncate"), left out ("drop"), or refused ("raise"). What is left out
             is counted: the logger ``trainpipes`` warns of it, and ``explain()`` says how much so far.
         along: other columns to pack the same way, of lists as long as those of ``column``; padded with 0.
         on_error: for rows whose labels are all -100, where documents have their own "labels": such as a row
@@ -95,12 +96,14 @@ class Pack(CutStage):
             "raise" refuses the first; "skip" leaves them out, and the log counts them; "keep" keeps them and
             says nothing.
         seed: for the order of a window's rows.
-        pad_id: pads input_ids; by default the pad token of the ``tokenize`` before this stage, or 0. Must be
-            given where a function tokenizes.
+        pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this stage, or 0.
+            Must be given where a function tokenizes.
+        tokenizer: that made the ids which the rows hold already: its pad token is taken. Given as for
+            ``tokenize``.
 
     Raises:
         DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a document
-            is too long and ``overlong="error"``, or a row has no target and ``on_error="raise"``; names the
+            is too long and ``overflow="raise"``, or a row has no target and ``on_error="raise"``; names the
             row, or the first one that it is made of.
         SchemaError: a column is not there, or holds no lists of numbers.
 
@@ -120,26 +123,28 @@ class Pack(CutStage):
     by_place = True
     asks_inputs = True
 
-    max_length: int = option(key="length", was="length")
+    max_length: int
     _: KW_ONLY
     method: Method = "best_fit"
     column: str = "input_ids"
-    window: int = 1024
+    buffer_size: int = 1024
     max_documents: int | None = None
-    overlong: Overlong = "split"
+    overflow: Overflow = "split"
     along: Sequence[str] = ()
     on_error: OnError | None = None
     seed: int = 0
-    pad_id: int | None = None
+    pad_token_id: int | None = None
+    tokenizer: Any = None
 
     def check(self) -> None:
+        _ = self._own  # whether it is there is said here
         whole_number(self.max_length, 1, "pack(max_length)", "tokens of a row", most=2**31 - 1)
-        whole_number(self.window, 1, "pack(window)", "documents that are packed together")
+        whole_number(self.buffer_size, 1, "pack(buffer_size)", "documents that are packed together")
         whole_number(self.seed, None, "pack(seed)", "a seed")
         if self.max_documents is not None:
             whole_number(self.max_documents, 1, "pack(max_documents)", "documents in a row at most")
-        if self.pad_id is not None:
-            whole_number(self.pad_id, 0, "pack(pad_id)", "a token id")
+        if self.pad_token_id is not None:
+            whole_number(self.pad_token_id, 0, "pack(pad_token_id)", "a token id")
         column_name(self.column, "pack(column)")
         if isinstance(self.along, str):
             raise ConfigError(f"pack(along) is a list of column names, got {shown(self.along)}")
@@ -159,30 +164,39 @@ class Pack(CutStage):
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         tokenize = None
-        if self.pad_id is None:
-            tokenize = next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
+        if self.pad_token_id is None:
+            tokenize = self._own or next(
+                (s for s in reversed(below) if isinstance(s, Tokenizes)), None
+            )
         if tokenize is not None and not tokenize.says_pad_id:
             raise ConfigError(
                 f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
-                "function, which does not tell its pad token: give pack(pad_id=...)"
+                "function, which does not tell its pad token: give pack(pad_token_id=...)"
             )
         crosses = any(s.role == "repeat" or getattr(s, "endless", False) for s in below)
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
+
+    @made_once
+    def _own(self) -> TokenizedBy | None:
+        """What the tokenizer that was given says."""
+        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
 
     @cached_property
     def fill_id(self) -> int:
         """What input_ids are padded with."""
         if self._tokenize is not None:
             return self._tokenize.pad_id
-        return self.pad_id or 0
+        return self.pad_token_id or 0
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        return {**self.options, "pad_id": self.fill_id}
+        own = None if self._own is None else self._own.resolved_options["tokenizer"]
+        return {**self.options, "pad_token_id": self.fill_id, "tokenizer": own}
 
     def identity(self) -> dict[str, Any]:
-        found = {**super().identity(), "pad_id": self.fill_id}
+        found = {**super().identity(), "pad_token_id": self.fill_id}
+        found.pop("tokenizer", None)
         if self.on_error != "skip":  # nothing else shapes the rows
             found.pop("on_error", None)
         return found
@@ -203,7 +217,7 @@ class Pack(CutStage):
 
     def documents(self, block: Block) -> Documents:
         """The documents of some rows."""
-        return documents_of(block, self.column, self.along, self.overlong, self.max_length, self)
+        return documents_of(block, self.column, self.along, self.overflow, self.max_length, self)
 
     @made_once
     def _dropped(self) -> LeftOut:
@@ -211,7 +225,7 @@ class Pack(CutStage):
 
     def used_up(self, documents: Documents, ids: IntArray, count: int) -> None:
         """Count what was left out of the first ``count`` documents, which are not looked at again."""
-        if self.overlong == "drop" and count:
+        if self.overflow == "drop" and count:
             lost = documents.dropped
             self._dropped.add(ids[:count], None if lost is None else lost[:count])
 
@@ -313,21 +327,21 @@ class _Fitted(_Packer):
 
     def _place(self) -> None:
         stage, held, least = self._stage, self._held, 0
-        while held.fill(stage.window, least):
+        while held.fill(stage.buffer_size, least):
             run = held.waiting()
-            count = min(stage.window, held.rows)
+            count = min(stage.buffer_size, held.rows)
             self._from = run.block.slice(0, count)
             self._documents = stage.documents(self._from)
             lengths, most = self._documents.lengths, stage.max_documents
             tokens = int(lengths.sum())
-            is_open = stage._crosses and held.more_follow and count < stage.window
+            is_open = stage._crosses and held.more_follow and count < stage.buffer_size
             if is_open and 0 < tokens < LEAST_ROWS * stage.max_length:
                 least = 2 * count
                 continue
             least = 0
             if stage.method == "first_fit":
                 found = placed(lengths, stage.max_length, most, first_fit)
-            elif count < stage.window:  # an epoch's end: all that is left
+            elif count < stage.buffer_size:  # an epoch's end: all that is left
                 found = placed(lengths, stage.max_length, most, best_fit)
             else:
                 count, found = best_window(lengths, stage.max_length, most)

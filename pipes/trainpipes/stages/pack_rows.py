@@ -20,12 +20,12 @@ from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import BadCell, check_fit
 from trainpipes.stages.token_columns import names_of, numbers_of
 
-__all__ = ["PACKED", "Documents", "Overlong", "documents_of", "rows_of"]
+__all__ = ["PACKED", "Documents", "Overflow", "documents_of", "rows_of"]
 
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
 
-Overlong = Literal["split", "truncate", "drop", "error"]
+Overflow = Literal["split", "truncate", "drop", "raise"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Documents:
 
 
 def documents_of(
-    block: Block, column: str, along: Sequence[str], overlong: Overlong, length: int, asker: Stage
+    block: Block, column: str, along: Sequence[str], overflow: Overflow, length: int, asker: Stage
 ) -> Documents:
     """The documents of some rows.
 
@@ -56,14 +56,14 @@ def documents_of(
         block: a row each.
         column: of token ids.
         along: other columns to pack.
-        overlong: what becomes of those longer than ``length``.
+        overflow: what becomes of those longer than ``length``.
         length: tokens of a packed row.
         asker: the stage, for messages.
 
     Raises:
         SchemaError: a column is not there, or holds something else.
         DataError: a null, an id beyond int32, columns of different lengths, or a document that is too
-            long under "error"; names the row.
+            long under "raise"; names the row.
     """
     ids, lengths = numbers_of(block, column, asker)
     columns = {"input_ids": _int32(ids, lengths, column, block, asker)}
@@ -83,15 +83,15 @@ def documents_of(
             columns[name] = _int32(values, lengths, name, block, asker)
     starts = np.cumsum(lengths) - lengths
     longer = lengths > length
-    if overlong != "split" and longer.any():
-        if overlong == "error":
+    if overflow != "split" and longer.any():
+        if overflow == "raise":
             place = int(np.argmax(longer))
             raise _of_row(
                 f"{asker}: documents have at most {length} tokens, got one of {lengths[place]}; raise "
-                'max_length, or pass overlong="split", "truncate" or "drop"',
+                'max_length, or pass overflow="split", "truncate" or "drop"',
                 block, place, asker,
             )  # fmt: skip
-        if overlong == "drop":
+        if overflow == "drop":
             dropped = np.where(longer, lengths, 0)
             return Documents(columns, starts, lengths - dropped, dropped)
         lengths = np.minimum(lengths, length)

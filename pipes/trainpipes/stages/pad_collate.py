@@ -17,7 +17,7 @@ from trainpipes._internal.shown import shown
 from trainpipes.columns.block import Part
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.payload import take_payload
-from trainpipes.columns.rectangles import PadSide, RaggedRows
+from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
@@ -25,7 +25,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage, option
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.by_table import ByTable
 from trainpipes.stages.column_writers import (
@@ -48,17 +48,14 @@ from trainpipes.stages.pad_columns import (
     of_list,
 )
 from trainpipes.stages.pad_rules import (
-    ENDS,
     FIXED,
     Rule,
-    Side,
-    as_before,
     asked_masks,
     column_options,
     column_rule,
     numpy_dtype,
-    respelt,
 )
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
 __all__ = ["PadCollate"]
@@ -123,6 +120,8 @@ class PadCollate(RunStage):
             also applies to columns of numbers.
         dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns of
             floats, while ids stay int64.
+        tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding side are
+            taken. Given as for ``tokenize``; left out, that of the ``tokenize`` before this stage.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
@@ -148,16 +147,17 @@ class PadCollate(RunStage):
     _: KW_ONLY
     max_length: int | None = None
     pad_to_multiple_of: int | None = None
-    padding_side: Side | None = option(default=None, key="padding", was="padding")
-    truncation_side: Side | None = option(default=None, key="truncating", was="truncating")
+    padding_side: Side | None = None
+    truncation_side: Side | None = None
     value: float | None = None
     mask: Mapping[str, str] | bool | None = None
     columns: Mapping[str, Mapping[str, Any]] | None = None
     dtype: torch.dtype = torch.int64
+    tokenizer: Any = None
 
     def check(self) -> None:
-        self._set(**respelt(self.options, "pad_collate"))
         self._rule.check("pad_collate")
+        _ = self._own  # whether it is there is said here
         if self.columns is not None:
             if not isinstance(self.columns, Mapping):
                 raise ConfigError(
@@ -231,30 +231,37 @@ class PadCollate(RunStage):
             elif stage.name == "rename":
                 names = stage.options["names"]
                 ids = {names.get(name, name): maker for name, maker in ids.items()}
+        if self._own is not None:
+            tokenize = ids["input_ids"] = self._own
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
+
+    @made_once
+    def _own(self) -> TokenizedBy | None:
+        """What the tokenizer that was given says."""
+        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
 
     @property
     def resolved_options(self) -> dict[str, Any]:
         rule, below = self._rule, self._tokenize
         value = below.pad_id if rule.value is None and below is not None else rule.value
-        side = below.padding_side if below is not None else "post"
+        side = below.padding_side if below is not None else "right"
         return {
             **self.options,
             "value": value or 0,
-            "padding_side": rule.padding_side or {"pre": "left", "post": "right"}[side],
+            "padding_side": rule.padding_side or side,
             "truncation_side": rule.truncation_side or "right",
+            "tokenizer": None if self._own is None else self._own.resolved_options["tokenizer"],
         }
 
     def identity(self) -> dict[str, Any]:
-        found = as_before(super().identity())
-        if self.columns is not None:
-            found["columns"] = {name: as_before(own) for name, own in found["columns"].items()}
+        found = super().identity()
+        found.pop("tokenizer", None)
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
                 found["value"] = self._tokenize.pad_id
             if self.padding_side is None:
-                found["padding"] = self._tokenize.padding_side
+                found["padding_side"] = self._tokenize.padding_side
         return found
 
     def process(self, run: Run) -> Run:
@@ -465,8 +472,8 @@ class PadCollate(RunStage):
             dtype=dtype,
             max_length=rule.max_length,
             multiple=rule.pad_to_multiple_of or 1,
-            padding=self._side(rule),
-            truncating=ENDS[rule.truncation_side or "right"],
+            padding_side=self._side(rule),
+            truncation_side=rule.truncation_side or "right",
             mask=None if mask is None else np.int64,
         )
         return RaggedWriter(name, found, mask)
@@ -488,10 +495,10 @@ class PadCollate(RunStage):
             return self._floats
         return np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
 
-    def _side(self, rule: Rule) -> PadSide:
+    def _side(self, rule: Rule) -> Side:
         if rule.padding_side is not None:
-            return ENDS[rule.padding_side]
-        return "post" if self._tokenize is None else self._tokenize.padding_side
+            return rule.padding_side
+        return "right" if self._tokenize is None else self._tokenize.padding_side
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         value = None if name not in self._rules else self._rules[name].value

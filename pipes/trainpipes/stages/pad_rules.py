@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,31 +12,17 @@ import torch
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.naming import nearest
 from trainpipes._internal.shown import shown
-from trainpipes._internal.warn_once import warn_once
-from trainpipes.columns.rectangles import PadSide
+from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import spelt
 
 __all__ = [
-    "ENDS",
     "FIXED",
     "Rule",
-    "Side",
-    "as_before",
     "asked_masks",
     "column_options",
     "column_rule",
     "numpy_dtype",
-    "respelt",
 ]
-
-Side = Literal["right", "left"]
-
-#: Older names of sides, and of the options that say one. Both are still accepted, and stand in states.
-ENDS: dict[Side, PadSide] = {"right": "post", "left": "pre"}
-_SIDES: dict[str, Side] = {end: side for side, end in ENDS.items()}
-_BEFORE = {"padding_side": "padding", "truncation_side": "truncating"}
-_NOW = {before: now for now, before in _BEFORE.items()}
 
 #: Pad values that hold whatever ``value`` says: what is masked must not depend on the pad token.
 FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
@@ -60,7 +46,7 @@ class Rule:
             if getattr(self, name) is not None:
                 value = getattr(self, name)
                 whole_number(value, 1, f"{asker}({name})", "cells of a row", most=2**31 - 1)
-        for name in _BEFORE:
+        for name in ("padding_side", "truncation_side"):
             if getattr(self, name) not in (None, "right", "left"):
                 raise ConfigError(
                     f'{asker}({name}) is "right" or "left", got {shown(getattr(self, name))}'
@@ -90,26 +76,6 @@ def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
         ) from None
 
 
-def respelt(options: Mapping[str, Any], asker: str) -> dict[str, Any]:
-    """Options by the names, and with the sides, that they have now."""
-    found = spelt(asker, _NOW, options)
-    for name in _BEFORE:
-        if found.get(name) in ("post", "pre"):
-            side = _SIDES[found[name]]
-            warn_once(f"{asker}({name}={found[name]!r}) is {side!r} now: write {name}={side!r}")
-            found[name] = side
-    return found
-
-
-def as_before(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The other way, for states."""
-    sides = {*_BEFORE, *_NOW}
-    return {
-        _BEFORE.get(name, name): ENDS.get(value, value) if name in sides else value
-        for name, value in options.items()
-    }
-
-
 def column_options(name: str, own: Any) -> dict[str, Any]:
     """What ``columns`` says of one column."""
     known = [field.name for field in fields(Rule)]
@@ -118,14 +84,13 @@ def column_options(name: str, own: Any) -> dict[str, Any]:
             f"pad_collate(columns) is a dict of column names and dicts of options, got {shown(own)} for "
             f"{name!r}"
         )
-    found = respelt(own, f"pad_collate(columns[{name!r}])")
-    for option in found:
+    for option in own:
         if option not in known:
             raise ConfigError(
                 f"pad_collate(columns) has no option {option!r}{nearest(str(option), known)} for "
                 f"{name!r}; there are {', '.join(known)}"
             )
-    return found
+    return dict(own)
 
 
 def column_rule(rule: Rule, name: str, own: Mapping[str, Any]) -> Rule:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sized
 from dataclasses import KW_ONLY
-from functools import cached_property
 from typing import Any, Literal
+
+from torch.utils.data import Sampler
 
 from trainpipes._internal.checks import whole_number
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage_kinds import OrderStage
-from trainpipes.samplers import RandomSampler
+from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
+from trainpipes.stages.torch_samplers import TorchOrder, reorders
 
-__all__ = ["Shuffle", "whole_number"]
+__all__ = ["Shuffle"]
 
 
 class Shuffle(OrderStage):
@@ -30,6 +35,9 @@ class Shuffle(OrderStage):
     up to 65,536 row numbers of 8 bytes, and costs about 30 ns a row. Rows are then read one by one, which
     is slow on a spinning disk. The order is the same for any ``num_shards``.
 
+    With ``sampler`` the sampler chooses the rows of each epoch and their order, for the same sources and at
+    the same cost, besides the sampler's own work.
+
     Args:
         buffer_size: the fewest rows that are mixed with each other.
         seed: for the order. Global seeds are neither read nor changed.
@@ -38,43 +46,90 @@ class Shuffle(OrderStage):
             windows smaller than ``buffer_size``. 1 GiB if left out. It shapes the order, so a resume needs
             the same value.
         scope: "buffer", or "global" for all rows at once, without a buffer.
+        sampler: one of ``trainpipes.samplers``, or one of your own (``RowSampler``); or a torch sampler
+            that has a length and gives row numbers. A torch sampler draws an epoch's numbers all at once,
+            when the epoch's first row is read, with another seed each epoch; a ``DistributedSampler``
+            stands for the order over all its replicas.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
     >>> list(pipe), list(pipe)
     ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
+    >>> rows = tp.from_dataset(["a", "b", "c"])
+    >>> list(rows.shuffle(sampler=tp.samplers.WeightedRandomSampler([0, 1, 1], num_samples=5)))
+    ['b', 'c', 'b', 'b', 'b']
     """
 
     buffer_size: int = 40_960
     _: KW_ONLY
     seed: int = 0
     max_bytes: int = 1 << 30
-    scope: Literal["buffer", "global"] | None = "buffer"
+    scope: Literal["buffer", "global"] = "buffer"
+    sampler: Any = None
 
     def check(self) -> None:
         whole_number(self.buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
         whole_number(self.seed, None, "shuffle(seed)", "a seed")
         whole_number(self.max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
-        if self.scope == "buffer":
-            self._set(scope=None)  # states were saved before there was a choice
-        elif self.scope == "global" and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
+        if self.sampler is not None:
+            self._check_sampler()
+        whole = self.scope == "global" or self.sampler is not None
+        if whole and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
+            said = 'scope="global"' if self.sampler is None else "sampler=..."
             raise ConfigError(
-                'shuffle(scope="global") has no buffer: leave buffer_size and max_bytes out, got '
+                f"shuffle({said}) has no buffer: leave buffer_size and max_bytes out, got "
                 f"{self.buffer_size!r} and {self.max_bytes!r}"
             )
 
-    @cached_property
-    def order(self) -> RandomSampler | None:
+    def _check_sampler(self) -> None:
+        sampler = self.sampler
+        if self.scope == "global" or self.seed:
+            raise ConfigError(
+                "shuffle(sampler=...) takes rows as the sampler says: leave scope and seed out, got "
+                f"scope={self.scope!r} and seed={self.seed!r}"
+            )
+        if isinstance(sampler, BatchSampler) or (
+            isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
+        ):
+            raise ConfigError(
+                f"shuffle(sampler) takes a sampler of rows, got {type(sampler).__name__}: give its sampler "
+                "here, and .batch(batch_size) after it"
+            )
+        if not isinstance(sampler, RowSampler) and not (
+            isinstance(sampler, Iterable) and isinstance(sampler, Sized)
+        ):
+            raise ConfigError(
+                "shuffle(sampler) takes one of trainpipes.samplers, or one of torch's that has a length, got "
+                f"{sampler!r}"
+            )
+
+    @made_once
+    def order(self) -> RowSampler | TorchOrder | None:
         """The order of all rows; None where they are shuffled within a buffer."""
+        if self.sampler is not None:
+            ours = isinstance(self.sampler, RowSampler)
+            return self.sampler if ours else TorchOrder(self.sampler)
         return RandomSampler(seed=self.seed) if self.scope == "global" else None
 
     @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return self.sampler is None or reorders(self.sampler)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return not type(self.sampler).__module__.startswith(("trainpipes.", "torch.", "builtins"))
+
+    @property
     def resolved_options(self) -> dict[str, Any]:
+        if self.sampler is not None:
+            return {"sampler": self.order}
         if self.scope == "global":
             return {**self.options, "buffer_size": None, "max_bytes": None}
-        return {**self.options, "scope": "buffer"}
+        return {name: value for name, value in self.options.items() if name != "sampler"}
 
     def identity(self) -> dict[str, Any]:
+        if self.sampler is not None:
+            return {"stage": self.name, "sampler": identify(self.order)}
         identity = super().identity()
         if self.order is not None:
             del identity["buffer_size"], identity["max_bytes"]

@@ -12,9 +12,9 @@ from trainpipes.errors import DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 
-__all__ = ["Budget", "Oversize"]
+__all__ = ["Budget", "LongRow"]
 
-Oversize = Literal["error", "alone"]
+LongRow = Literal["raise", "alone"]
 
 
 class Budget:
@@ -24,21 +24,21 @@ class Budget:
         asker: the stage, for messages.
         max_tokens: N: rows times the longest of them, padding included.
         max_rows: rows at most.
-        oversize: what becomes of a row longer than N: refused, or a rectangle of its own.
+        overflow: what becomes of a row longer than N: refused, or a rectangle of its own.
 
     Raises:
         ConfigError: an option is none that can be had.
     """
 
     def __init__(
-        self, name: str, max_tokens: int, max_rows: int | None, oversize: Oversize | None
+        self, name: str, max_tokens: int, max_rows: int | None, overflow: LongRow | None
     ) -> None:
         whole_number(max_tokens, 1, f"{name}(max_tokens)", "rows x longest row of a micro-batch")
         if max_rows is not None:
             whole_number(max_rows, 1, f"{name}(max_rows)", "rows in a micro-batch at most")
         self.max_tokens = max_tokens
         self.max_rows = max_rows
-        self.alone = oversize == "alone"
+        self.alone = overflow == "alone"
 
     def check(self, lengths: IntArray, ids: IntArray, asker: Stage) -> None:
         """Raise for the first row that is too long by itself, unless it may be alone."""
@@ -49,7 +49,7 @@ class Budget:
     def _refuse(self, place: int, lengths: IntArray, ids: IntArray, asker: Stage) -> NoReturn:
         error = DataError(
             f"{asker}: no row is longer than max_tokens, got one of {lengths[place]}; raise max_tokens, "
-            'cut rows (tokenize(max_length=...)), or pass oversize="alone" for a micro-batch of its own',
+            'cut rows (tokenize(max_length=...)), or pass overflow="alone" for a micro-batch of its own',
             stage=str(asker),
         )
         blame(error, asker, int(ids[place]))

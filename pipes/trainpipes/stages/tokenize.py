@@ -13,6 +13,7 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.shown import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
@@ -56,7 +57,9 @@ class Tokenize(Tokenizes):
 
             - a path or URL of a ``tokenizer.json``, or of a SentencePiece ``*.model``; a directory
               that holds a ``tokenizer.json``, a ``tokenizer.model``, or what
-              ``transformers.AutoTokenizer`` loads. Nothing is downloaded.
+              ``transformers.AutoTokenizer`` loads
+            - a name on the Hugging Face hub, such as "gpt2", which ``transformers.AutoTokenizer`` finds on
+              disk or fetches; needs transformers
             - an object: ``tokenizers.Tokenizer``, a transformers tokenizer, ``tiktoken.Encoding``,
               ``sentencepiece.SentencePieceProcessor``. A copy is used; the object is not changed.
             - "tiktoken:NAME", fetched by tiktoken unless its cache has it
@@ -76,8 +79,8 @@ class Tokenize(Tokenizes):
         truncation_side: "right" cuts the end of the text, "left" its start; joined columns are cut as one
             text. Bytes may be cut within a character.
         add_special_tokens: put prefix and suffix around the text.
-        eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a token or an id
-            ends it with that.
+        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a token or an
+            id ends it with that.
         labels: adds a column "labels": the ids of these columns (some of the list ``columns``) and of the
             end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
             the label of the end token is -100, or a model would learn to stop there.
@@ -88,11 +91,10 @@ class Tokenize(Tokenizes):
             the log counts them: how many rows an epoch has is then not known in advance, so put it after
             ``shuffle``; "keep" keeps them and says nothing.
         engine: what does the work for a tokenizer that the package ``tokenizers`` reads. "auto" takes
-            gigatoken, which is faster, where it is installed and known to give the same ids for this type of
-            tokenizer. It is compared with ``tokenizers`` on the first 256 rows and on 1 row in 1,000 in
-            each process; at the first difference, which is logged, ``tokenizers`` takes over. "tokenizers"
-            never uses gigatoken. ``pipe.explain()`` says which one is used and why. A state may be resumed
-            with either.
+            gigatoken, which is faster, where it is installed (extra "fast") and the tokenizer is BPE. It is
+            compared with ``tokenizers`` on the first 256 rows in each process and then on every row whose
+            number is a multiple of 1,000; a difference is an error. "tokenizers" never uses gigatoken.
+            ``pipe.explain()`` says which one is used and why. A state is resumed with the one that saved it.
 
     Raises:
         ConfigError: the tokenizer is not there, or options do not go together.
@@ -102,9 +104,9 @@ class Tokenize(Tokenizes):
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]}))
-    >>> list(rows.tokenize("bytes", eos=True))
+    >>> list(rows.tokenize("bytes", add_eos=True))
     [{'input_ids': [104, 105, 256]}, {'input_ids': [195, 169, 256]}]
-    >>> list(rows.tokenize("bytes", max_length=2, eos=True, labels=True))[0]
+    >>> list(rows.tokenize("bytes", max_length=2, add_eos=True, labels=True))[0]
     {'input_ids': [104, 256], 'labels': [104, -100]}
     """
 
@@ -118,7 +120,7 @@ class Tokenize(Tokenizes):
     max_length: int | None = None
     truncation_side: Literal["right", "left"] = "right"
     add_special_tokens: bool = True
-    eos: bool | str | int = False
+    add_eos: bool | str | int = False
     labels: bool | str | Sequence[str] | None = None
     keep_text: bool = False
     on_error: OnError | None = None
@@ -127,9 +129,13 @@ class Tokenize(Tokenizes):
     def check(self) -> None:
         if self.max_length is not None:
             whole_number(self.max_length, 1, "tokenize(max_length)", "tokens in a sequence")
-        if not isinstance(self.eos, bool | str):
+        if not isinstance(self.add_eos, bool | str):
             whole_number(
-                self.eos, 0, "tokenize(eos)", "True, False, a token or its id", most=2**31 - 1
+                self.add_eos,
+                0,
+                "tokenize(add_eos)",
+                "True, False, a token or its id",
+                most=2**31 - 1,
             )
         if self.template is not None and not isinstance(self.template, str):
             raise ConfigError(f"tokenize(template) is a text, got {shown(self.template, 60)}")
@@ -140,7 +146,7 @@ class Tokenize(Tokenizes):
                 f"tokenize(keep_text=True) keeps the text column {taken[0]!r}, and the ids would "
                 f"have that name too; give them another by columns={{text: ids}}"
             )
-        if isinstance(self._engine, Function) and self.eos is True:
+        if isinstance(self._engine, Function) and self.add_eos is True:
             raise ConfigError(self._no_end({}))
 
     @cached_property
@@ -173,7 +179,7 @@ class Tokenize(Tokenizes):
     @property
     def resolved_options(self) -> dict[str, Any]:
         found = super().resolved_options
-        return {**found, "eos": self._end()} if self.eos is True else found
+        return {**found, "add_eos": self._end()} if self.add_eos is True else found
 
     def identity(self) -> dict[str, Any]:
         shaping = {
@@ -181,9 +187,9 @@ class Tokenize(Tokenizes):
             for k, v in self.options.items()
             if k != "tokenizer" and k not in self.free
         }
-        shaping["on_error"] = self._shaping_error()
-        if shaping["eos"] is True:
-            shaping["eos"] = self._end()
+        shaping |= {"on_error": self._shaping_error(), "engine": self._engine.package()}
+        if shaping["add_eos"] is True:
+            shaping["add_eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}
         return {"stage": self.name, "tokenizer": self._engine.fingerprint(), **shaping}
 
@@ -191,7 +197,7 @@ class Tokenize(Tokenizes):
 
     def _end(self) -> int | None:
         """The end token that was asked for."""
-        asked = self.eos
+        asked = self.add_eos
         if asked is False:
             return None
         if not isinstance(asked, bool | str):
@@ -200,7 +206,7 @@ class Tokenize(Tokenizes):
             found = self._engine.token_id(asked)
             if found is None:
                 raise ConfigError(
-                    f"tokenize(eos={asked!r}): the tokenizer {self._engine} has no such token; give "
+                    f"tokenize(add_eos={asked!r}): the tokenizer {self._engine} has no such token; give "
                     "another, or its id"
                 )
             return found
@@ -212,8 +218,8 @@ class Tokenize(Tokenizes):
     def _no_end(self, ends: Mapping[str, int]) -> str:
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
         return (
-            f"tokenize(eos=True) needs the tokenizer's end token, and {self._engine} {said}; give it: "
-            'eos="<token>" or eos=<id>'
+            f"tokenize(add_eos=True) needs the tokenizer's end token, and {self._engine} {said}; give it: "
+            'add_eos="<token>" or add_eos=<id>'
         )
 
     @cached_property
@@ -253,7 +259,7 @@ class Tokenize(Tokenizes):
         texts = text_columns(block, self._texts, self, numbers=self._template is not None)
         _ = self._engine.loaded  # what fails here is about no row
         try:
-            columns = self._encode(texts)
+            columns = self._encode(texts, block.ids)
         except ConfigError:
             raise
         except Exception as error:
@@ -271,10 +277,11 @@ class Tokenize(Tokenizes):
         cut = None if self.max_length is None else labels.lengths >= self.max_length
         return targets.check(run, have_target(labels.values, labels.lengths), cut)
 
-    def _encode(self, texts: Mapping[str, Any]) -> dict[str, Ragged]:
+    def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         """The columns to add."""
         if self.pair:
-            return self._encode_pairs(*(texts[name] for name in self._texts))
+            first, second = (texts[name] for name in self._texts)
+            return self._encode_pairs(first, second, numbers)
         if self._template is not None:
             texts = {"": self._template.fill(texts)}
             outputs: Mapping[str, Sequence[str]] = {"input_ids": [""]}
@@ -286,7 +293,7 @@ class Tokenize(Tokenizes):
         side = self.truncation_side
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
-            segments = [self._engine.encode(texts[name]) for name in names]
+            segments = [self._engine.encode_rows(texts[name], numbers) for name in names]
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             if output == "input_ids" and self._labelled is not None:
@@ -316,7 +323,7 @@ class Tokenize(Tokenizes):
         counted = np.repeat(told.reshape(-1), cut.reshape(-1))
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
-    def _encode_pairs(self, first: Any, second: Any) -> dict[str, Ragged]:
+    def _encode_pairs(self, first: Any, second: Any, numbers: IntArray) -> dict[str, Ragged]:
         special = self.add_special_tokens
         count, last = self._engine.pair_affixes() if special else (0, None)
         end = self._end()
@@ -325,7 +332,7 @@ class Tokenize(Tokenizes):
         limit = self.max_length
         room = None if limit is None else limit - len(added)
         side = self.truncation_side
-        ids, types = self._engine.encode_pairs(first, second, special, room, side)
+        ids, types = self._engine.encode_pairs(first, second, special, room, side, numbers)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
         if self._labelled is not None:
@@ -336,7 +343,8 @@ class Tokenize(Tokenizes):
         """The row that the tokenizer fails on, if it is one."""
         for number in range(len(block)):
             try:
-                self._encode({name: column.slice(number, 1) for name, column in texts.items()})
+                one = {name: column.slice(number, 1) for name, column in texts.items()}
+                self._encode(one, block.ids[number : number + 1])
             except Exception:
                 return int(block.ids[number])
         return None

@@ -1,4 +1,4 @@
-"""``tokenized_by``: which tokenizer has made the token ids that rows hold already."""
+"""Which tokenizer has made the token ids that rows hold already, for files that were tokenized ahead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TokenizedBy(Tokenizes):
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[104, 105], [33]]}))
-    >>> rows.tokenized_by("bytes").batch(2).pad_collate().peek()["input_ids"]
+    >>> rows.then(TokenizedBy("bytes")).batch(2).pad_collate().peek()["input_ids"]
     tensor([[104, 105],
             [ 33, 257]])
     """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
+from trainpipes.columns.rectangles import Side
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.targets import Targets
@@ -70,9 +71,9 @@ class Tokenizes(RunStage):
         return not isinstance(self._engine, Function)
 
     @property
-    def padding_side(self) -> Literal["pre", "post"]:
-        """The side that transformers' settings of the tokenizer pad on; "post" without any."""
-        return self._engine.padding() or "post"
+    def padding_side(self) -> Side:
+        """The side that transformers' settings of the tokenizer pad on; "right" without any."""
+        return self._engine.padding() or "right"
 
     def runs_on(self) -> str:
         """The tokenizer and what makes its ids, in words: what has run, once something has; nothing

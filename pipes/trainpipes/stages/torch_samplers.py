@@ -20,16 +20,61 @@ from torch.utils.data import (
 )
 
 from trainpipes import samplers
-from trainpipes.engine.layout import random_key
+from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import DataError
 
-__all__ = ["keys_of"]
+__all__ = ["TorchOrder", "keys_of", "reorders"]
 
 #: Keys asked for at a time of a sampler that says no length.
 FEW = 256
 
 #: Those whose draws come from their ``generator`` alone.
 WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class TorchOrder:
+    """The order of a sampler that is not ours: drawn whole at an epoch's first row.
+
+    Args:
+        sampler: has a length, the same in every epoch.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._drawn: tuple[int, IntArray] | None = None
+
+    def check(self, rows: int) -> None:
+        """Its numbers are looked at when they are drawn."""
+
+    def length(self, rows: int) -> int:
+        parts = self._sampler.num_replicas if isinstance(self._sampler, DistributedSampler) else 1
+        return len(self._sampler) * parts
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        drawn = self._drawn
+        if drawn is None or drawn[0] != epoch:
+            drawn = self._drawn = (epoch, self._numbers(epoch, rows))
+        return drawn[1][start:stop]
+
+    def _numbers(self, epoch: int, rows: int) -> IntArray:
+        keys = list(keys_of(self._sampler, epoch))
+        found = np.asarray(keys)
+        name = type(self._sampler).__name__
+        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+            raise DataError(
+                f"shuffle(sampler={name}): the sampler gives {keys[0]!r}, which is no row number; "
+                "from_dataset(dataset, sampler=...) takes any key that the dataset knows"
+            )
+        outside = (found < 0) | (found >= rows)
+        if outside.any():
+            raise DataError(
+                f"shuffle(sampler={name}): the sampler gives row {found[outside][0]}, and there are "
+                f"{rows:,} rows: make it for this dataset"
+            )
+        return found.astype(np.int64)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"sampler": type(self._sampler).__qualname__, "indices": self.length(0)}
 
 
 def reorders(sampler: Any) -> bool:

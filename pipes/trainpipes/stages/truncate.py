@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,9 @@ from trainpipes._internal.checks import column_names, whole_number
 from trainpipes._internal.naming import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.byte_rows import cut_rows
+from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import option
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.targets import OnError, Targets, have_target
@@ -58,10 +58,10 @@ class Truncate(RunStage):
     thread_safe = True
     asks_inputs = True
 
-    max_length: int = option(key="length", was="length")
+    max_length: int
     _: KW_ONLY
     columns: str | Sequence[str] | None = None
-    truncation_side: Literal["right", "left"] = option(default="right", key="side", was="side")
+    truncation_side: Side = "right"
     on_error: OnError | None = None
 
     def check(self) -> None:
@@ -103,9 +103,8 @@ class Truncate(RunStage):
             if not (lengths > most).any():
                 continue
             offsets = np.concatenate([[0], np.cumsum(lengths)])
-            side: Literal["pre", "post"] = "post" if self.truncation_side == "right" else "pre"
             place = table.column_names.index(name)
-            kept, kept_lengths = cut_rows(values, offsets, most, side)
+            kept, kept_lengths = cut_rows(values, offsets, most, self.truncation_side)
             table = table.set_column(place, name, list_array(kept, kept_lengths))
             cut = True
             if name == "labels":

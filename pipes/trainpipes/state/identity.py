@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from trainpipes._internal.extra import pip_install
 from trainpipes._internal.shown import cut, shown
 from trainpipes.errors import StateError
 
@@ -53,6 +54,12 @@ def check_identity(saved: str, present: str) -> None:
         return
     path, old, new = found
     cure = _CURES.get(path.split("/")[0], _CURES["stages"])
+    if path.endswith("/engine") and old == "gigatoken":
+        cure = (
+            f'leave engine="tokenizers" out, with gigatoken installed: {pip_install("gigatoken")}'
+        )
+    elif path.endswith("/engine") and new == "gigatoken":
+        cure = 'write tokenize(..., engine="tokenizers")'
     if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
         cure += "; what is mixed, and how, may change with load_state_dict(state, allow_changes=['mix'])"
     raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}; {cure}")

@@ -6,17 +6,17 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.columns.rectangles import Side
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Affixes", "Engine", "Side"]
-
-Side = Literal["left", "right"]
+__all__ = ["Affixes", "Engine"]
 
 #: Special tokens before and after a text.
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -75,6 +75,10 @@ class Engine(ABC):
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         """Ids of each text, without special tokens; ``texts`` holds no null."""
 
+    def encode_rows(self, texts: pa.LargeStringArray, numbers: IntArray) -> Ragged:
+        """As ``encode``, for texts of rows of these numbers, int64 ``[texts]``."""
+        return self.encode(texts)
+
     def encode_pairs(
         self,
         first: pa.LargeStringArray,
@@ -82,6 +86,7 @@ class Engine(ABC):
         special: bool,
         max_length: int | None,
         side: Side,
+        numbers: IntArray,
     ) -> tuple[Ragged, Ragged]:
         """Ids and type ids of pairs of texts, the longer one cut first, as the tokenizer does it."""
         raise ConfigError(
@@ -106,7 +111,7 @@ class Engine(ABC):
         """The tokenizer's padding token."""
         return None
 
-    def padding(self) -> Literal["pre", "post"] | None:
+    def padding(self) -> Side | None:
         """The side that the tokenizer is to be padded on, if it says."""
         return None
 
@@ -126,6 +131,11 @@ class Engine(ABC):
     def decode(self, ids: Sequence[int]) -> str | None:
         """The text that token ids stand for, for people to read: special tokens by their names, ids that no
         token has as ``<5>``. None where the tokenizer does not tell."""
+        return None
+
+    def package(self) -> str | None:
+        """The package that makes the ids, where there are several for this kind of tokenizer: a state says
+        which one was used."""
         return None
 
     @abstractmethod

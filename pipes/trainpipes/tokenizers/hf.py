@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from trainpipes._internal.extra import need
+from trainpipes.columns.rectangles import Side
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.admission import refusal
-from trainpipes.tokenizers.checked import EVERY, FIRST, Checked
 from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.decoding import with_unknown
-from trainpipes.tokenizers.engine import Affixes, Engine, Side
-from trainpipes.tokenizers.gigatoken import Gigatoken
+from trainpipes.tokenizers.engine import Affixes, Engine
+from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not
 from trainpipes.tokenizers.pairs import Frame, longest_first
 from trainpipes.tokenizers.parallelism import settle
 from trainpipes.tokenizers.ragged import Ragged
@@ -34,7 +33,7 @@ class HuggingFace(Engine):
 
     Args:
         tokenizer: a file, a ``tokenizers.Tokenizer``, or a transformers fast tokenizer.
-        fast: whether gigatoken may do the work where it gives the same ids.
+        fast: whether gigatoken may do the work.
     """
 
     def __init__(self, tokenizer: Any, fast: bool = True) -> None:
@@ -71,9 +70,7 @@ class HuggingFace(Engine):
         settle()
         copy = _Copy(self._parsed(), self._splits_special)
         if self._refusal() is None:
-            copy.checked = Checked(
-                self._faster, copy.encode_all, repr(self), list(self.facts.tokens)
-            )
+            copy.checked = Checked(self._faster, copy.encode_all, repr(self))
         return copy
 
     def _refusal(self) -> str | None:
@@ -82,7 +79,7 @@ class HuggingFace(Engine):
             return 'engine="tokenizers"'
         if self._refused is None:  # kept: the JSON of a large vocabulary takes a while to parse
             try:
-                self._refused = [refusal(json.loads(self._json()), self._splits_special)]
+                self._refused = [why_not(json.loads(self._json()), self._splits_special)]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self._refused = [f"what it is made of is not understood: {error}"]
         return self._refused[0]
@@ -99,12 +96,12 @@ class HuggingFace(Engine):
     def runs_on(self) -> str:
         plain = f"tokenizers {version('tokenizers')}"
         why = self._refusal()
-        if why is None and os.getpid() in self._loaded:
-            why = self.loaded.checked.stopped
         if why is not None:
             return f"{plain}; not gigatoken: {why}"
-        found = f"gigatoken {version('gigatoken')} after the first {FIRST} rows"
-        return f"{found}, checked against {plain} on 1 row in {EVERY:,}"
+        return f"gigatoken {version('gigatoken')}, checked against {plain} on 1 row in {EVERY:,}"
+
+    def package(self) -> str:
+        return "tokenizers" if self._refusal() else "gigatoken"
 
     def _parsed(self) -> Any:
         from tokenizers import Tokenizer
@@ -148,9 +145,14 @@ class HuggingFace(Engine):
                 self._named = Named(*(getattr(given, name, None) for name in names))
         return self._named
 
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         copy: _Copy = self.loaded
-        return (copy.checked.encode if copy.checked is not None else copy.encode_all)(texts)
+        if copy.checked is None:
+            return copy.encode_all(texts)
+        return copy.checked.encode(texts, numbers)
+
+    def encode_rows(self, texts: pa.LargeStringArray, numbers: IntArray) -> Ragged:
+        return self.encode(texts, numbers)
 
     def encode_pairs(
         self,
@@ -159,10 +161,11 @@ class HuggingFace(Engine):
         special: bool,
         max_length: int | None,
         side: Side,
+        numbers: IntArray,
     ) -> tuple[Ragged, Ragged]:
         frame = self.loaded.frame(special)
         if frame is not None:
-            pair = self.encode(first), self.encode(second)
+            pair = self.encode(first, numbers), self.encode(second, numbers)
             if max_length is not None:
                 pair = longest_first(*pair, max_length - frame.special, side)
             joined: tuple[Ragged, Ragged] = frame.join(pair)
@@ -203,9 +206,9 @@ class HuggingFace(Engine):
         tokens = self.facts.tokens
         return next((tokens[name] for name in PADS if name in tokens), None)
 
-    def padding(self) -> Literal["pre", "post"] | None:
+    def padding(self) -> Side | None:
         side = self.named.padding_side
-        return None if side is None else "pre" if side == "left" else "post"
+        return None if side is None else "left" if side == "left" else "right"
 
     def token_id(self, token: str) -> int | None:
         known = self.facts.tokens.get(token)

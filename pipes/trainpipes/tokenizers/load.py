@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trainpipes._internal.extra import pip_install
 from trainpipes._internal.shown import shown
 from trainpipes.errors import ConfigError
 from trainpipes.tokenizers.bytes import Bytes
@@ -20,9 +22,9 @@ from trainpipes.tokenizers.transformers import Directory, Slow
 __all__ = ["load"]
 
 KINDS = (
-    'a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; "bytes"; '
-    '"tiktoken:NAME"; a tokenizer object of tokenizers, transformers, tiktoken or sentencepiece; '
-    "or a function from a list of texts to lists of ids"
+    "a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; a name on "
+    'the Hugging Face hub; "bytes"; "tiktoken:NAME"; a tokenizer object of '
+    "tokenizers, transformers, tiktoken or sentencepiece; or a function from a list of texts to lists of ids"
 )
 
 
@@ -72,6 +74,11 @@ def _from_text(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
         return _from_directory(path, fast)
     if os.path.isfile(path):
         return _from_file(path, fast)
+    is_name = (
+        not text.endswith((".json", ".model")) and text.count("/") < 2 and text[:1] not in "./~"
+    )
+    if isinstance(tokenizer, str) and is_name:
+        return _of_name(text, fast)
     raise ConfigError(_not_there(text))
 
 
@@ -100,13 +107,27 @@ def _from_directory(path: str, fast: bool) -> Engine:
     )
 
 
-def _not_there(text: str) -> str:
-    named = not text.endswith((".json", ".model")) and text.count("/") < 2 and text[:1] not in "./~"
-    if named:
-        return (
-            f"{text!r} is not a path, and trainpipes downloads no tokenizer; {KINDS}. For a name on the "
-            f"Hugging Face hub: transformers.AutoTokenizer.from_pretrained({text!r})"
+def _of_name(name: str, fast: bool) -> Engine:
+    """The tokenizer of a name on the Hugging Face hub, as transformers finds it: on disk, or fetched."""
+    if find_spec("transformers") is None:
+        raise ConfigError(
+            f"{name!r} is not a path; {KINDS}. For a name on the Hugging Face hub: "
+            f"{pip_install('transformers')}"
         )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:
+        raise ConfigError(
+            f"{name!r} is not a path, and transformers.AutoTokenizer finds no tokenizer of that name: "
+            f"{(str(error) or repr(error)).splitlines()[0]}; {KINDS}. Without a network, fetch it elsewhere "
+            f"(hf download {name}) and give the folder"
+        ) from error
+    return load(tokenizer, "auto" if fast else "tokenizers")
+
+
+def _not_there(text: str) -> str:
     parent = Path(os.path.expanduser(text)).absolute().parent
     while not parent.exists():
         parent = parent.parent

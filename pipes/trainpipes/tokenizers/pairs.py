@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
-from trainpipes.tokenizers.engine import Side
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
 __all__ = ["Frame", "longest_first"]

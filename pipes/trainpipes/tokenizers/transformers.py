@@ -6,16 +6,18 @@ import copy
 import json
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 
 from trainpipes._internal.extra import need
+from trainpipes.columns.rectangles import Side
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.decoding import with_unknown
-from trainpipes.tokenizers.engine import Affixes, Engine, Side
+from trainpipes.tokenizers.engine import Affixes, Engine
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.ragged import Ragged
 
@@ -81,8 +83,8 @@ class Slow(Engine):
         found: int | None = self._tokenizer.pad_token_id
         return found
 
-    def padding(self) -> Literal["pre", "post"] | None:
-        return "pre" if self._tokenizer.padding_side == "left" else "post"
+    def padding(self) -> Side | None:
+        return "left" if self._tokenizer.padding_side == "left" else "right"
 
     def token_id(self, token: str) -> int | None:
         found: int | None = self._tokenizer.get_vocab().get(token)
@@ -163,6 +165,12 @@ class Directory(Engine):
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
         return self._engine.encode(texts)
 
+    def encode_rows(self, texts: pa.LargeStringArray, numbers: IntArray) -> Ragged:
+        return self._engine.encode_rows(texts, numbers)
+
+    def package(self) -> str | None:
+        return self._engine.package()
+
     def runs_on(self) -> str:
         if os.getpid() not in self._loaded:
             return "transformers says at first use"  # importing it takes seconds
@@ -175,8 +183,9 @@ class Directory(Engine):
         special: bool,
         max_length: int | None,
         side: Side,
+        numbers: IntArray,
     ) -> tuple[Ragged, Ragged]:
-        return self._engine.encode_pairs(first, second, special, max_length, side)
+        return self._engine.encode_pairs(first, second, special, max_length, side, numbers)
 
     def affixes(self) -> Affixes:
         return self._engine.affixes()
@@ -190,7 +199,7 @@ class Directory(Engine):
     def pad_id(self) -> int | None:
         return self._engine.pad_id()
 
-    def padding(self) -> Literal["pre", "post"] | None:
+    def padding(self) -> Side | None:
         return self._engine.padding()
 
     def token_id(self, token: str) -> int | None:

@@ -129,7 +129,7 @@ class Chain:
     @property
     def may_repeat(self) -> bool:
         """Whether an epoch may have a row twice."""
-        return self.shuffle is not None and self.shuffle.name != "shuffle"
+        return self.shuffle is not None and self.shuffle.sampler is not None
 
     @property
     def buffer(self) -> int | None:

@@ -103,19 +103,20 @@ def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[s
 def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     """Give a state the pack length of ``plan``."""
     packs = _pairs(identity, plan, "pack")
-    changed = [(b.get("length"), n["length"]) for b, n in packs if b.get("length") != n["length"]]
+    lengths = [(before.get("max_length"), now["max_length"]) for before, now in packs]
+    changed = [(before, now) for before, now in lengths if before != now]
     for shard, cursor in position.cursors.items():
         if changed and not _begins_epoch(cursor, shard, position.epoch, plan):
             old, new = shown(changed[0][0]), changed[0][1]
             raise StateError(
-                f"pack/length: saved {old}, now {new}; it may change only between epochs, and "
+                f"pack/max_length: saved {old}, now {new}; it may change only between epochs, and "
                 f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = "
                 f"{position.m}): load the state of an epoch's start or end, or continue "
                 f"with max_length={old} until then; with repeat() and no end, keep "
                 f"{old} or start a new run"
             )
     for before, now in packs:
-        before["length"] = now["length"]
+        before["max_length"] = now["max_length"]
 
 
 def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:

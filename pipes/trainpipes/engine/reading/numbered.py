@@ -1,9 +1,9 @@
 """Windows of sources that can be read by row number: they hold numbers, and rows are read by those who
 own them, straight to where they go.
 
-The numbers are those of a sampler's order (``draw``, ``shuffle(scope="global")``), of a shuffle within a
-buffer, or of file order. Of a sampler's order the epoch is one span: its micro-batches are the order's,
-one after the other, whatever the number of shards.
+The numbers are those of a sampler's order (``shuffle(sampler=...)``, ``shuffle(scope="global")``), of a
+shuffle within a buffer, or of file order. Of a sampler's order the epoch is one span: its micro-batches are
+the order's, one after the other, whatever the number of shards.
 
 Memory: 8 bytes a row of a window. All threads of a process may ask.
 """

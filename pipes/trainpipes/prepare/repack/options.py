@@ -82,15 +82,15 @@ def checked(
     for value, name, meaning in (
         (row_group_size, "row_group_size", "rows of each row group"),
         (rows_per_file, "rows_per_file", "rows of each file"),
-        (files, "files", "how many to write"),
+        (files, "num_files", "how many to write"),
         (threads, "threads", "how many"),
     ):
         if value is not None:
             whole_number(value, 1, f"{asker}({name})", meaning)
     if files is not None and rows_per_file is not None:
         raise ConfigError(
-            f"{asker}() takes files or rows_per_file, got files={files} and rows_per_file={rows_per_file}: "
-            "give one of the two"
+            f"{asker}() takes num_files or rows_per_file, got num_files={files} and "
+            f"rows_per_file={rows_per_file}: give one of the two"
         )
     check_codec(compression, CODECS, asker)
     if level is not None:
@@ -136,7 +136,7 @@ def about(options: Options) -> dict[str, Any]:
         "drop_duplicates": by is not None if not by else list(by),
         "row_group_size": form.rows if form.size is None else None,
         "rows_per_file": options.rows_per_file,
-        "files": options.files,
+        "num_files": options.files,
         "compression": form.compression,
         "compression_level": form.level,
     }

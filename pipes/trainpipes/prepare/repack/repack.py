@@ -81,11 +81,11 @@ def repack(
     columns: Sequence[str] | None = None,
     row_group_size: int | None = None,
     rows_per_file: int | None = None,
-    files: int | None = None,
+    num_files: int | None = None,
     compression: str | None = "zstd",
     compression_level: int | None = None,
-    memory: int = MEMORY,
-    temporary_folder: str | os.PathLike[str] | None = None,
+    memory_limit: int = MEMORY,
+    temp_dir: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     verify: bool = False,
     threads: int | None = None,
@@ -118,12 +118,14 @@ def repack(
         row_group_size: rows of each row group; if left out, 8 MiB of rows as they are in memory, and 16,384
             rows at most: small enough to be shuffled and dealt, and large enough to be worth a request.
         rows_per_file: rows of each file; or
-        files: how many of about as many rows. If both are left out, files are of 512 MiB of rows in memory.
+        num_files: how many of about as many rows. If both are left out, files are of 512 MiB of rows in
+            memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         compression_level: of zstd, gzip or brotli; if left out, their own.
-        memory: bytes for rows that are worked on, by each task where ``engine="ray"``; besides them stands
-            what Python and its packages take, what reading the input does, and a row group of each thread.
-        temporary_folder: for temporary files, about half of the rows' bytes in memory, and more where
+        memory_limit: bytes for rows that are worked on, by each task where ``engine="ray"``; besides them
+            stands what Python and its packages take, what reading the input does, and a row group of each
+            thread.
+        temp_dir: for temporary files, about half of the rows' bytes in memory, and more where
             there is ``sort`` or ``drop_duplicates``; a path, or any fsspec URL, whose credentials are those
             of ``folder`` where it is of the same kind, and else of the environment. If left out, they are
             in ``folder``; where that is a URL and threads do the work, in the system's folder for temporary
@@ -160,10 +162,10 @@ def repack(
     [1, 2, 3]
     """
     began = time.monotonic()
-    whole_number(memory, LEAST_MEMORY, f"{ASKER}(memory)", "bytes")
+    whole_number(memory_limit, LEAST_MEMORY, f"{ASKER}(memory_limit)", "bytes")
     options = checked(
-        ASKER, shuffle, seed, sort, descending, drop_duplicates, row_group_size, rows_per_file, files,
-        compression, compression_level, memory, verify, threads,
+        ASKER, shuffle, seed, sort, descending, drop_duplicates, row_group_size, rows_per_file, num_files,
+        compression, compression_level, memory_limit, verify, threads,
     )  # fmt: skip
     if columns is not None:
         columns = column_names(columns, f"{ASKER}(columns)")
@@ -174,7 +176,7 @@ def repack(
             "core, and Ray decides how many run: leave it out"
         )
     storage = storage_at(folder, ASKER, storage_options)
-    place = TemporaryPlace(storage, temporary_folder, storage_options, engine == "ray", ASKER)
+    place = TemporaryPlace(storage, temp_dir, storage_options, engine == "ray", ASKER)
     with ExitStack() as stack:
         cluster = where.enter(stack, ASKER)
         pipeline = given_rows(data, columns, storage_options, ASKER)
@@ -235,7 +237,7 @@ def _check_cluster(
         )
     cluster.check_path(out, f"{ASKER}(folder)")
     if temporary is not None:
-        cluster.check_path(temporary, f"{ASKER}(temporary_folder)")
+        cluster.check_path(temporary, f"{ASKER}(temp_dir)")
     for path in inputs_of(data, rows.plan.inputs.source):
         cluster.check_path(path, f"{ASKER}(data)")
 

@@ -60,7 +60,7 @@ class TemporaryPlace:
         elif isinstance(given, str) and "://" in given:
             self.root = f"{given.rstrip('/')}/{name}"
         else:
-            folder = local_path(given, f"{asker}(temporary_folder)")
+            folder = local_path(given, f"{asker}(temp_dir)")
             self.root = str(Path(folder).expanduser().absolute() / name)
 
     def files(self, before: str | None) -> TemporaryFiles:
@@ -113,5 +113,5 @@ def check_space(size: float, options: Options, out: Storage, temporary: Temporar
         if free < need:
             raise ConfigError(
                 f"{options.asker}() needs about {amount(need)} on the disk of {path}, which has "
-                f"{amount(free)} free: free space there, or give temporary_folder=... on another disk"
+                f"{amount(free)} free: free space there, or give temp_dir=... on another disk"
             )

@@ -21,6 +21,7 @@ from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.state.identity import said
 from trainpipes.storage.writers.manifest import MANIFEST, UNFINISHED
 from trainpipes.tokenizers.load import load
@@ -47,7 +48,7 @@ def tokenized_rows(
         asker: the recipe, for messages.
         made_by: of each stage that may have made the ids, by name, the options that it must have had; ``...``
             for any but None.
-        on_error: what becomes of rows without a target, as ``tokenized_by`` takes it.
+        on_error: what becomes of rows without a target, as ``tokenize`` takes it.
 
     Raises:
         ConfigError: the files are not finished, or were made with another tokenizer or other options.
@@ -79,7 +80,7 @@ def tokenized_rows(
     for stage in about["pipeline"]["stages"]:
         if stage["stage"] in made_by and "tokenizer" in stage:
             _check(asker, stage, tokenizer, made_by[stage["stage"]])
-    return rows.tokenized_by(tokenizer, about["tokenized"]["ids"], on_error=on_error)
+    return rows.then(TokenizedBy(tokenizer, about["tokenized"]["ids"], on_error=on_error))
 
 
 def _check(

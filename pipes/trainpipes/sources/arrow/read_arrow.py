@@ -51,10 +51,11 @@ class ReadArrow(FileReader):
     files. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how many rows of it.
 
     Local files are mapped into memory: rows cost no copy, and rows of uncompressed files can be chosen by
-    number (``shuffle(scope="global")``, ``draw``). Do not write to a file while it is read; to replace it,
-    write a new file and rename it. A compressed record batch is decoded whole; a remote one is fetched whole,
-    several at a time. Before the first row the header of every record batch is read, about 20 µs each. A
-    remote file takes one request for its footer and one for all headers, a remote stream one for each header.
+    number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Do not write to a file while it is read;
+    to replace it, write a new file and rename it. A compressed record batch is decoded whole; a remote one is
+    fetched whole, several at a time. Before the first row the header of every record batch is read, about 20
+    µs each. A remote file takes one request for its footer and one for all headers, a remote stream one for
+    each header.
 
     In a folder of ``save_to_disk``, the files that its ``state.json`` names are read, in their order; caches
     beside them are not.

@@ -27,10 +27,10 @@ class FromHf(Source):
 
     A ``Dataset`` gives rows as Arrow, straight from its tables, as its ``select``, ``shuffle``, ``filter``,
     ``sort`` and ``shard`` chose and ordered them. Cursor: a row number; rows can be chosen by number
-    (``shuffle(scope="global")``, ``draw``). Costs what the dataset costs, which is memory-mapped as a rule.
-    Columns that its format leaves out are left out; images and audio come as they are stored, a struct of
-    bytes and path, and not decoded. A state holds a fingerprint of the dataset's number of rows, columns and
-    indices, and of all rows if they are in memory, else of some.
+    (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Costs what the dataset costs, which is
+    memory-mapped as a rule. Columns that its format leaves out are left out; images and audio come as
+    they are stored, a struct of bytes and path, and not decoded. A state holds a fingerprint of the dataset's
+    number of rows, columns and indices, and of all rows if they are in memory, else of some.
 
     An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts. Cursor: the dataset's
     own ``state_dict``, and the number of rows used since. If the dataset itself shuffles, it cannot save its

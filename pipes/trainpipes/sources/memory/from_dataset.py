@@ -43,9 +43,10 @@ class FromDataset(Source):
     Args:
         dataset: the dataset; ``len(dataset)`` items.
         sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. For samplers of
-            ``trainpipes.samplers`` see ``draw``. Torch's samplers draw with another seed each epoch, and not
-            from the global generator; a ``DistributedSampler`` gives the indices of all its replicas, which
-            ``sharding_filter`` deals to ranks. A resume draws the epoch's keys again and drops those used.
+            ``trainpipes.samplers`` see ``shuffle(sampler=...)``. Torch's samplers draw with another
+            seed each epoch, and not from the global generator; a ``DistributedSampler`` gives the
+            indices of all its replicas, which ``sharding_filter`` deals to ranks. A resume draws the epoch's
+            keys again and drops those used.
         batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
@@ -82,8 +83,8 @@ class FromDataset(Source):
             batch_sampler, RowSampler | BatchSampler
         ):
             raise ConfigError(
-                f"{type(sampler or batch_sampler).__name__} is a stage of its own here: Draw(FromDataset("
-                "dataset=...), sampler), and Batch after it"
+                f"{type(sampler or batch_sampler).__name__} is of rows by number: write "
+                "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
             )
         keys = self.keys
         if keys is None and not isinstance(dataset, Sized):

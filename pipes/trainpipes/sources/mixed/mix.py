@@ -75,7 +75,7 @@ class Mix(MixingSource):
     columns.
 
     Among the first n rows of a shard, for any n, the rows of a source differ from its share of n by less than
-    one row; with ``by="tokens"``, its tokens differ by at most the longest row (see
+    one row; with ``weight_by="tokens"``, its tokens differ by at most the longest row (see
     ``fair_queue.py`` for the rule and its sources). The choice is not random. Shards begin at
     different places of the pattern, so over all of them shares are kept more closely still.
 
@@ -87,25 +87,25 @@ class Mix(MixingSource):
         sources: pipelines by name. Names say which is which in errors and checkpoints.
         weights: a number for each source, in proportion to its share; 0 leaves the source out. If left out,
             the numbers of rows of the sources.
-        by: "rows" or "tokens": what shares are counted in.
-        tokens: with ``by="tokens"``, the column that says how many tokens a row has: of lists, whose lengths
-            count, or of integers. An empty row counts as one token.
+        weight_by: "rows" or "tokens": what shares are counted in.
+        column: with ``weight_by="tokens"``, the column that says how many tokens a row has: of lists, whose
+            lengths count, or of integers. An empty row counts as one token.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``. At 1 every
             row comes as often as any other; above 1, small sources come more often.
-        repetitions: how many times each source may be read in an epoch of the mix, by name (or one number for
+        max_epochs: how many times each source may be read in an epoch of the mix, by name (or one number for
             all); then the source leaves the mix, and its share goes to the others. No limit if left out.
         stop: where an epoch of the mix ends, in each shard:
 
             - "all_exhausted": when each source has been read once. Sources that end earlier start again, in
               another order, so that every row comes at least once.
-            - "first_exhausted": when the first source ends (with its ``repetitions``), so that no row comes
+            - "first_exhausted": when the first source ends (with its ``max_epochs``), so that no row comes
               twice.
             - "repeat": never. Count steps, as with ``repeat()``.
         schedule: weights that change during an epoch of the mix: a list of ``(draws, weights)``, where draws
             counts the rows (or tokens) of all shards together from which the weights hold. Until the first
             of them, ``weights`` hold.
         interpolation: of weights between the steps of a schedule: "constant", or "linear", in 64 small steps.
-        column: a column to add, with the name of each row's source.
+        output_column: a column to add, with the name of each row's source.
 
     Raises:
         ConfigError: a weight is missing, negative or no number; a pipeline has a stage that belongs after it.
@@ -123,14 +123,14 @@ class Mix(MixingSource):
     sources: Mapping[str, Any]
     _: KW_ONLY
     weights: Mapping[str, float] | None = None
-    by: Literal["rows", "tokens"] = "rows"
-    tokens: str = "input_ids"
+    weight_by: Literal["rows", "tokens"] = "rows"
+    column: str = "input_ids"
     temperature: float | None = None
-    repetitions: Mapping[str, int | None] | int | None = None
+    max_epochs: Mapping[str, int | None] | int | None = None
     stop: Stop = "all_exhausted"
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     interpolation: Literal["constant", "linear"] = "constant"
-    column: str | None = None
+    output_column: str | None = None
 
     def check(self) -> None:
         if not isinstance(self.sources, Mapping) or not self.sources:
@@ -142,9 +142,9 @@ class Mix(MixingSource):
             if not isinstance(name, str) or not name:
                 raise ConfigError(f"mix(sources): names are strings, got {shown(name)}")
             _check_source(name, pipeline, self.stop)
-        column_name(self.tokens, "mix(tokens)")
-        if self.column is not None:
-            column_name(self.column, "mix(column)")
+        column_name(self.column, "mix(column)")
+        if self.output_column is not None:
+            column_name(self.output_column, "mix(output_column)")
         weights, schedule = self._weights, self._schedule
         if schedule:
             if (schedule[0][0] == 0) != (weights is None):
@@ -169,13 +169,13 @@ class Mix(MixingSource):
                     "mix(temperature) makes weights of the sources' sizes: leave it out, or weights and "
                     "schedule"
                 )
-        limits = self._repetitions
+        limits = self._max_epochs
         if self.stop == "repeat":
             last = schedule[-1][1] if schedule else weights
             if not any(limits[n] is None and (last is None or last[n]) for n in limits):
                 raise ConfigError(
                     'mix(stop="repeat") has no end, so that at least one source needs a weight at '
-                    f"the end and no limit of repetitions; got repetitions={self.repetitions!r}"
+                    f"the end and no limit of epochs; got max_epochs={self.max_epochs!r}"
                 )
 
     @cached_property
@@ -189,8 +189,8 @@ class Mix(MixingSource):
         return [] if self.schedule is None else checked_schedule(self.schedule, list(self.sources))
 
     @cached_property
-    def _repetitions(self) -> dict[str, int | None]:
-        return _limits(self.repetitions, list(self.sources))
+    def _max_epochs(self) -> dict[str, int | None]:
+        return _limits(self.max_epochs, list(self.sources))
 
     @property
     def endless(self) -> bool:  # type: ignore[override]
@@ -282,23 +282,23 @@ class Mix(MixingSource):
             points.insert(0, (0, self._weights or self._by_size(sizes)))
         steps = steps_of(points, self.interpolation == "linear")
         weights = [[step[name] for name in names] for _, step in steps]
-        leaves = any(limit is not None for limit in self._repetitions.values())
+        leaves = any(limit is not None for limit in self._max_epochs.values())
         total = common_total(weights, leaves and self.stop != "first_exhausted")
         return MixRules(
             names,
             tuple(start for start, _ in steps),
             tuple(whole_weights(w, total) for w in weights),
-            tuple(self._repetitions[name] for name in names),
+            tuple(self._max_epochs[name] for name in names),
             self.stop,
-            partial(_tokens, self.tokens, self) if self.by == "tokens" else None,
-            self.column,
+            partial(_tokens, self.column, self) if self.weight_by == "tokens" else None,
+            self.output_column,
             self,
         )
 
     def _by_size(self, sizes: Mapping[str, int | None]) -> dict[str, Fraction]:
         counted = {name: size for name, size in sizes.items() if size is not None}
         unknown = [name for name in sizes if name not in counted]
-        if self.by == "tokens" or unknown:
+        if self.weight_by == "tokens" or unknown:
             why = (
                 f"how many rows {unknown[0]!r} has is not known in advance"
                 if unknown
@@ -318,7 +318,7 @@ class Mix(MixingSource):
     ) -> list[tuple[str, str]]:
         """Each source's share and size, for ``explain()``."""
         rows = _epoch_rows(rules, sizes)
-        lines = [("mix", f"{len(rules.names)} sources by {self.by}; {_ENDS[self.stop]}")]
+        lines = [("mix", f"{len(rules.names)} sources by {self.weight_by}; {_ENDS[self.stop]}")]
         for name in self.sources:
             i = rules.names.index(name)
             shares = [step[i] / sum(step) for step in rules.steps]
@@ -327,7 +327,7 @@ class Mix(MixingSource):
             said += " with an unknown number of rows" if size is None else f", {size:,} rows"
             if rows is not None and size:
                 times = rows * shares[0] / size
-                limit = rules.repetitions[i]
+                limit = rules.max_epochs[i]
                 times = times if limit is None else min(times, limit)
                 said += f", gone through {times:.2f} times in an epoch of the mix"
             lines.append((f"  {name}", said))
@@ -338,8 +338,9 @@ class Mix(MixingSource):
 
     def identity(self) -> dict[str, Any]:
         found = {k: identify(v) for k, v in self.options.items() if k != "sources"}
-        if found["by"] == "rows":
-            del found["tokens"]
+        column = found.pop("column")
+        if self.weight_by == "tokens":
+            found["weight_by"] = f"tokens of {column}"
         found = {k: v for k, v in found.items() if v is not None}
         return {"stage": self.name, **found, "sources": self._identities}
 
@@ -397,7 +398,7 @@ def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | Non
         return None
     if any(size is None for size in counted):
         return None
-    limits = [limit or 1 for limit in rules.repetitions]
+    limits = [limit or 1 for limit in rules.max_epochs]
     total, weights = sum(rules.steps[0]), rules.steps[0]
     ends = [
         (size or 0) * total / weight * (limit if rules.stop == "first_exhausted" else 1)
@@ -407,21 +408,21 @@ def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | Non
     return min(ends) if rules.stop == "first_exhausted" else max(ends)
 
 
-def _limits(repetitions: Any, names: Sequence[str]) -> dict[str, int | None]:
+def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
     """How often each source may be gone through."""
-    if repetitions is None or not isinstance(repetitions, Mapping):
-        repetitions = dict.fromkeys(names, repetitions)
-    unknown = [name for name in repetitions if name not in names]
+    if max_epochs is None or not isinstance(max_epochs, Mapping):
+        max_epochs = dict.fromkeys(names, max_epochs)
+    unknown = [name for name in max_epochs if name not in names]
     if unknown:
         raise ConfigError(
-            f"mix(repetitions): there is no source {unknown[0]!r} (sources: {', '.join(names)})"
+            f"mix(max_epochs): there is no source {unknown[0]!r} (sources: {', '.join(names)})"
         )
-    for limit in repetitions.values():
+    for limit in max_epochs.values():
         if limit is not None:
             whole_number(
-                limit, 1, "mix(repetitions)", "times that a source is gone through, or None"
+                limit, 1, "mix(max_epochs)", "times that a source is gone through, or None"
             )
-    return {name: repetitions.get(name) for name in names}
+    return {name: max_epochs.get(name) for name in names}
 
 
 def _check_source(name: str, pipeline: Any, stop: str) -> None:

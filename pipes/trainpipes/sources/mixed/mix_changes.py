@@ -19,7 +19,7 @@ from trainpipes.state.identity import damaged, first_difference, said
 __all__ = ["change_mix"]
 
 #: Options that say what a source's rows are to a mix: they stay.
-KEPT = ("by", "tokens", "column")
+KEPT = ("weight_by", "output_column")
 
 
 def change_mix(saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
@@ -69,6 +69,6 @@ def _same(path: str, saved: Any, now: Any) -> None:
         where, old, new = found
         raise StateError(
             f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
-            "come and go, and their weights, schedule and repetitions change: a source that stays, and what "
+            "come and go, and their weights, schedule and max_epochs change: a source that stays, and what "
             "is counted, must be as it was; give a source that is another now another name"
         )

@@ -27,20 +27,20 @@ class MixRules:
         names: of the sources, sorted.
         starts: where each step of the schedule begins, in rows or tokens of the whole mix; the first at 0.
         steps: whole weights of the sources in each step, all with the same sum.
-        repetitions: how often each source may be gone through in an epoch of the mix; None for no limit.
+        max_epochs: how often each source may be gone through in an epoch of the mix; None for no limit.
         stop: what ends an epoch of the mix.
         lengths: tokens of each row, where tokens are counted: int64 ``[rows]``, 1 or more.
-        column: of the sources' names, to be added; None for none.
+        output_column: of the sources' names, to be added; None for none.
         asker: the stage, for messages.
     """
 
     names: tuple[str, ...]
     starts: tuple[int, ...]
     steps: tuple[tuple[int, ...], ...]
-    repetitions: tuple[int | None, ...]
+    max_epochs: tuple[int | None, ...]
     stop: Stop
     lengths: Callable[[Block], IntArray] | None
-    column: str | None
+    output_column: str | None
     asker: object
 
     def with_names(self, block: Block, source: IntArray) -> Block:
@@ -53,7 +53,7 @@ class MixRules:
         Raises:
             SchemaError: the rows have no columns, or this one already.
         """
-        column, data = self.column, block.data
+        column, data = self.output_column, block.data
         if column is None:
             return block
         if isinstance(data, pa.Table):
@@ -62,13 +62,13 @@ class MixRules:
             names = {name for row in data for name in row}
         else:
             raise SchemaError(
-                f"{self.asker}: column={column!r} needs rows with columns, got {said(columns_of(data))}; "
-                "make dicts with map() in the sources",
+                f"{self.asker}: output_column={column!r} needs rows with columns, got "
+                f"{said(columns_of(data))}; make dicts with map() in the sources",
                 stage=str(self.asker),
             )
         if column in names:
             raise SchemaError(
-                f"{self.asker}: the rows have a column {column!r} already; give column another name",
+                f"{self.asker}: the rows have a column {column!r} already; give output_column another name",
                 stage=str(self.asker),
             )
         if isinstance(data, pa.Table):

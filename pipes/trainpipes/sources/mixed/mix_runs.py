@@ -180,7 +180,7 @@ class MixRuns:
             active = [i for i, w in enumerate(own) if w and not self._parts[i].gone]
             left = False
             for i in active:
-                part, most = self._parts[i], rules.repetitions[i]
+                part, most = self._parts[i], rules.max_epochs[i]
                 if not part.left:
                     part.fill()
                 if rules.stop == "first_exhausted":
@@ -193,7 +193,7 @@ class MixRuns:
             if not active and rules.stop == "repeat":
                 raise DataError(
                     f"{rules.asker}: every source with a weight has reached its limit of "
-                    "repetitions: leave one without a limit"
+                    "max_epochs: leave one without a limit"
                 )
             if not active or (rules.stop == "all_exhausted" and self._all_exhausted()):
                 return None

@@ -48,19 +48,19 @@ class ReadNumpy(FileReader):
 
     In: files, from ``list_files``; a folder stands for its ``.npy`` and ``.npz`` files. Out: dicts of
     tensors, one for each array: by its name in an ``.npz`` file, by each field's name for a structured array,
-    as ``column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
+    as ``output_column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
 
     Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are mapped into memory, and their rows can be
-    chosen by number (``shuffle(scope="global")``, ``draw``). Each process compares the checksum of each array
-    of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB. Files of
-    ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits files of
-    about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which are not
-    compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python objects
-    are never loaded, since that runs code.
+    chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Each process compares the
+    checksum of each array of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB.
+    Files of ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits
+    files of about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which
+    are not compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python
+    objects are never loaded, since that runs code.
 
     Args:
         columns: names of arrays or fields; None for all; then all files must have the same names.
-        column: name of the column that holds the rows of a plain ``.npy`` file.
+        output_column: name of the column that holds the rows of a plain ``.npy`` file.
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, as many as make up to 1
             MiB.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
@@ -82,15 +82,15 @@ class ReadNumpy(FileReader):
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
-    column: str = "array"
+    output_column: str = "array"
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
 
     def check(self) -> None:
         super().check()
-        if not isinstance(self.column, str) or not self.column:
+        if not isinstance(self.output_column, str) or not self.output_column:
             raise ConfigError(
-                f"read_numpy(column) is the name of an .npy file's rows, got {self.column!r}"
+                f"read_numpy(output_column) is the name of an .npy file's rows, got {self.output_column!r}"
             )
 
     def open_files(self, files: Sequence[Stage]) -> NumpyFiles:
@@ -107,7 +107,7 @@ class ReadNumpy(FileReader):
         if size < 0:
             size = requests.call(files.system(file), "size", files.paths[file])
         with opened_file(files, file, size, requests) as opened:
-            return read_arrays(opened, size, self.column, self.columns, str(self)), size
+            return read_arrays(opened, size, self.output_column, self.columns, str(self)), size
 
 
 class NumpyFiles(FileRows, RandomAccessSource):

@@ -61,13 +61,13 @@ class ReadWebdataset(FileReader):
     the samples that they need. A compressed archive can only be read from its start: it is one block, and
     to reach a sample, all before it is decompressed. ``explain()`` says how much that was. Local archives
     that are not compressed are mapped into memory, and their samples can be chosen by number
-    (``shuffle(scope="global")``, ``draw``).
+    (``shuffle(scope="global")``, ``shuffle(sampler=...)``).
 
     Members without an extension, hidden ones, folders and links are skipped.
 
     Args:
         columns: extensions, and ``"__key__"``; None for those of the first sample.
-        missing: for a sample that lacks a member, "error" raises; "null" puts a null in its place, and makes
+        missing: for a sample that lacks a member, "raise" raises; "null" puts a null in its place, and makes
             columns of all extensions in all archives unless ``columns`` names some.
         text: extensions whose members are UTF-8 text, and come as text, such as ``["txt"]``.
         block_rows: samples in a block (a shuffle permutes blocks first); if left out, as many as make about 4
@@ -100,7 +100,7 @@ class ReadWebdataset(FileReader):
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
-    missing: Literal["error", "null"] = "error"
+    missing: Literal["raise", "null"] = "raise"
     text: Sequence[str] = ()
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None

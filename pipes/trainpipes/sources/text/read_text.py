@@ -26,7 +26,7 @@ class ReadText(TextReader):
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
             between blank ones, joined by ``\n``. "document": the whole file as it is, up to 1 GiB.
-        column: the name of the column.
+        output_column: the name of the column.
         block_rows: rows in a block; if left out, as many as make about 4 MB.
         errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
             U+FFFD in its place.
@@ -52,7 +52,7 @@ class ReadText(TextReader):
 
     unit: Literal["line", "paragraph", "document"] = "line"
     _: KW_ONLY
-    column: str = "text"
+    output_column: str = "text"
     block_rows: int | None = None
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
@@ -60,8 +60,8 @@ class ReadText(TextReader):
 
     def check(self) -> None:
         super().check()
-        column_name(self.column, "read_text(column)")
+        column_name(self.output_column, "read_text(output_column)")
 
     @property
     def form(self) -> PlainText:
-        return PlainText(self.unit, self.column)
+        return PlainText(self.unit, self.output_column)

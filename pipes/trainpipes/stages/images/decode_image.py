@@ -45,7 +45,7 @@ class DecodeImage(RunStage):
 
     Args:
         column: the column of bytes.
-        into: name of the image's column, which takes the place of the bytes.
+        output_column: name of the image's column, which takes the place of the bytes.
         mode: "RGB", C = 3; "L" for grey, C = 1; "RGBA" for colour and alpha, C = 4.
         on_error: for an image that cannot be decoded, or a null, "raise" raises; "skip" leaves the row out,
             and the log counts such rows. How many rows an epoch has is then not known in advance.
@@ -57,7 +57,7 @@ class DecodeImage(RunStage):
 
     Raises:
         MissingExtraError: Pillow (or torchvision) is not installed.
-        SchemaError: the column is not there; or ``into`` is there already.
+        SchemaError: the column is not there; or ``output_column`` is there already.
         UnreadableError: an image cannot be decoded; names the file and the row.
 
     >>> import io, trainpipes as tp
@@ -77,7 +77,7 @@ class DecodeImage(RunStage):
 
     column: str = "bytes"
     _: KW_ONLY
-    into: str = "image"
+    output_column: str = "image"
     mode: Mode = "RGB"
     on_error: Literal["raise", "skip"] = "raise"
     min_size: int | None = None
@@ -85,7 +85,7 @@ class DecodeImage(RunStage):
 
     def check(self) -> None:
         column_name(self.column, "decode_image(column)")
-        column_name(self.into, "decode_image(into)")
+        column_name(self.output_column, "decode_image(output_column)")
         if self.min_size is not None:
             whole_number(self.min_size, 1, "decode_image(min_size)", "pixels that both sides keep")
         if self.decoder == "torchvision":
@@ -183,8 +183,8 @@ class DecodeImage(RunStage):
             )
         if self.column not in row:
             need_columns(list(row), [self.column], self)
-        if self.into != self.column and self.into in row:
-            raise taken(self.into, self)
+        if self.output_column != self.column and self.output_column in row:
+            raise taken(self.output_column, self)
         content = bytes_of(row[self.column])
         if content is None:
             raise NoPicture("it is null")
@@ -195,7 +195,7 @@ class DecodeImage(RunStage):
                 stage=str(self),
             )
         return {
-            (self.into if name == self.column else name): (
+            (self.output_column if name == self.column else name): (
                 self._pixels(content) if name == self.column else value
             )
             for name, value in row.items()

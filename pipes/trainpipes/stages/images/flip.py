@@ -23,7 +23,7 @@ class Flip(RandomImageStage):
     another one in every epoch, and the same after a resume and on any topology.
 
     Args:
-        probability: of mirroring an image, 0 to 1.
+        p: the probability of mirroring an image, 0 to 1.
         direction: "horizontal", left to right; or "vertical".
         column: the image.
         seed: for the choice.
@@ -37,7 +37,7 @@ class Flip(RandomImageStage):
     [[[[1, 2, 3]]], [[[3, 2, 1]]], [[[3, 2, 1]]], [[[1, 2, 3]]]]
     """
 
-    probability: float = 0.5
+    p: float = 0.5
     _: KW_ONLY
     direction: Literal["horizontal", "vertical"] = "horizontal"
     column: str = "image"
@@ -45,11 +45,11 @@ class Flip(RandomImageStage):
 
     def check(self) -> None:
         super().check()
-        probability(self.probability, "flip(probability)")
+        probability(self.p, "flip(p)")
         column_name(self.column, "flip(column)")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
-        if drawn[0] >= self.probability:
+        if drawn[0] >= self.p:
             return image
         axis = 2 if self.direction == "horizontal" else 1
         return np.ascontiguousarray(np.flip(image, axis))

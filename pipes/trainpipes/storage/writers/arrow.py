@@ -29,9 +29,9 @@ def write_arrow(
     pipeline: Pipeline,
     folder: str | os.PathLike[str],
     *,
-    rows_per_batch: int | None = None,
+    row_group_size: int | None = None,
     rows_per_file: int | None = None,
-    files: int | None = None,
+    num_files: int | None = None,
     compression: str | None = None,
     overwrite: bool = False,
     engine: Literal["ray"] | None = None,
@@ -42,9 +42,9 @@ def write_arrow(
 
     Args:
         folder: for the files, named "part-00000.arrow" and so on, and "_manifest.json".
-        rows_per_batch: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
+        row_group_size: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
         rows_per_file: rows in each file; or
-        files: how many files; see ``write_parquet``.
+        num_files: how many files; see ``write_parquet``.
         compression: "zstd", "lz4" or None, with which files can be mapped into memory.
         overwrite: whether to remove what was written there before.
         engine, address, shared_filesystem: as in ``write_parquet``.
@@ -52,8 +52,8 @@ def write_arrow(
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
     """
-    if rows_per_batch is not None:
-        whole_number(rows_per_batch, 1, "write_arrow(rows_per_batch)", "rows in each record batch")
+    if row_group_size is not None:
+        whole_number(row_group_size, 1, "write_arrow(row_group_size)", "rows in each record batch")
     check_codec(compression, CODECS, "write_arrow")
 
     def begin(file: OutputFile, schema: pa.Schema) -> _Arrow:
@@ -61,11 +61,11 @@ def write_arrow(
 
     form = Format(
         "write_arrow", ".arrow", begin,
-        {"rows_per_batch": rows_per_batch, "compression": compression},
-        rows_per_batch or BATCH_ROWS, None if rows_per_batch else BATCH_BYTES,
+        {"row_group_size": row_group_size, "compression": compression},
+        row_group_size or BATCH_ROWS, None if row_group_size else BATCH_BYTES,
     )  # fmt: skip
     cluster = Cluster(engine, address, shared_filesystem)
-    return write(pipeline, folder, form, files, rows_per_file, overwrite, cluster)
+    return write(pipeline, folder, form, num_files, rows_per_file, overwrite, cluster)
 
 
 class _Arrow:

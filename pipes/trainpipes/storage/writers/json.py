@@ -33,7 +33,7 @@ def write_json(
     folder: str | os.PathLike[str],
     *,
     rows_per_file: int | None = None,
-    files: int | None = None,
+    num_files: int | None = None,
     compression: Literal["gzip", "zstd"] | None = None,
     overwrite: bool = False,
     engine: Literal["ray"] | None = None,
@@ -47,7 +47,7 @@ def write_json(
     Args:
         folder: for the files, named "part-00000.jsonl" and so on, and "_manifest.json".
         rows_per_file: rows in each file; or
-        files: how many files; see ``write_parquet``.
+        num_files: how many files; see ``write_parquet``.
         compression: "gzip", "zstd" or None.
         overwrite: whether to remove what was written there before.
         engine, address, shared_filesystem: as in ``write_parquet``.
@@ -66,7 +66,7 @@ def write_json(
         GROUP_ROWS, GROUP_BYTES,
     )  # fmt: skip
     cluster = Cluster(engine, address, shared_filesystem)
-    return write(pipeline, folder, form, files, rows_per_file, overwrite, cluster)
+    return write(pipeline, folder, form, num_files, rows_per_file, overwrite, cluster)
 
 
 class _Lines:

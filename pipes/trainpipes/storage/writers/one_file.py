@@ -79,23 +79,23 @@ class Lengths:
         self, count: int | None, files: int | None, rows_per_file: int | None, asker: str
     ) -> None:
         if files is not None:
-            whole_number(files, 1, f"{asker}(files)", "how many to write")
+            whole_number(files, 1, f"{asker}(num_files)", "how many to write")
         if rows_per_file is not None:
             whole_number(rows_per_file, 1, f"{asker}(rows_per_file)", "rows in each file")
         if files is not None and rows_per_file is not None:
             raise ConfigError(
-                f"{asker}() takes files or rows_per_file, got files={files} and "
+                f"{asker}() takes num_files or rows_per_file, got num_files={files} and "
                 f"rows_per_file={rows_per_file}: give one of the two"
             )
         if files is not None and count is None:
             raise ConfigError(
-                f"{asker}(files={files}) needs to know how many rows there are, and that is known only when "
-                "all are read: give rows_per_file=... instead"
+                f"{asker}(num_files={files}) needs to know how many rows there are, and that is known only "
+                "when all are read: give rows_per_file=... instead"
             )
         if files is not None and count is not None and files > count:
             raise ConfigError(
-                f"{asker}(files={files}): each file has a row at least, and there are {count:,} rows: give "
-                "fewer files"
+                f"{asker}(num_files={files}): each file has a row at least, and there are {count:,} rows: "
+                "give fewer files"
             )
         self.given = files is not None or rows_per_file is not None
         self._count, self._files, self._rows = count or 0, files, rows_per_file

@@ -31,9 +31,9 @@ def write_parquet(
     pipeline: Pipeline,
     folder: str | os.PathLike[str],
     *,
-    rows_per_group: int | None = None,
+    row_group_size: int | None = None,
     rows_per_file: int | None = None,
-    files: int | None = None,
+    num_files: int | None = None,
     compression: str | None = "zstd",
     overwrite: bool = False,
     engine: Literal["ray"] | None = None,
@@ -50,15 +50,15 @@ def write_parquet(
     Args:
         folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears last,
             with counts, columns and checksums. On this machine, and new or empty.
-        rows_per_group: rows in each row group; if left out, 8 MiB of rows as they are in memory, and
+        row_group_size: rows in each row group; if left out, 8 MiB of rows as they are in memory, and
             16,384 rows at most.
         rows_per_file: rows in each file; or
-        files: how many files of about as many rows, where rows are counted. If both are left out, a file
+        num_files: how many files of about as many rows, where rows are counted. If both are left out, a file
             ends after 512 MiB of rows as they are in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         overwrite: whether to remove what was written there before, and write everything anew.
-        engine: "ray" for tasks on a Ray cluster, one for each file, where rows are counted and ``files`` or
-            ``rows_per_file`` is given; None for this process. The bytes are the same.
+        engine: "ray" for tasks on a Ray cluster, one for each file, where rows are counted and ``num_files``
+            or ``rows_per_file`` is given; None for this process. The bytes are the same.
         address: of the cluster. If left out, the one that this process is connected to, that of
             ``RAY_ADDRESS``, or a new one on this machine.
         shared_filesystem: whether every node of the cluster sees this machine's paths. Else ``folder`` is the
@@ -77,21 +77,21 @@ def write_parquet(
     >>> list(tp.list_files(written.files).read_parquet())[-1]
     {'x': 9}
     """
-    if rows_per_group is not None:
-        whole_number(rows_per_group, 1, "write_parquet(rows_per_group)", "rows in each row group")
+    if row_group_size is not None:
+        whole_number(row_group_size, 1, "write_parquet(row_group_size)", "rows in each row group")
     check_codec(compression, CODECS, "write_parquet")
 
     def begin(file: OutputFile, schema: pa.Schema) -> _Parquet:
         return _Parquet(file, schema, compression or "none")
 
-    options: dict[str, Any] = {"rows_per_group": rows_per_group, "compression": compression}
-    counted = rows_per_group is not None
+    options: dict[str, Any] = {"row_group_size": row_group_size, "compression": compression}
+    counted = row_group_size is not None
     form = Format(
         "write_parquet", ".parquet", begin, options,
-        rows_per_group or GROUP_ROWS, None if counted else GROUP_BYTES,
+        row_group_size or GROUP_ROWS, None if counted else GROUP_BYTES,
     )  # fmt: skip
     cluster = Cluster(engine, address, shared_filesystem)
-    return write(pipeline, folder, form, files, rows_per_file, overwrite, cluster)
+    return write(pipeline, folder, form, num_files, rows_per_file, overwrite, cluster)
 
 
 class _Parquet:

@@ -41,7 +41,7 @@ def write(
     pipeline: Pipeline,
     folder: str | os.PathLike[str],
     form: Format,
-    files: int | None,
+    num_files: int | None,
     rows_per_file: int | None,
     overwrite: bool,
     cluster: Cluster = HERE,
@@ -52,7 +52,7 @@ def write(
         pipeline: gives rows with columns.
         folder: where the files are to be.
         form: how rows are written.
-        files: how many of about as many rows; or
+        num_files: how many of about as many rows; or
         rows_per_file: how many rows each has. If both are left out, a file ends after 512 MiB of rows as they
             are in memory.
         overwrite: whether what was written there before is removed.
@@ -62,11 +62,11 @@ def write(
         # Before anything is read: Ray starts processes.
         ray = cluster.enter(stack, form.asker)
         rows = EpochRows(pipeline, form.asker)
-        lengths = Lengths(rows.count, files, rows_per_file, form.asker)
+        lengths = Lengths(rows.count, num_files, rows_per_file, form.asker)
         if ray is not None:
             check_cut(rows, lengths)
         options = {"format": form.asker.removeprefix("write_"), **form.options}
-        options |= {"files": files, "rows_per_file": rows_per_file}
+        options |= {"num_files": num_files, "rows_per_file": rows_per_file}
         about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
         about |= about_inputs(rows.plan.inputs.source)
         storage = storage_at(folder, form.asker, urls=ray is not None)
