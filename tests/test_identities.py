@@ -255,7 +255,9 @@ OPTIONS: dict[str, Make] = {
     "mix / repeat": lambda f: tp.mix({"a": part(f, 24)}, stop="repeat"),
     "recipe pretrain": lambda f: recipe("pretrain", f, text="text", max_length=32),
     "recipe sft": lambda f: recipe("sft", f, prompt="text", response="answer"),
-    "recipe seq2seq": lambda f: recipe("seq2seq", f, prompt="text", response="answer"),
+    "recipe seq2seq": lambda f: recipe(
+        "seq2seq", f, prompt="text", response="answer", hf_names=False, drop_last=False
+    ),
 }
 
 EVERY: dict[str, Make] = (
