@@ -120,7 +120,7 @@ def _add(found: KnownIds, stage: Stage) -> None:
     elif isinstance(stage, MaskTokens):
         found.masked = True
     elif isinstance(stage, EncodeLabels):
-        found.classes[stage.to] = _names(stage.classes)
+        found.classes[stage.output_column] = _names(stage.classes)
 
 
 def _alike(one: Engine | None, other: Engine) -> bool:
