@@ -20,7 +20,7 @@ import trainpipes as tp
 from elastic.ranks import in_worker
 from every_stage import ENDLESS, FINITE, odd
 from trainpipes import nodes
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.state.checksum import checksum, sealed, unsealed
 from trainpipes.testing import digest
 

@@ -35,7 +35,7 @@ from trainpipes import (
     TrainpipesError,
     cache,
 )
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 from trainpipes.storage.caching import private_file
 from trainpipes.testing import digest
 

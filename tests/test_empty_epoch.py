@@ -14,7 +14,7 @@ import pytest
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
-from trainpipes._internal.warn_once import _warned
+from trainpipes._internal.messages import _warned
 from trainpipes.nodes import Filter, FromArrow
 
 

@@ -81,7 +81,7 @@ def leave(loader: Any, count: int = 2) -> None:
 
 def warned(monkeypatch: pytest.MonkeyPatch, *loops: Any) -> list[str]:
     """What loops that are left one after the other are told."""
-    monkeypatch.setattr("trainpipes._internal.warn_once._warned", set())
+    monkeypatch.setattr("trainpipes._internal.messages._warned", set())
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for loop in loops:

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import trainpipes as tp
-from trainpipes._internal.extra import pip_install
+from trainpipes._internal.checks import pip_install
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 
 import trainpipes as tp
-from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.secrets import hidden
 from trainpipes.sources.remote import retry
 
 SECRET = "hunter2SECRET"
@@ -91,7 +91,7 @@ OLDER = (
 
 
 def test_a_state_that_holds_the_secret_itself_still_loads(tmp_path: Path) -> None:
-    from trainpipes._internal.secret_text import stand_in
+    from trainpipes._internal.secrets import stand_in
     from trainpipes.state.identity import check_identity
 
     now = OLDER.replace(SECRET, stand_in(SECRET))

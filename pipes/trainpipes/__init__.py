@@ -104,7 +104,7 @@ def __getattr__(name: str) -> Any:
     elif name in _FROM:
         found = getattr(import_module(f"trainpipes.{_FROM[name]}"), name)
     else:
-        from trainpipes._internal.naming import nearest
+        from trainpipes._internal.messages import nearest
 
         raise AttributeError(
             f"module 'trainpipes' has no attribute {name!r}{nearest(name, [*__all__, 'zip'])}",

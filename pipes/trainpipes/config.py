@@ -17,9 +17,9 @@ import pyarrow as pa
 import torch
 
 from trainpipes import start
-from trainpipes._internal.extra import need
-from trainpipes._internal.naming import nearest
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import need
+from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, TrainpipesError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.kinds.stage_kinds import Source

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.secret_text import is_secret, without_url_secrets
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import need
+from trainpipes._internal.secrets import is_secret, without_url_secrets
+from trainpipes._internal.text import shown
 from trainpipes.config import (
     add_scalars,
     arrow_schema,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.secrets import hidden
 
 __all__ = [
     "ConfigError",

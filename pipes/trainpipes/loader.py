@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from trainpipes._internal.callers import refuse_prepared_by_ray, warn_without_data_module
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.naming import nearest
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.pass_iterator import PassIterator

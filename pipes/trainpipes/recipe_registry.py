@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from trainpipes._internal.naming import nearest
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import copied
 from trainpipes.pipeline import Pipeline

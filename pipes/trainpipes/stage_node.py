@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import innermost
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.one_pass import OnePass

@@ -210,7 +210,7 @@ def test_a_filter_of_a_list_is_the_one_of_the_expression(tmp_path: Path) -> None
 
 
 def test_without_pyyaml_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainpipes._internal.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("trainpipes._internal.checks.find_spec", lambda name: None)
     for what, call in (("tp.load", lambda: loads("a: b")), ("to_yaml", ROWS.to_yaml)):
         with pytest.raises(
             tp.MissingExtraError, match=rf"^{what} needs the package yaml.*pip install pyyaml$"

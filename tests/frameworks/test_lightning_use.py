@@ -25,7 +25,7 @@ from frameworks.lightning_runs import (
     pipeline,
 )
 from frameworks.steps import digests_by_step
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 from trainpipes.integrations.lightning import PipelineDataModule
 
 pytestmark = [

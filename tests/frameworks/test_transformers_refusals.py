@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import trainpipes as tp
 from frameworks.transformers_runs import OwnTrainer, arguments, collated, model, pipeline, rows
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 from trainpipes.integrations.transformers import Trainer
 from trainpipes.integrations.transformers.training import FILE
 

@@ -301,7 +301,7 @@ def test_an_address_is_text(address):
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("trainpipes._internal.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("trainpipes._internal.checks.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"engine=\"ray\"\) needs .* pip install 'ray"):
         RayCluster(asker="tokenize()")
 

@@ -13,7 +13,7 @@ import torch
 
 import trainpipes as tp
 from every_recipe import small_tokenizer
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 from trainpipes.prepare import tokenize
 from trainpipes.testing import check_resume
 

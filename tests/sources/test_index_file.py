@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 from trainpipes.sources.files import index_file as index_file_module
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.parquet import index as index_module

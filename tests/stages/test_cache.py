@@ -23,7 +23,7 @@ import torch
 
 import trainpipes as tp
 from trainpipes import ConfigError, Pipeline, SchemaError
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 from trainpipes.kinds.stage_kinds import Rows, TableStage
 from trainpipes.storage.caching import block_cache, checked_file, private_file
 from trainpipes.storage.caching.private_file import FileLock

@@ -301,7 +301,7 @@ def test_what_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) 
         tp.errors.MissingExtraError, match=r"torchvision.*: pip install torchvision$"
     ):
         photos().decode_image("image", decoder="torchvision")
-    monkeypatch.setattr("trainpipes._internal.extra.find_spec", lambda name: None)
+    monkeypatch.setattr("trainpipes._internal.checks.find_spec", lambda name: None)
     steps: list[Callable[[tp.Pipeline], Any]] = [
         lambda p: p.decode_image(), lambda p: p.resize(3), lambda p: p.random_resized_crop(3),
     ]  # fmt: skip

@@ -146,7 +146,7 @@ def test_pin_calls_each_dense_tensor_of_the_cpu(name: str, monkeypatch: pytest.M
 
 
 def test_pin_leaves_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainpipes._internal.warn_once import _warned
+    from trainpipes._internal.messages import _warned
 
     _warned.clear()
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

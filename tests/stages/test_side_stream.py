@@ -7,7 +7,7 @@ import torch
 
 import trainpipes as tp
 from fake_device import Batch, FakeDevice
-from trainpipes._internal.warn_once import _warned
+from trainpipes._internal.messages import _warned
 
 
 @pytest.fixture

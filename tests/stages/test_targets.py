@@ -15,7 +15,7 @@ import pytest
 
 import trainpipes as tp
 from every_stage import chat_tokenizer
-from trainpipes._internal import warn_once
+from trainpipes._internal import messages as warn_once
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.testing import check_resume
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, _utils
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
-from trainpipes._internal.warn_once import _warned
+from trainpipes._internal.messages import _warned
 from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
 from trainpipes.stage_node import node_of
 from trainpipes.stages.to import To

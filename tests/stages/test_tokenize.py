@@ -276,7 +276,7 @@ class TestWhereATokenizerComesFrom:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         Path(given).touch()
-        monkeypatch.setattr("trainpipes._internal.extra.find_spec", lambda name: None)
+        monkeypatch.setattr("trainpipes._internal.checks.find_spec", lambda name: None)
         with pytest.raises(MissingExtraError, match=rf"pip install {package}$"):
             Tokenize(tokenizer=given)
 

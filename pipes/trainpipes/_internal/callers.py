@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 from trainpipes.errors import ConfigError
 
 __all__ = [

@@ -1,15 +1,20 @@
-"""Options that are plain values: refused unless they are what they must be."""
+"""Options that are plain values, and optional packages: an error unless they are right, or installed.
+
+What is to be typed for a package names the package itself, so that it works wherever this library came from:
+an index, a wheel, a clone, or a folder on the path. ``pyproject.toml`` has the same packages as extras.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
 
-from trainpipes._internal.shown import shown
-from trainpipes.errors import ConfigError
+from trainpipes._internal.text import shown
+from trainpipes.errors import ConfigError, MissingExtraError
 
 __all__ = [
     "checked_schema",
@@ -17,12 +22,21 @@ __all__ = [
     "column_names",
     "flag",
     "local_path",
+    "need",
+    "pip_install",
     "several",
     "whole_number",
 ]
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
+#: What pip calls a package, where it is not what Python calls it or not every version will do.
+_REQUIREMENTS = {
+    "PIL": "pillow",
+    "gigatoken": "'gigatoken>=0.10,<0.11'",
+    "ray": "'ray[train]>=2.40,<3'",
+    "yaml": "pyyaml",
+}
 
 
 def whole_number(
@@ -120,3 +134,28 @@ def column_names(value: Any, option: str, least: int = 1) -> list[str]:
     if twice:
         raise ConfigError(f"{option} names each column once, got {shown(twice[0])} twice")
     return list(names)
+
+
+def need(package: str, what: str) -> None:
+    """Raise unless a package is installed; nothing is imported.
+
+    Args:
+        package: the name that it is imported by.
+        what: needs it.
+
+    Raises:
+        MissingExtraError: it is not.
+    """
+    if find_spec(package) is None:
+        raise MissingExtraError(
+            f"{what} needs the package {package}, which is not installed: {pip_install(package)}"
+        )
+
+
+def pip_install(package: str) -> str:
+    """The command that installs a package.
+
+    >>> pip_install("PIL")
+    'pip install pillow'
+    """
+    return f"pip install {_REQUIREMENTS.get(package, package)}"

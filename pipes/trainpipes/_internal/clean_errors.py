@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import cut
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import cut
 from trainpipes.errors import TrainpipesError
 
 __all__ = ["OriginalError", "clean"]

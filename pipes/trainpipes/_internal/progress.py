@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from trainpipes._internal.amount import amount
+from trainpipes._internal.text import amount
 
 __all__ = ["JobReport", "Progress", "counted"]
 

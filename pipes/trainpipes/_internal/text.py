@@ -1,16 +1,88 @@
-"""Text of the data in one line of a terminal."""
+"""Values and data as text: short, without secrets, and with nothing in it that a terminal would obey."""
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
 from unicodedata import east_asian_width
 
-from trainpipes._internal.shown import cut
+from trainpipes._internal.secrets import hidden
 
-__all__ = ["columns_of", "escaped"]
+__all__ = ["MOST_OF_URL", "amount", "columns_of", "cut", "escaped", "shown"]
 
 #: Not printable by itself; joins several emojis to one.
 JOINER = "\u200d"
-SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+#: Characters of a value that a message quotes, at most.
+MOST = 100
+#: Values that are looked at for that.
+MOST_LOOKED_AT = 1000
+#: Characters of a text at either end that are looked at for secrets: more than a URL has.
+MOST_OF_URL = 20_000
+
+
+def cut(text: str, most: int = MOST) -> str:
+    """A text, or the start and the end of a long one.
+
+    >>> cut("abcdefghijklmnop", 9)
+    'abcd…mnop'
+    """
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[: most - 1 - half]}…{text[len(text) - half :]}"
+
+
+def shown(value: Any, most: int = MOST) -> str:
+    """``repr(value)`` without secrets, cut where it is long; what is left out of a long value is not even
+    looked at.
+
+    >>> shown([1, "b"])
+    "[1, 'b']"
+    >>> shown("x" * 1_000_000, 20)
+    "'xxxxxxxxx…xxxxxxxx'"
+    """
+    return cut(hidden(_Short().repr(value)), most)
+
+
+class _Short(reprlib.Repr):
+    """``repr`` that looks at some elements of large collections, and at so many in all: a value may hold
+    another one many times, which holds another one many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = MOST_LOOKED_AT
+        self.maxlevel = 8
+        self.maxstring = self.maxother = self.maxlong = 4 * MOST
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = MOST
+        self.maxarray = self.maxdeque = self.maxdict = MOST
+
+    def repr1(self, value: Any, level: int) -> str:
+        self.left -= 1
+        return super().repr1(value, level) if self.left >= 0 else "..."
+
+    def repr_str(self, value: str, level: int) -> str:
+        if len(value) > 2 * MOST_OF_URL:
+            value = value[:MOST_OF_URL] + value[-MOST_OF_URL:]
+        if len(value) > self.maxstring:  # before it is cut: else the end of a URL would be left
+            value = hidden(value)
+        return super().repr_str(value, level)
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        return self.repr_str(value, level)  # type: ignore[arg-type]
+
+    def repr_dict(self, value: Mapping[Any, Any], level: int) -> str:
+        if not value or level <= 0:
+            return "{...}" if value else "{}"
+        pairs = islice(value.items(), self.maxdict)  # in their order: reprlib sorts them
+        parts = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}" for k, v in pairs]
+        return "{" + ", ".join(parts) + (", ..." if len(value) > len(parts) else "") + "}"
+
+    def repr_int(self, value: int, level: int) -> str:
+        if value.bit_length() < 512:
+            return repr(value)
+        return f"a number of {value.bit_length() * 3 // 10:,} digits"
 
 
 def escaped(text: str, most: int | None = None) -> str:
@@ -28,18 +100,25 @@ def escaped(text: str, most: int | None = None) -> str:
     text = text if most is None else cut(text, most)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c == JOINER else _escape(c) for c in text)
-
-
-def _escape(c: str) -> str:
-    number = ord(c)
-    if c in SHORT:
-        return SHORT[c]
-    if number < 0x100:
-        return f"\\x{number:02x}"
-    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+    good = (
+        c if c.isprintable() or c == JOINER else c.encode("unicode_escape").decode() for c in text
+    )
+    return "".join(good)
 
 
 def columns_of(text: str) -> int:
     """Columns of a terminal that a text takes, about."""
     return len(text) if text.isascii() else sum(1 + (east_asian_width(c) in "WF") for c in text)
+
+
+def amount(count: float) -> str:
+    """So many bytes.
+
+    >>> amount(512), amount(40_960)
+    ('512 B', '41.0 kB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"

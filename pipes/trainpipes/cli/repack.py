@@ -85,7 +85,7 @@ def command(
       trainpipes repack data s3://bucket/packed --shuffle
     """
     storage = o.storage_options(storage_options)
-    from trainpipes._internal.amount import amount
+    from trainpipes._internal.text import amount
     from trainpipes.prepare import repack
 
     try:

@@ -58,7 +58,7 @@ def command(
     *files, folder = paths
     pipe = given.named(recipe, config, files)
     storage = o.storage_options(given.storage_options) if "://" in folder else None
-    from trainpipes._internal.amount import amount
+    from trainpipes._internal.text import amount
     from trainpipes.prepare import tokenize
 
     started = time.monotonic()

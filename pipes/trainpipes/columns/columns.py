@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.fixed_lists import array_of, fixed_shape, lists_of

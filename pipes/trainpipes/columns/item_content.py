@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 
 __all__ = ["difference", "digest", "digest_and_size"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.row_types import NoColumn, is_open, type_of, unite
 from trainpipes.columns.value_column import column_of
 

@@ -19,7 +19,7 @@ from enum import IntEnum
 from typing import Any
 from weakref import WeakSet
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.interrupts import wait_for
 from trainpipes.errors import ConfigError
 

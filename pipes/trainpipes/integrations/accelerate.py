@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import need
+from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.pass_iterator import PassIterator
 from trainpipes.errors import ConfigError, MissingExtraError
 from trainpipes.loader import Loader

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import need
+from trainpipes._internal.text import shown
 from trainpipes.engine.column_names import row_schema
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import divisors

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import whole_number
-from trainpipes._internal.extra import need
+from trainpipes._internal.checks import need, whole_number
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.storage.writers.epoch_rows import EpochRows

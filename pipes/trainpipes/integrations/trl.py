@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from trainpipes._internal.extra import need
+from trainpipes._internal.checks import need
 from trainpipes.errors import ConfigError
 from trainpipes.integrations.transformers import PipelineTrainerMixin, check_datasets
 from trainpipes.pipeline import Pipeline

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 
 __all__ = ["DrawWatch", "seen_draws"]
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.secret_text import (
+from trainpipes._internal.secrets import (
     hidden,
     is_secret,
     known_name,

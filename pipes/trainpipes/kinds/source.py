@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import shown
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray

@@ -13,8 +13,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, dataclass_transform
 
-from trainpipes._internal.naming import nearest
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.made_once import made_once

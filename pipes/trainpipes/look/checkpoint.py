@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from trainpipes._internal.shown import cut, shown
+from trainpipes._internal.text import cut, shown
 from trainpipes.engine.layout import divisors, slots_before
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainpipes._internal.shown import cut
+from trainpipes._internal.text import cut
 from trainpipes.errors import MissingFilesError, StateError, UnreadableError
 
 __all__ = ["INDEX", "check_regular", "mentions_us", "read_dcp", "read_file"]

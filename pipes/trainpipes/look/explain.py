@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainpipes._internal.amount import amount
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import cut
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import amount, cut
 from trainpipes.engine.column_names import columns, columns_if_known
 from trainpipes.engine.iterating.loader_workers import share_out
 from trainpipes.engine.layout import Layout, divisors, slots_before

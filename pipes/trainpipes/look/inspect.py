@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.amount import amount
 from trainpipes._internal.checks import column_names, whole_number
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import cut, shown
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import amount, cut, shown
 from trainpipes.columns.arrays import is_number, to_numpy
 from trainpipes.columns.utf8 import has_text, is_utf8, replaced
 from trainpipes.engine.layout import IntArray

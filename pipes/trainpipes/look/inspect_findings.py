@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.amount import amount
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import cut
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import amount, cut
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import cut
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import cut
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import (
     ConfigError,

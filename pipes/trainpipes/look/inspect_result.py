@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from trainpipes._internal.amount import amount
+from trainpipes._internal.text import amount
 
 __all__ = ["Column", "Finding", "Inspection", "Lengths", "RowGroups", "percent"]
 

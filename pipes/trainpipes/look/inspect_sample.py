@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.progress import counted
-from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.secrets import hidden
 from trainpipes.columns.columns import table_of
 from trainpipes.errors import MissingExtraError, UnreachableError
 from trainpipes.look.inspect_reading import DataFile, Found, reason_of

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.naming import need_columns
+from trainpipes._internal.messages import need_columns
 from trainpipes._internal.progress import counted
 from trainpipes.columns.arrays import list_array, to_arrow
 from trainpipes.columns.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.progress import counted
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator, RunOptions
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.topology import Topology

@@ -11,8 +11,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import cut
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import cut
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import payload_rows
 from trainpipes.columns.pieces import WHOLE, Pieces

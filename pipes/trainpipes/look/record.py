@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.secret_text import LEFT_OUT, hidden, is_secret
-from trainpipes._internal.shown import cut
+from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
+from trainpipes._internal.text import cut
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs

@@ -22,8 +22,7 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.shown import shown
-from trainpipes._internal.text import columns_of, escaped
+from trainpipes._internal.text import columns_of, escaped, shown
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import MOST_OF_URL, cut, shown
-from trainpipes._internal.text import escaped
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import MOST_OF_URL, cut, escaped, shown
 
 __all__ = ["Array", "Facts", "as_mapping", "facts_of", "head", "leaves"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import flag, whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError

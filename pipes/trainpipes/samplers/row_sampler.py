@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
 

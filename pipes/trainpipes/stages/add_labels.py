@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import column_name, several, whole_number
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError

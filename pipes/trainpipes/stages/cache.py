@@ -6,7 +6,7 @@ import os
 from dataclasses import KW_ONLY
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import CacheStage
 from trainpipes.storage.cache import folder

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data import default_collate
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.fixed_lists import python_rows

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import from_columns, untyped_columns

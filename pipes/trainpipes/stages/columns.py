@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes._internal.checks import column_names
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of, to_columns

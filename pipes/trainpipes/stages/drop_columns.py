@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from trainpipes._internal.checks import column_names
-from trainpipes._internal.naming import need_columns
+from trainpipes._internal.messages import need_columns
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import RunStage

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trainpipes._internal.checks import column_name, several, whole_number
-from trainpipes._internal.naming import nearest, need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import nearest, need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import list_array, to_arrow, to_numpy
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run

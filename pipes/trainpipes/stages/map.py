@@ -16,8 +16,8 @@ from weakref import finalize
 import pyarrow as pa
 
 from trainpipes._internal.checks import checked_schema, whole_number
-from trainpipes._internal.shown import shown
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, Words, words_of

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import column_name, column_names, whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.engine.layout import IntArray, permutation

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.block import Part
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.payload import take_payload

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import (
     Array,
     apart,

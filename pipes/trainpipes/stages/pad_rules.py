@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.naming import nearest
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 from trainpipes.kinds.stage_kinds import PlaceStage
 from trainpipes.stages.nested import map_tensors
 

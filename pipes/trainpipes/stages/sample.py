@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import column_names, whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError, DataError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.stages.sample import EVERY, Drawn

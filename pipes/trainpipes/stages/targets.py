@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import column_names
-from trainpipes._internal.naming import nearest, need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import nearest, need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import first_null, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows

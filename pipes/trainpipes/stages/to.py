@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.shown import shown
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import PlaceStage

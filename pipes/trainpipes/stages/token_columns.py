@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import column_names, whole_number
-from trainpipes._internal.naming import need_columns
+from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.byte_rows import cut_rows
 from trainpipes.columns.rectangles import Side

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainpipes._internal.shown import cut, shown
+from trainpipes._internal.text import cut, shown
 from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
 from trainpipes.state.checksum import checksum, sealed, unsealed

@@ -28,7 +28,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
 from trainpipes.state.checksum import checksum, sealed, unsealed

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainpipes._internal.extra import pip_install
-from trainpipes._internal.shown import cut, shown
+from trainpipes._internal.checks import pip_install
+from trainpipes._internal.text import cut, shown
 from trainpipes.errors import StateError
 
 __all__ = [

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from trainpipes._internal.shown import cut, shown
+from trainpipes._internal.text import cut, shown
 from trainpipes.errors import StateError
 from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, read, render

@@ -13,7 +13,7 @@ import torch
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.progress import counted
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline

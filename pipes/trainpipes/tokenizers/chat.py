@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import need
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.ragged import Ragged

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.extra import pip_install
-from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.checks import pip_install
+from trainpipes._internal.secrets import hidden
 from trainpipes.columns.arrays import apart, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes._internal.extra import need
+from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainpipes._internal.extra import pip_install
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import pip_install
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.tokenizers.bytes import Bytes
 from trainpipes.tokenizers.callable import Function

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes._internal.extra import need
+from trainpipes._internal.checks import need
 from trainpipes.errors import UnreadableError
 from trainpipes.tokenizers.content import File, digest
 from trainpipes.tokenizers.engine import Affixes, Engine

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.naming import nearest
+from trainpipes._internal.checks import need
+from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.decoding import text_of_bytes
 from trainpipes.tokenizers.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource

@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
+from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
-from trainpipes._internal.shown import shown
-from trainpipes._internal.warn_once import has_warned, warn_once
+from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.iterating.pass_counter import PassCounter

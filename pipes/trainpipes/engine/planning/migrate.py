@@ -20,7 +20,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.layout import Layout, StreamLayout
 from trainpipes.engine.planning.chain import Chain

@@ -12,8 +12,8 @@ from copy import copy
 from types import MethodType
 from typing import Any
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import need
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline

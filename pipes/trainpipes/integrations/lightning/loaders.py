@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline

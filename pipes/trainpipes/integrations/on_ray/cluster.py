@@ -25,8 +25,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import need
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
 from trainpipes.integrations.on_ray.messages import Failed, Finished, Job, Tell, Work, do_task
 from trainpipes.integrations.on_ray.running import TICK, MostInFlight, RowCounts, end_tasks

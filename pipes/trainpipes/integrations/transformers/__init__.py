@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainpipes._internal.extra import need
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.checks import need
+from trainpipes._internal.messages import warn_once
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, MissingExtraError, StateError
 from trainpipes.loader import Loader

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.naming import need_columns
+from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.block_table import BlockTable

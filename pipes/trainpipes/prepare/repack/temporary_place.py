@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainpipes._internal.amount import amount
 from trainpipes._internal.checks import local_path
+from trainpipes._internal.text import amount
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.prepare.repack.options import Options
 from trainpipes.prepare.repack.temporary import TemporaryFiles

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import flag, whole_number
 from trainpipes._internal.progress import JobReport
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError

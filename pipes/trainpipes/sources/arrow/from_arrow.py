@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.amount import amount
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import amount, shown
 from trainpipes.columns.content import table_digest
 from trainpipes.columns.gathered import gathered
 from trainpipes.engine.layout import IntArray

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.naming import nearest
+from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests

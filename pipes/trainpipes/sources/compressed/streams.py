@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from trainpipes._internal.secret_text import without_query
+from trainpipes._internal.secrets import without_query
 from trainpipes.sources.compressed.zstd_frames import Frames
 from trainpipes.sources.files.each_file import BadFileError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.secrets import hidden
 from trainpipes.errors import (
     DataChangedError,
     MissingFilesError,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainpipes._internal.checks import checked_schema, column_names, whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage

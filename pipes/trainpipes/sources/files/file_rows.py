@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.amount import amount
+from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.sources.files.list_files import FileList, digests

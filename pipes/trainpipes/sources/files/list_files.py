@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainpipes._internal.checks import several
-from trainpipes._internal.secret_text import kept_name, known_name
-from trainpipes._internal.shown import shown
+from trainpipes._internal.secrets import kept_name, known_name
+from trainpipes._internal.text import shown
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError

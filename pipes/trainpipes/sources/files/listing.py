@@ -17,9 +17,9 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
+from trainpipes._internal.checks import pip_install
 from trainpipes._internal.clean_errors import clean
-from trainpipes._internal.extra import pip_install
-from trainpipes._internal.naming import nearest
+from trainpipes._internal.messages import nearest
 from trainpipes._internal.progress import counted
 from trainpipes.errors import (
     ConfigError,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.secret_text import known_name
+from trainpipes._internal.secrets import known_name
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.kinds.source import RowSource

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from trainpipes._internal.naming import nearest, need_columns
+from trainpipes._internal.messages import nearest, need_columns
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import Place
 

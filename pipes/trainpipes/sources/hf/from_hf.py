@@ -10,9 +10,8 @@ from dataclasses import KW_ONLY
 from typing import Any
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.naming import nearest
-from trainpipes._internal.shown import shown
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import nearest, warn_once
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage_kinds import Source

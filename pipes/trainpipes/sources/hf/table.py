@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.amount import amount
+from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.content import table_digest
 from trainpipes.columns.gathered import gathered

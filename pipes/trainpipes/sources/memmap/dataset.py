@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.sources.files.list_files import ListFiles

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.amount import amount
+from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import one_chunk, to_arrow
 from trainpipes.columns.columns import from_columns
 from trainpipes.columns.payload import Payload

@@ -12,7 +12,7 @@ import pyarrow as pa
 from torch.utils.data import DistributedSampler, IterableDataset
 
 from trainpipes._internal.checks import checked_schema
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray

@@ -11,7 +11,7 @@ import pyarrow as pa
 from torch.utils.data import IterableDataset
 
 from trainpipes._internal.checks import checked_schema
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.content import tensor_digest
 from trainpipes.columns.lone_copy import gathered
 from trainpipes.columns.tensor_rows import TensorRows

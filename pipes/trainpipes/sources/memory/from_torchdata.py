@@ -12,7 +12,7 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.source import RowStream, StreamReader

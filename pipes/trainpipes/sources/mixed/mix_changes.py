@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainpipes._internal.shown import cut
+from trainpipes._internal.text import cut
 from trainpipes.columns.run import innermost, levels
 from trainpipes.errors import StateError
 from trainpipes.state.cursor import shard_key

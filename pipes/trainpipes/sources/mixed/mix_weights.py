@@ -12,7 +12,7 @@ from itertools import pairwise
 from numbers import Rational, Real
 from typing import Any
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 
 __all__ = ["Schedule", "by_size", "checked_schedule", "checked_weights", "steps_of"]

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import cut
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import cut
 from trainpipes.sources.files.each_file import BadFileError
 
 __all__ = ["StoredArray", "check_sum", "loaded", "read_arrays"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes._internal.naming import need_columns
+from trainpipes._internal.messages import need_columns
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError

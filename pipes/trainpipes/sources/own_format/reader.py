@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.options import show
 from trainpipes.sources.files.each_file import BadFileError, one_line

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as fs
 
-from trainpipes._internal.naming import nearest
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.sources.files.each_file import one_line

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainpipes._internal.clean_errors import OriginalError
-from trainpipes._internal.secret_text import hidden
+from trainpipes._internal.secrets import hidden
 
 __all__ = ["Failure", "understand"]
 

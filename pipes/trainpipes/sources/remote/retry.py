@@ -26,8 +26,8 @@ from typing import Any
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.clean_errors import clean
-from trainpipes._internal.secret_text import hidden
-from trainpipes._internal.shown import shown
+from trainpipes._internal.secrets import hidden
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.network_errors import Failure, understand
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.naming import nearest
+from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.checks import several
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError

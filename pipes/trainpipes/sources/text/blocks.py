@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.amount import amount
+from trainpipes._internal.text import amount
 from trainpipes.kinds.source import Place
 from trainpipes.sources.compressed.read_again import ReadAgain
 from trainpipes.sources.files.file_rows import FileBlocks

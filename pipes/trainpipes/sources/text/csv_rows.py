@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
-from trainpipes._internal.secret_text import without_query
+from trainpipes._internal.secrets import without_query
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError

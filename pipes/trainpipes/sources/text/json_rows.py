@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json as pj
 
-from trainpipes._internal.shown import cut
+from trainpipes._internal.text import cut
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_values

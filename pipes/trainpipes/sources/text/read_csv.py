@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from trainpipes._internal.checks import column_names, several
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.sources.text.csv_rows import Csv
 from trainpipes.sources.text.text_reader import TextReader

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.shown import cut
+from trainpipes._internal.text import cut
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.list_files import FileList

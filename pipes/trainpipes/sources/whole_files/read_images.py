@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from trainpipes._internal.naming import nearest
+from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import (
     ConfigError,

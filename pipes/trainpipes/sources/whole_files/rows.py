@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.amount import amount
+from trainpipes._internal.text import amount
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray

@@ -10,10 +10,9 @@ from weakref import finalize
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, whole_number
-from trainpipes._internal.extra import need
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import column_name, need, whole_number
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.pool import Pool
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from trainpipes._internal.checks import several, whole_number
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import RowKey, row_words

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trainpipes._internal.checks import column_name, whole_number
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.made_once import made_once

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from trainpipes._internal.checks import column_name, several
-from trainpipes._internal.naming import need_columns
-from trainpipes._internal.shown import shown
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import each

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 
-from trainpipes._internal.checks import column_name, several
-from trainpipes._internal.extra import need
-from trainpipes._internal.shown import shown
+from trainpipes._internal.checks import column_name, need, several
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.stages.images.image_stage import RandomImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 
-from trainpipes._internal.checks import column_name, several, whole_number
-from trainpipes._internal.extra import need
+from trainpipes._internal.checks import column_name, need, several, whole_number
 from trainpipes.stages.images.image_stage import ImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.joined import joined_tables

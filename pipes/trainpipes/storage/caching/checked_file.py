@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes._internal.warn_once import warn_once
+from trainpipes._internal.messages import warn_once
 from trainpipes.columns.utf8 import check_whole
 from trainpipes.storage.caching.private_file import NotOwnError, make_file, open_file
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from trainpipes._internal.checks import flag
 from trainpipes._internal.progress import Progress
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.storage.writers.epoch_rows import EpochRows

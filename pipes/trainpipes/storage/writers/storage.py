@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainpipes._internal.checks import local_path
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreachableError
 from trainpipes.sources.files.listing import open_system
 from trainpipes.sources.remote.network_errors import understand

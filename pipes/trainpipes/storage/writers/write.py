@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from trainpipes._internal.progress import Progress
-from trainpipes._internal.shown import shown
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import either
 from trainpipes.storage.writers.epoch_rows import EpochRows

@@ -1,16 +1,18 @@
-"""Messages about names that are not there."""
+"""Messages about names that are not there, and warnings that a process gives once."""
 
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Sequence
 
 from trainpipes.errors import SchemaError
 
-__all__ = ["nearest", "need_columns"]
+__all__ = ["has_warned", "nearest", "need_columns", "warn_once"]
 
 #: How functions begin that read data, here and elsewhere.
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
+_warned: set[object] = set()
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
@@ -41,3 +43,22 @@ def need_columns(
     raise SchemaError(
         f"{asker}: no column {said}{where}; there are {list(present)}", path=path, stage=str(asker)
     )
+
+
+def has_warned(key: object) -> bool:
+    """Whether this process has given a warning with this key."""
+    return key in _warned
+
+
+def warn_once(message: str, key: object = None, level: int = 3) -> None:
+    """Warn of something once in this process.
+
+    Args:
+        message: what to say.
+        key: what tells it from other warnings; the message, unless given.
+        level: the call on the stack whose line is shown, as ``warnings.warn`` counts from here.
+    """
+    key = key or message
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, UserWarning, stacklevel=level)
