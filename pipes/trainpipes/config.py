@@ -28,7 +28,7 @@ from trainpipes.recipe_registry import recipe, recipe_function
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.stage_methods import Method
 
-__all__ = ["load", "loads", "parse_change", "path_steps"]
+__all__ = ["load", "loads", "parse_change"]
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64

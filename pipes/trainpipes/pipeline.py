@@ -470,9 +470,9 @@ class Pipeline(IterableDataset[Any]):
         return stats(self, batches, labels, mask)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal, takes its states,
-        and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and the
-        stages after it; any other one stage by stage. See docs/config.md.
+        """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its
+        states, and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and
+        the stages after it; any other one stage by stage. See docs/config.md.
 
         Options left at their defaults are left out, and so are ``storage_options``. Functions are written as
         ``package.module:function``. Where this pipeline stands is not part of it.

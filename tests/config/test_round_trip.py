@@ -37,18 +37,27 @@ def written(pipe: tp.Pipeline) -> tuple[str, str]:
         return "", str(error)
 
 
-@pytest.mark.parametrize("name", [*every_stage.FINITE, *every_stage.ENDLESS])
-def test_a_chain_comes_back_the_same(name: str, folder: Path) -> None:
-    pipe = {**every_stage.FINITE, **every_stage.ENDLESS}[name](folder)
-    text, refused = written(pipe)
-    if refused:
-        assert any(reason in refused for reason in REASONS)
-        return
-    again = loads(text, allow_imports=":" in text)
-    assert again.to_yaml() == text
-    if "every_stage:" not in text:
-        assert loads(text) == pipe
-    assert_same(pipe, again, items=4)
+CHAINS = {**every_stage.FINITE, **every_stage.ENDLESS}
+
+
+@pytest.mark.filterwarnings("ignore:pin")
+@pytest.mark.parametrize("part", range(4))
+def test_chains_of_every_stage_come_back_the_same(part: int, folder: Path) -> None:
+    names = list(CHAINS)[part::4]
+    done = []
+    for name in names:
+        pipe = CHAINS[name](folder)
+        text, refused = written(pipe)
+        if refused:
+            assert any(reason in refused for reason in REASONS), name
+            continue
+        done.append(name)
+        again = loads(text, allow_imports=True)
+        assert again.to_yaml() == text, name
+        if "every_stage:" not in text and "!function" not in text:
+            assert loads(text) == pipe, name
+        assert_same(pipe, again, items=4)
+    assert len(done) > len(names) / 2
 
 
 def rows(folder: Path, name: str, rows: list[dict[str, Any]]) -> str:

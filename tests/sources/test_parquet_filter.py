@@ -371,7 +371,7 @@ def test_a_filter_that_does_not_fit_is_refused_before_a_row_is_read(
         tp.read_parquet(many(tmp_path), **options).explain()
 
 
-@pytest.mark.parametrize("filter", [lambda row: True, [("x", "==", 1)], "x == 1", pc.field(0) == 1])
+@pytest.mark.parametrize("filter", [lambda row: True, [("x", "~", 1)], "x == 1", pc.field(0) == 1])
 def test_a_filter_is_an_expression_over_columns_by_name(filter: Any) -> None:
     with pytest.raises(ConfigError, match=r"read_parquet\(filter\)"):
         tp.read_parquet("x", filter=filter)
