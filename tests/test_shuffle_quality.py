@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from trainpipes.look.shuffle_quality import _of_pipeline, _touches
+from trainpipes.look.shuffle_quality import _of_pipeline, _touches, sampled_quality
 from trainpipes.testing import shuffle_quality
 
 FILES = [700, 0, 1300, 1000]
@@ -128,6 +129,20 @@ def test_a_sample_has_the_first_rows_of_the_epoch(name, rows):
     assert found.displacement is None
     if name not in ("filtered", "part"):
         assert whole == shuffle_quality(read)
+
+
+def test_a_sample_reads_no_row(tmp_path):
+    table = pa.table({"x": range(1000)}, schema=pa.schema([("x", pa.int64())]))
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=100, compression="none")
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    content[4:-footer] = bytes(len(content) - 4 - footer)
+    (tmp_path / "a.parquet").write_bytes(bytes(content))
+    for options in ({}, {"filter": pc.field("x") > 550}):
+        rows = tp.read_parquet(tmp_path / "a.parquet", **options).shuffle(50)
+        found = sampled_quality(rows.filter(len).batch(8), 4)
+        assert (found.rows, found.batch_size) == (32, 8)
+        assert found.neighbours_kept < 0.5
 
 
 def test_a_sample_tells_a_good_shuffle_from_a_poor_one():

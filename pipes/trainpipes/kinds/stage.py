@@ -174,7 +174,7 @@ class Stage:
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        """The options, with what they take from earlier stages and the tokenizer, for ``describe()``."""
+        """The options, with what they take from earlier stages and the tokenizer, for ``explain()``."""
         return self.options
 
     @property

@@ -139,7 +139,9 @@ def shuffle_quality(
 def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
     """How the first rows of an epoch are shuffled, as they are read: rows that later stages drop are counted.
     No row is read. None where rows have no numbers in file order."""
-    chain = Plan.of(pipeline.stages).chain
+    chain, source = pipeline._session.plan.chain, pipeline._session.plan.inputs.source
+    if chain.mixes or not isinstance(source, RowSource):
+        return None
     kept: list[Stage] = []
     for stage in chain.stages:
         if stage.role in ("batch", "pack"):
@@ -148,11 +150,9 @@ def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
         if stage.role in READING or (stage.role in ("take", "skip") and in_file_order):
             kept.append(stage.fresh())
     size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
-    plan = _numbered([*kept, Batch(size)])
-    if chain.mixes or not isinstance(plan.inputs.source, _Numbers):
-        return None
+    plan = _numbered([*kept, Batch(size)], source)
     ids = [ids for ids, _ in islice(walk(plan), batches)]
-    return _measured(_joined(ids), _file_lengths(plan.inputs.source), size, plan.inputs.epoch_rows)
+    return _measured(_joined(ids), _file_lengths(source), size, plan.inputs.epoch_rows)
 
 
 def _measured(
@@ -231,11 +231,18 @@ def _of_pipeline(pipe: Pipeline, epoch: int) -> tuple[IntArray, IntArray, int]:
     return numbers, lengths, plan.chain.batch_size if plan.chain.batch_size > 1 else BATCH_SIZE
 
 
-def _numbered(stages: Sequence[Stage]) -> Plan:
-    """A plan whose items are the numbers of their rows; which reads none of them where all rows are kept."""
-    plan = Plan.of([*stages, Numbered()], quiet=True)
+def _numbered(stages: Sequence[Stage], opened: RowSource | None = None) -> Plan:
+    """A plan whose items are the numbers of their rows; which reads none of them where all rows are kept.
+
+    Args:
+        stages: of the pipeline.
+        opened: its source, if that is open already; no row of it is read then.
+    """
+    plan = Plan.of([*stages, Numbered()], opened, quiet=True)
     source = plan.inputs.source
-    if plan.chain.mixes or not plan.counts.known or not isinstance(source, RowSource):
+    if not isinstance(source, RowSource) or plan.chain.mixes:
+        return plan
+    if opened is None and not plan.counts.known:
         return plan
     after = (s for s in plan.chain.after if s.role != "rows" or isinstance(s, Numbered))
     chain = replace(plan.chain, before=(), after=tuple(after))
@@ -290,7 +297,7 @@ class _Numbers(RandomAccessSource):
 
     def __init__(self, source: RowSource) -> None:
         self.holds_numbers = isinstance(source, RandomAccessSource) and source.holds_numbers
-        self.lengths = source.lengths
+        self.lengths, self.unread = source.lengths, source.unread
         self.row_bytes, self.block_bytes = source.row_bytes, source.block_bytes
         self._firsts = np.concatenate([[0], np.cumsum(source.lengths)])
         self.file_of_block = source.file_of_block
