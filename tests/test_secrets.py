@@ -83,25 +83,6 @@ def test_a_state_loads_with_the_same_secret_and_with_no_other(tmp_path: Path) ->
     assert "another" not in str(caught.value)
 
 
-#: As a version wrote it that kept the arguments of a partial as they were.
-OLDER = (
-    '{"data":{"digests":[],"files":1,"rows":4},"stages":[{"stage":"map","fn":{"function":"test.fetch",'
-    '"arguments":[["row"],{"api_key":"hunter2SECRET"}]}}]}'
-)
-
-
-def test_a_state_that_holds_the_secret_itself_still_loads(tmp_path: Path) -> None:
-    from trainpipes._internal.secrets import stand_in
-    from trainpipes.state.identity import check_identity
-
-    now = OLDER.replace(SECRET, stand_in(SECRET))
-    assert check_identity(OLDER, now) == {}
-    with pytest.raises(tp.StateError, match="stages/map/fn/arguments/1/api_key"):
-        check_identity(OLDER, OLDER.replace(SECRET, stand_in("another")))
-    with pytest.raises(tp.StateError, match="stages/map/fn/function"):
-        check_identity(OLDER, now.replace("test.fetch", "test.other"))
-
-
 URL = f"memory://key:{SECRET}/with/slash@folder/*.parquet"
 
 
