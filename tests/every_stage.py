@@ -760,10 +760,9 @@ def public_stages() -> set[str]:
     for package in ("stages", "sources"):
         path = Path(tp.__file__).parent / package
         for module in pkgutil.walk_packages([str(path)], f"trainpipes.{package}."):
-            exported = import_module(module.name)
-            for name in getattr(exported, "__all__", ()):
-                value = getattr(exported, name)
-                if not inspect.isclass(value) or not issubclass(value, Stage) or value is Stage:
+            for name, value in vars(import_module(module.name)).items():
+                own = inspect.isclass(value) and value.__module__ == module.name
+                if not own or name.startswith("_") or not issubclass(value, Stage):
                     continue
                 below = [kind.__module__.split(".")[0] for kind in value.__subclasses__()]
                 if "trainpipes" not in below:  # else it is what stages share

@@ -2,8 +2,6 @@
 
 import ast
 import builtins
-import importlib
-import pkgutil
 from pathlib import Path
 
 import pytest
@@ -211,18 +209,6 @@ def test_importing_all_names_leaves_pythons_own_alone():
     assert not found.keys() - {"__builtins__"} & vars(builtins).keys()
     assert found["concat"] is trainpipes.concat
     assert trainpipes.zip is not zip
-
-
-@pytest.mark.parametrize(
-    "name", sorted(m.name for m in pkgutil.walk_packages(trainpipes.__path__, "trainpipes."))
-)
-def test_every_module_exports_what_it_has(name):
-    try:
-        module = importlib.import_module(name)
-    except trainpipes.MissingExtraError as error:
-        pytest.skip(str(error))
-    for exported in getattr(module, "__all__", []):
-        assert hasattr(module, exported), exported
 
 
 def test_no_module_is_named_after_nothing():

@@ -32,8 +32,6 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.version import __version__
 
-__all__ = ["to_yaml"]
-
 #: Characters of a list or mapping that is written in one line, at most.
 WIDTH = 72
 #: Sources whose first option holds the rows.

@@ -17,8 +17,6 @@ from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.memory.node_states import plain, restored, tells_start
 
-__all__ = ["FromNode", "NodeStream"]
-
 #: Key of a position at an epoch's start that is told by where the node stood in the epoch before.
 _AFTER = "trainpipes_next_epoch_after"
 #: Epochs of which is known where they start and were left; shards lag behind others by fewer.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from trainpipes.look.explain import Explanation
     from trainpipes.look.show import Preview
 
-__all__ = ["Loader"]
-
 #: What to write instead of options that torch's ``DataLoader`` has, by their names.
 ELSEWHERE = {
     "batch_sampler": "give it to trainpipes.from_dataset(dataset, batch_sampler=...)",

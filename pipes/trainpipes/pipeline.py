@@ -94,8 +94,6 @@ if TYPE_CHECKING:
     from trainpipes.sources.memmap.dataset import MemmapDataset
     from trainpipes.storage.map_dataset import MapDataset
 
-__all__ = ["Pipeline"]
-
 
 class Pipeline(IterableDataset[Any]):
     """A chain of stages. Made by ``list_files``, a ``read_...`` or a ``from_...`` function; never changed.

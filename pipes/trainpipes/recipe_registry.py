@@ -21,10 +21,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import copied
 from trainpipes.pipeline import Pipeline
 
-__all__ = [
-    "GROUP", "RecipeSummary", "RecipeTable", "find", "load", "recipe", "recipe_function", "recipes",
-]  # fmt: skip
-
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"
 

@@ -12,8 +12,6 @@ from trainpipes.kinds.stage import Stage
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-__all__ = ["Method", "written_as"]
-
 P = ParamSpec("P")
 
 

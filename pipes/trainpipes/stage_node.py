@@ -24,8 +24,6 @@ from trainpipes.foreign_node import FromNode, NodeStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
 
-__all__ = ["StageNode", "node_of", "start_of"]
-
 P = ParamSpec("P")
 
 

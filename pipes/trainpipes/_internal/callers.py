@@ -17,15 +17,6 @@ from torch.utils.data import get_worker_info
 from trainpipes._internal.messages import warn_once
 from trainpipes.errors import ConfigError
 
-__all__ = [
-    "batched_outside",
-    "callers",
-    "in_trainer",
-    "reading_ranks",
-    "refuse_prepared_by_ray",
-    "warn_without_data_module",
-]
-
 #: Classes of Accelerate, and of the Trainer through it, into which ``prepare`` puts every ``DataLoader`` over
 #: an ``IterableDataset``: they share out rows among the ranks, and say nothing to the data set.
 SHARING = {

@@ -16,18 +16,6 @@ import pyarrow as pa
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, MissingExtraError
 
-__all__ = [
-    "checked_schema",
-    "column_name",
-    "column_names",
-    "flag",
-    "local_path",
-    "need",
-    "pip_install",
-    "several",
-    "whole_number",
-]
-
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
 #: What pip calls a package, where it is not what Python calls it or not every version will do.

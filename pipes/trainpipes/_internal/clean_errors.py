@@ -13,8 +13,6 @@ from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import cut
 from trainpipes.errors import TrainpipesError
 
-__all__ = ["OriginalError", "clean"]
-
 E = TypeVar("E", bound=BaseException)
 
 #: Values of an error that hold no text.

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from trainpipes.errors import SchemaError
 
-__all__ = ["has_warned", "nearest", "need_columns", "warn_once"]
-
 #: How functions begin that read data, here and elsewhere.
 BEGINNINGS = ("read_", "from_", "load_", "open_", "scan_", "list_")
 _warned: set[object] = set()

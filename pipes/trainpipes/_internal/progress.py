@@ -25,8 +25,6 @@ from torch.utils.data import get_worker_info
 
 from trainpipes._internal.text import amount
 
-__all__ = ["JobReport", "Progress", "counted"]
-
 T = TypeVar("T")
 
 log = logging.getLogger("trainpipes")

@@ -10,18 +10,6 @@ import functools
 import hashlib
 import re
 
-__all__ = [
-    "LEFT_OUT",
-    "STANDS_IN",
-    "hidden",
-    "is_secret",
-    "kept_name",
-    "known_name",
-    "stand_in",
-    "without_query",
-    "without_url_secrets",
-]
-
 #: What stands in place of a secret: in a record, and in a text.
 LEFT_OUT, MARK = "(left out)", "…"
 #: How what stands for a secret in a state begins.

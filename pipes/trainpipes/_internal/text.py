@@ -10,8 +10,6 @@ from unicodedata import east_asian_width
 
 from trainpipes._internal.secrets import hidden
 
-__all__ = ["MOST_OF_URL", "amount", "columns_of", "cut", "escaped", "shown"]
-
 #: Not printable by itself; joins several emojis to one.
 JOINER = "\u200d"
 #: Characters of a value that a message quotes, at most.

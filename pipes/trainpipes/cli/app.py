@@ -19,8 +19,6 @@ from trainpipes.cli import inspect, recipes, repack, run as run_, state, tokeniz
 from trainpipes.cli.console import error_line, printable, warning_line
 from trainpipes.version import __version__
 
-__all__ = ["COMMANDS", "command_line", "run"]
-
 NAME, COMPLETE = "trainpipes", "_TRAINPIPES_COMPLETE"
 COMMANDS = (recipes, inspect, run_, repack, tokenize, state)
 INTERRUPTED = 130

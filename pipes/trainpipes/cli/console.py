@@ -16,10 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "error_line", "note", "out", "print_json", "print_pairs", "printable", "public_fields", "warning_line",
-]  # fmt: skip
-
 #: Columns where no terminal says how many it has.
 WIDTH = 100
 #: Control characters but for line breaks and tabs, and those that turn the direction of text.

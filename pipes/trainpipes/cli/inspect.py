@@ -10,8 +10,6 @@ import click
 from trainpipes.cli.options import STORAGE_OPTIONS
 from trainpipes.cli.options import storage_options as given_options
 
-__all__ = ["command"]
-
 
 @click.command("inspect")
 @click.argument("files", nargs=-1, required=True)

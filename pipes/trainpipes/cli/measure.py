@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainpipes import Loader
 
-__all__ = ["Counts", "Report", "measure"]
-
 #: Batches of a run for which nothing says how long it is.
 DEFAULT_STEPS = 100
 #: Warm-up is a quarter of the batches, and no more than these: by then each of 24 shards has begun.

@@ -10,11 +10,6 @@ from typing import Any
 
 import click
 
-__all__ = [
-    "AS_JSON", "CODECS", "COUNT", "OVERWRITE", "STORAGE_OPTIONS", "VERIFY", "engine_options", "option",
-    "storage_options",
-]  # fmt: skip
-
 option = functools.partial(click.option, show_default=True)
 
 #: A whole number of 1 or more.

@@ -17,8 +17,6 @@ from trainpipes.cli.options import STORAGE_OPTIONS, option, storage_options
 if TYPE_CHECKING:
     from trainpipes import Pipeline
 
-__all__ = ["PipelineOptions", "recipe_names", "recipe_or_config", "takes_pipeline"]
-
 #: Rows in a batch of files that are run without a recipe.
 BATCH_SIZE = 64
 

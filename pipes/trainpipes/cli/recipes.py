@@ -15,8 +15,6 @@ from trainpipes.cli.pipelines import recipe_names
 if TYPE_CHECKING:
     from trainpipes.recipe_registry import RecipeSummary
 
-__all__ = ["command"]
-
 
 @click.group("recipes", invoke_without_command=True)
 @AS_JSON

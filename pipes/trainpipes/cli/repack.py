@@ -13,8 +13,6 @@ from trainpipes.cli import options as o
 from trainpipes.cli.console import note, out, print_json, print_pairs, public_fields
 from trainpipes.cli.options import option
 
-__all__ = ["command"]
-
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 

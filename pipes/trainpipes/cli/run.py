@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trainpipes import Pipeline
     from trainpipes.cli.measure import Report
 
-__all__ = ["advice", "command"]
-
 #: Shares from which something is worth a line: of padding, and of waiting.
 MUCH_PADDING, MUCH_WAITING = 0.2, 0.1
 FROM_0 = click.IntRange(0)

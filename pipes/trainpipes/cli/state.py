@@ -14,8 +14,6 @@ from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pi
 if TYPE_CHECKING:
     from trainpipes.look.checkpoint import Fit, FoundState, StateSummary
 
-__all__ = ["command"]
-
 
 @click.command("state")
 @click.argument("checkpoint", type=click.Path())

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from trainpipes import Pipeline
     from trainpipes.prepare import Tokenized
 
-__all__ = ["command"]
-
 FORMATS = click.Choice(("parquet", "bin"))
 
 

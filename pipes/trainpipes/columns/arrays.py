@@ -17,11 +17,6 @@ import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = [
-    "TEXTS", "Array", "apart", "dtype_of", "first_null", "is_number", "list_array", "offset_dtype",
-    "one_chunk", "python_to_arrow", "to_arrow", "to_numpy",
-]  # fmt: skip
-
 Array = npt.NDArray[Any]
 
 #: Types of text and bytes that are offsets and content.

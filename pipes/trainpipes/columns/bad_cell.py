@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BadCell"]
-
 
 class BadCell(Exception):
     """A value that a column cannot have.

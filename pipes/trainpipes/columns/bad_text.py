@@ -11,8 +11,6 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.utf8 import has_text, is_utf8
 from trainpipes.errors import UnreadableError
 
-__all__ = ["naming_bad_text"]
-
 #: Bytes of a text that a message shows.
 SHOWN = 40
 

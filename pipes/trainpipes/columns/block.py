@@ -20,8 +20,6 @@ from trainpipes.columns.payload import (
 from trainpipes.columns.pieces import Pieces
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["Block", "Each", "Part"]
-
 #: A number that all rows share, or one of each row: int64 ``[rows]``.
 Each: TypeAlias = "int | IntArray"
 

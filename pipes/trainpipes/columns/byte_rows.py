@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 from trainpipes.columns.arrays import Array, apart
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["cut_rows"]
-
 
 def cut_rows(
     values: Array, offsets: Any, length: int, side: Literal["left", "right"]

@@ -19,8 +19,6 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import column_of
 from trainpipes.errors import SchemaError, TrainpipesError
 
-__all__ = ["from_columns", "table_of", "to_columns", "untyped_columns"]
-
 
 def table_of(data: Payload, asker: object) -> pa.Table:
     """Rows as an Arrow table: columns as they are, or tensors with names. Python objects have become columns

@@ -21,8 +21,6 @@ import torch
 
 from trainpipes.columns.arrays import TEXTS, apart, to_numpy
 
-__all__ = ["table_digest", "tensor_digest"]
-
 #: Rows of a column, and bytes of a tensor, that are hashed in one piece.
 PIECE_ROWS, PIECE_BYTES = 1 << 16, 8 << 20
 #: Bytes from which on several threads hash, and how many at most.

@@ -23,8 +23,6 @@ import pyarrow.compute as pc
 from trainpipes.columns.arrays import apart, dtype_of, one_chunk, to_numpy
 from trainpipes.engine.layout import IntArray, random_key
 
-__all__ = ["HashArray", "checksum", "row_hashes"]
-
 HashArray = npt.NDArray[np.uint64]
 
 #: Words that are worked on together, so that what is in between stays in the processor's cache.

@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import is_number, to_arrow, to_numpy
 
-__all__ = ["array_of", "fixed_shape", "lists_of", "python_rows"]
-
 #: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
 CELL = "cell"
 

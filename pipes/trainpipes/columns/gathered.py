@@ -9,8 +9,6 @@ import pyarrow as pa
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["gathered"]
-
 T = TypeVar("T", pa.Table, pa.RecordBatch, pa.Array)
 
 

@@ -13,8 +13,6 @@ import torch
 
 from trainpipes._internal.text import shown
 
-__all__ = ["difference", "digest", "digest_and_size"]
-
 #: Characters of a value in a message.
 QUOTED = 40
 

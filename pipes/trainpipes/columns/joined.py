@@ -15,8 +15,6 @@ import pyarrow as pa
 from trainpipes.columns.arrays import TEXTS, Array, apart, offset_dtype, one_chunk, to_numpy
 from trainpipes.errors import SchemaError
 
-__all__ = ["Joining", "joined_tables"]
-
 #: Bytes from which it matters.
 LARGE = 4 << 20
 #: How much more than expected there is room for, and how much more there is when that is not enough.

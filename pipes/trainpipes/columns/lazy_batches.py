@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
-__all__ = ["LazyBatches", "late_if_small"]
-
 #: Bytes of an item up to which it is made when it is taken.
 LATE_BYTES = 1 << 19
 

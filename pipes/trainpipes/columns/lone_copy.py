@@ -22,8 +22,6 @@ import torch
 from trainpipes.columns.arrays import Array
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["copied", "gathered", "is_plain", "rows_of"]
-
 #: Bytes of a copy from which memory is used again, and of all that is kept for that.
 LARGE, KEPT = 1 << 20, 64 << 20
 

@@ -14,8 +14,6 @@ from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 
-__all__ = ["pad_sequences"]
-
 Array = npt.NDArray[Any]
 
 

@@ -22,10 +22,6 @@ from trainpipes.columns.joined import Joining
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 
-__all__ = [
-    "Payload", "join_payloads", "payload_bytes", "payload_rows", "slice_payload", "take_payload",
-]  # fmt: skip
-
 Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
 
 

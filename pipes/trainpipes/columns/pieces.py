@@ -9,8 +9,6 @@ import numpy as np
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["WHOLE", "Pieces"]
-
 #: The length of a piece that is a row as it is, not packed.
 WHOLE = -1
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["Side", "RaggedRows", "Rectangles", "widths_of"]
-
 Side = Literal["right", "left"]
 
 Array = npt.NDArray[Any]

@@ -16,8 +16,6 @@ from trainpipes._internal.text import shown
 from trainpipes.columns.row_types import NoColumn, is_open, type_of, unite
 from trainpipes.columns.value_column import column_of
 
-__all__ = ["SchemaFinder", "UnfitRow", "table_of_rows"]
-
 
 class UnfitRow(Exception):
     """A row that a schema does not hold.

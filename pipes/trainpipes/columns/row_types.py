@@ -21,8 +21,6 @@ import torch
 from trainpipes.columns.arrays import dtype_of
 from trainpipes.columns.fixed_lists import CELL, fixed_shape
 
-__all__ = ["NoColumn", "as_array", "is_open", "type_of", "unite", "written"]
-
 #: Types of values whose Arrow type depends on nothing else.
 _PLAIN: dict[type, pa.DataType] = {
     type(None): pa.null(),

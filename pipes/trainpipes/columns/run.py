@@ -18,18 +18,6 @@ from trainpipes.columns.bad_text import naming_bad_text
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
 
-__all__ = [
-    "Cursors",
-    "Positions",
-    "Run",
-    "RunSource",
-    "Unroll",
-    "innermost",
-    "levels",
-    "round_of",
-    "unplaced",
-]
-
 
 class Positions(Protocol):
     """States that are made when they are asked for."""

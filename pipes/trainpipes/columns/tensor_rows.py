@@ -12,8 +12,6 @@ from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.lone_copy import copied, gathered
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["TensorRows"]
-
 
 @dataclass(frozen=True)
 class TensorRows:

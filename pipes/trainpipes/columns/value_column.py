@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from trainpipes.columns.row_types import NoColumn, as_array
 
-__all__ = ["column_of"]
-
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:
     """Values as an Arrow array.

@@ -10,8 +10,6 @@ from trainpipes.engine.planning.as_columns import known_columns
 from trainpipes.engine.planning.first_rows import first_rows
 from trainpipes.engine.planning.plan import Plan
 
-__all__ = ["columns", "columns_if_known", "row_schema"]
-
 
 def columns(plan: Plan) -> dict[str, str]:
     """Types of the columns of a pipeline's rows, before they are batched, by name; none where rows have no

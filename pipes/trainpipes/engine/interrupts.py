@@ -14,8 +14,6 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-__all__ = ["InterruptibleLock", "get", "result_of", "wait_for"]
-
 T = TypeVar("T")
 
 #: Seconds until a signal is seen that came just before a wait.

@@ -28,20 +28,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "IntArray",
-    "Layout",
-    "StreamLayout",
-    "WindowKey",
-    "count_batches",
-    "divisors",
-    "even_cuts",
-    "permutation",
-    "random_key",
-    "segments",
-    "slots_before",
-]
-
 IntArray = npt.NDArray[np.int64]
 
 #: Rows that a shard gets at a time where row counts are not known in advance.

@@ -24,8 +24,6 @@ import numpy.typing as npt
 
 from trainpipes.engine.layout import IntArray, permutation, random_key
 
-__all__ = ["Permutation", "uniform"]
-
 #: Up to here a permutation is drawn by a sort, and kept: 512 KiB.
 SORTED_ROWS = 1 << 16
 ROUNDS = 8

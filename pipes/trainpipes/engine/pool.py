@@ -23,8 +23,6 @@ from trainpipes._internal.text import shown
 from trainpipes.engine.interrupts import wait_for
 from trainpipes.errors import ConfigError
 
-__all__ = ["Pool", "Ticket", "Urgency", "default_threads", "waits", "waits_for_server"]
-
 #: Threads that one process starts of itself, at most.
 MOST_THREADS = 8
 #: Threads of a pool that wait for servers, at most, beside those that work.

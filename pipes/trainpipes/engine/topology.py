@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from trainpipes.engine.layout import divisors
 from trainpipes.errors import TopologyError
 
-__all__ = ["Topology", "data_parallel"]
-
 
 @dataclass(frozen=True)
 class Topology:

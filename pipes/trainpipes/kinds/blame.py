@@ -8,8 +8,6 @@ from typing import Any
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage import Stage
 
-__all__ = ["blame", "each"]
-
 
 def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
     """``fn`` of every item of a run; an error names the stage and the row."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainpipes.engine.layout import Layout, StreamLayout
 from trainpipes.errors import DataError
 
-__all__ = ["MOST_EMPTY_EPOCHS", "EmptyEpochGuard", "kept_nothing"]
-
 #: Epochs in a row that may give nothing, of small data. Where a shard has one row in an epoch and a
 #: condition that half of the rows meet, that many are empty once in 65,536.
 MOST_EMPTY_EPOCHS = 16

@@ -19,8 +19,6 @@ import torch
 
 from trainpipes._internal.messages import warn_once
 
-__all__ = ["DrawWatch", "seen_draws"]
-
 #: Calls of a function that are looked at, about 0.2 ms each. In a thread beside the main one only the first
 #: two: the loop that trains waits for these, and may draw during later ones.
 CALLS, CALLS_ASIDE = 16, 2

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["made_once"]
-
 T = TypeVar("T")
 
 #: One for all: what is made may ask for what else is.

@@ -26,18 +26,6 @@ from trainpipes._internal.secrets import (
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.row_types import written
 
-__all__ = [
-    "allowed_values",
-    "argument_names",
-    "copied",
-    "either",
-    "identify",
-    "identify_named",
-    "same",
-    "show",
-    "show_named",
-]
-
 
 @functools.cache
 def allowed_values(kind: Any) -> dict[str, tuple[Any, ...]]:

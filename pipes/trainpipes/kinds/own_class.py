@@ -7,8 +7,6 @@ from typing import Any
 
 from trainpipes.errors import ConfigError
 
-__all__ = ["check_kind", "check_options", "is_ours"]
-
 
 def is_ours(kind: type) -> bool:
     """Whether a class is one of this library's."""

@@ -10,8 +10,6 @@ from trainpipes.columns.payload import Payload
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import RowSource
 
-__all__ = ["RandomAccessSource", "even_blocks"]
-
 
 class RandomAccessSource(RowSource):
     """Rows that can be read by number: what samplers and a global shuffle stand on.

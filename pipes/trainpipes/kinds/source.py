@@ -32,20 +32,6 @@ if TYPE_CHECKING:
     from trainpipes.engine.pool import Pool
     from trainpipes.kinds.stage_kinds import RunStage
 
-__all__ = [
-    "LooksAhead",
-    "MixedWindows",
-    "Place",
-    "Reader",
-    "RowMixture",
-    "RowSource",
-    "RowStream",
-    "StreamReader",
-    "checked_source",
-    "read_full",
-    "read_rows",
-]
-
 
 @dataclass(frozen=True, repr=False)
 class Place:

@@ -28,8 +28,6 @@ from trainpipes.kinds.options import (
 )
 from trainpipes.kinds.own_class import check_kind, check_options, is_ours
 
-__all__ = ["Role", "Stage", "snake_case"]
-
 Role = Literal[
     "files",  # lists files; first in a chain
     "reader",  # turns files into a source of rows

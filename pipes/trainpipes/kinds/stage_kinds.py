@@ -32,28 +32,6 @@ if TYPE_CHECKING:
     from trainpipes.engine.planning.inputs import Inputs
     from trainpipes.state.format import Position
 
-__all__ = [
-    "BatchStage",
-    "BatchingStage",
-    "CacheStage",
-    "CutStage",
-    "DealStage",
-    "MixingSource",
-    "OpenBelow",
-    "OrderStage",
-    "PlaceStage",
-    "RepeatStage",
-    "RowOrder",
-    "RowStage",
-    "Rows",
-    "RunStage",
-    "Source",
-    "TableStage",
-    "open_chain",
-    "put_through",
-    "with_mixed",
-]
-
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], RunSource]
 

@@ -22,8 +22,6 @@ import torch
 from trainpipes._internal.text import cut
 from trainpipes.errors import MissingFilesError, StateError, UnreadableError
 
-__all__ = ["INDEX", "check_regular", "mentions_us", "read_dcp", "read_file"]
-
 #: The index of a folder of ``torch.distributed.checkpoint``.
 INDEX = ".metadata"
 #: Bytes of a file that is read as a whole: JSON, an index, and one value of a state.

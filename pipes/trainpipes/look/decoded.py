@@ -36,17 +36,6 @@ from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.engine import Engine
 
-__all__ = [
-    "MISSING",
-    "KnownIds",
-    "Piece",
-    "TokenGrid",
-    "known_ids",
-    "number_grid",
-    "pieces_of",
-    "token_grids",
-]
-
 #: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
 IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
 LABELS = re.compile(r"(|.*[_.])(?:labels|target_ids)")

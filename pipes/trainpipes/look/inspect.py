@@ -25,8 +25,6 @@ from trainpipes.look.inspect_sample import NAMES, Sample, plain_array, read_samp
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 
-__all__ = ["inspect_files"]
-
 #: Columns whose lengths are measured if none are named: those with most bytes.
 MOST_COLUMNS = 4
 #: Characters of a value that is shown.

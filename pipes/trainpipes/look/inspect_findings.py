@@ -18,8 +18,6 @@ from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
 from trainpipes.look.inspect_sample import NAMES, Sample
 from trainpipes.sources.files.schema import one_schema
 
-__all__ = ["findings_of"]
-
 #: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
 BUFFER_ROWS, NUM_SHARDS = 40_960, 24
 #: Rows of a row group above which a resume within it is slow: docs/performance.md. Bytes of a compressed

@@ -37,8 +37,6 @@ from trainpipes.sources.parquet.index import footer_of
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.sources.remote.retry import Requests, Stopped
 
-__all__ = ["ColumnFacts", "DataFile", "Found", "find_files", "reason_of"]
-
 #: Formats without a header: a file is read once to count its rows.
 SCANNED: dict[str, dict[str, Any]] = {
     "read_json": {"index": False},

@@ -12,8 +12,6 @@ from typing import Any
 
 from trainpipes._internal.text import amount
 
-__all__ = ["Column", "Finding", "Inspection", "Lengths", "RowGroups", "percent"]
-
 #: Columns, and unreadable files, that are printed; ``to_dict`` has them all.
 MOST_COLUMNS, MOST_UNREADABLE = 40, 20
 #: Characters of a line where there is no terminal.

@@ -15,8 +15,6 @@ from trainpipes.columns.columns import table_of
 from trainpipes.errors import MissingExtraError, UnreachableError
 from trainpipes.look.inspect_reading import DataFile, Found, reason_of
 
-__all__ = ["NAMES", "Sample", "plain_array", "read_sample"]
-
 #: Columns of names, of the samples of archives and of images: their lengths say nothing, and all differ.
 NAMES = ("__key__", "path")
 #: Pieces of consecutive rows that a sample has: of files on this machine, and of others, which cost requests.

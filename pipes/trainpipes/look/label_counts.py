@@ -28,8 +28,6 @@ from trainpipes.stages.encode_labels import EncodeLabels, Label
 from trainpipes.stages.label_column import LabelColumn
 from trainpipes.stages.ragged_column import row_table
 
-__all__ = ["label_counts"]
-
 #: Rows that are counted at a time.
 ROWS = 65_536
 #: More different values than these are no labels, and would fill the memory.

@@ -25,17 +25,6 @@ from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, RunStage
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.state.format import Position
 
-__all__ = [
-    "Flow",
-    "cuts_by_length",
-    "ends_short",
-    "estimated_length",
-    "exact_length",
-    "flows",
-    "no_length",
-    "rows_of",
-]
-
 #: Rows that are read, and batches at least where batches are filtered.
 SAMPLE_ROWS = 2048
 MINIMUM_BATCHES = 64

@@ -18,8 +18,6 @@ from trainpipes.look.provenance import Provenance
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
-__all__ = ["LocatedBatch", "locate"]
-
 
 @dataclass(frozen=True, eq=False)
 class LocatedBatch:

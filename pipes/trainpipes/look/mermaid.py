@@ -19,8 +19,6 @@ from trainpipes.look.lengths import Flow, flows, rows_of
 from trainpipes.look.record import without_secrets
 from trainpipes.pipeline import Pipeline
 
-__all__ = ["mermaid", "written"]
-
 #: Branches that are drawn with their boxes; of more, each is one box.
 MOST_BRANCHES = 4
 #: Characters of a line of options, and lines of them; lines of a box that stands for a whole pipeline.

@@ -22,8 +22,6 @@ from trainpipes.engine.shards.known_items import ItemRows
 from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_rows
 from trainpipes.kinds.stage_kinds import RunStage
 
-__all__ = ["Provenance", "RowPlace"]
-
 #: Characters of a row's text in a table.
 TEXT = 40
 

@@ -34,8 +34,6 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import FORMAT
 from trainpipes.version import __version__
 
-__all__ = ["plain", "record", "without_secrets"]
-
 #: Packages whose versions are told, beside torch's.
 PACKAGES = (
     "torchdata", "pyarrow", "numpy", "fsspec", "tokenizers", "transformers", "tiktoken", "sentencepiece",

@@ -39,17 +39,6 @@ from trainpipes.look.decoded import (
 from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves
 from trainpipes.tokenizers.load import load
 
-__all__ = [
-    "ItemView",
-    "Preview",
-    "RowText",
-    "TokenCounts",
-    "makes_batches",
-    "preview",
-    "show",
-    "show_next",
-]
-
 #: Columns where no terminal says how many it has.
 WIDTH = 100
 #: Items, and rows of each, at most: nobody reads more.

@@ -26,8 +26,6 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.stages.batch import Batch
 from trainpipes.state.format import Position
 
-__all__ = ["Numbered", "ShuffleQuality", "sampled_quality", "shuffle_quality", "walk"]
-
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
 #: Stages that say which rows are read, and in which order.

@@ -14,8 +14,6 @@ import torch
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import MOST_OF_URL, cut, escaped, shown
 
-__all__ = ["Array", "Facts", "as_mapping", "facts_of", "head", "leaves"]
-
 Array = npt.NDArray[Any]
 
 #: Values of an item that are looked at, and how deep within each other.

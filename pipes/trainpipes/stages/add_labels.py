@@ -19,8 +19,6 @@ from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.ragged_column import beside, refuse_taken, row_table
 from trainpipes.stages.token_columns import ids_of, label_dtype
 
-__all__ = ["AddLabels"]
-
 
 class AddLabels(RunStage):
     """Adds a column "labels": the token ids, or -100 where nothing is to be predicted.

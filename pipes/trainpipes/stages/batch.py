@@ -16,8 +16,6 @@ from trainpipes.stages.held import Held
 from trainpipes.stages.token_budget import Budget, LongRow
 from trainpipes.stages.token_columns import lengths_of
 
-__all__ = ["Batch"]
-
 
 class Batch(BatchingStage):
     """Cuts rows into micro-batches.

@@ -22,8 +22,6 @@ from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.token_budget import Budget, LongRow
 from trainpipes.stages.token_columns import lengths_of
 
-__all__ = ["BucketByLength"]
-
 #: Buckets where nothing is said.
 NUM_BUCKETS = 32
 #: Rows in a run, about; whole micro-batches.

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
-__all__ = ["ByTable"]
-
 T = TypeVar("T")
 
 

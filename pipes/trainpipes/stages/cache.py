@@ -11,8 +11,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import CacheStage
 from trainpipes.storage.cache import folder
 
-__all__ = ["Cache"]
-
 
 class Cache(CacheStage):
     """Keeps on disk what the stages before it make of each row group.

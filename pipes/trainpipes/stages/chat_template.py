@@ -23,8 +23,6 @@ from trainpipes.tokenizers.chat import Chat, Written
 from trainpipes.tokenizers.messages import messages_of, tools_of
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
-__all__ = ["ChatTemplate"]
-
 
 class ChatTemplate(Tokenizes):
     """Turns conversations into token ids, as the tokenizer's own chat template writes them.

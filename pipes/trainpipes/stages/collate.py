@@ -25,8 +25,6 @@ from trainpipes.kinds.stage_kinds import BatchStage, RunStage
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.stacked import stacked, stacked_columns
 
-__all__ = ["Collate"]
-
 
 class Collate(RunStage):
     """Makes one batch of the rows of each micro-batch.

@@ -19,8 +19,6 @@ from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as
 
-__all__ = ["ColumnFunction"]
-
 CURE = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
 
 Format = Literal["arrow", "numpy", "torch"]

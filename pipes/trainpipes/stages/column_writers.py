@@ -14,8 +14,6 @@ from trainpipes.columns.rectangles import RaggedRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.stages.varlen import add_sequences
 
-__all__ = ["EvenWriter", "ObjectWriter", "RaggedWriter", "SequencesWriter", "Write", "Writer"]
-
 #: Puts a column into a micro-batch, given its number.
 Write: TypeAlias = Callable[[dict[str, Any], int], None]
 

@@ -19,8 +19,6 @@ from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 
-__all__ = ["Rename", "Select"]
-
 
 class Select(RunStage):
     """Keeps some columns, in the order given.

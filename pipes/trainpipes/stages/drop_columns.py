@@ -13,8 +13,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_of
 
-__all__ = ["DropColumns"]
-
 
 class DropColumns(RunStage):
     """Leaves some columns out, and keeps all others, in their order.

@@ -24,8 +24,6 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.label_column import LabelColumn
 from trainpipes.stages.ragged_column import refuse_taken, row_table
 
-__all__ = ["EncodeLabels", "Label"]
-
 Label: TypeAlias = "str | int"
 
 #: Up to so many bytes of JSON, a state holds the classes themselves, so that an error can show them.

@@ -18,8 +18,6 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 from trainpipes.stages.ragged_column import refuse_taken, taken
 
-__all__ = ["Enumerate"]
-
 
 class Enumerate(RunStage):
     """Gives each row its number in file order over all files, from ``start``.

@@ -19,8 +19,6 @@ from trainpipes.kinds.blame import each
 from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 
-__all__ = ["Filter", "as_expression"]
-
 
 def as_expression(filter: Any, asker: str) -> pc.Expression:
     """The expression of a filter, which may be a list of conditions.

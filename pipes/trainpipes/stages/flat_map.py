@@ -19,8 +19,6 @@ from trainpipes.kinds.blame import blame
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 
-__all__ = ["FlatMap"]
-
 #: Rows in a run, at most.
 RUN_ROWS = 256
 #: In a row's part (see ``Block``): where its place among those made of one row begins.

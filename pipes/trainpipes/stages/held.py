@@ -17,8 +17,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
 
-__all__ = ["MOST_EPOCHS", "Held", "compact"]
-
 #: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
 MOST_EPOCHS = 8
 

@@ -13,8 +13,6 @@ from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 
-__all__ = ["LabelColumn"]
-
 
 class LabelColumn:
     """A column of labels, one a row or a list of them, read as texts or as integers.

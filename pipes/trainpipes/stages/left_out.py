@@ -10,8 +10,6 @@ import numpy as np
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["LeftOut"]
-
 log = logging.getLogger("trainpipes")
 
 

@@ -31,8 +31,6 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.caching.cache_key import digest_of
 
-__all__ = ["Kind", "Map", "StartMethod"]
-
 COLUMNS = (
     "map() calls the function for one row; map_batches(fn) calls it with the columns of many and replaces "
     "them, with_columns(fn) adds columns to those that are there, as the map of Hugging Face's datasets does"

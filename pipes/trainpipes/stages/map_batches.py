@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainpipes.columns.run import Run
 from trainpipes.stages.column_function import ColumnFunction
 
-__all__ = ["MapBatches"]
-
 
 class MapBatches(ColumnFunction):
     """Applies a function to the columns of many rows at once.

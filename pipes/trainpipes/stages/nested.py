@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["map_tensors", "recorded"]
-
 SEQUENCES = (list, deque, UserList)
 
 

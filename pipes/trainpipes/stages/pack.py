@@ -31,8 +31,6 @@ from trainpipes.stages.token_columns import numbers_of
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
-__all__ = ["Pack"]
-
 Method = Literal["concat", "first_fit", "best_fit"]
 
 #: Tokens of a run: rows are made in small lots, so that only token ids wait.

@@ -16,8 +16,6 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.pieces import Pieces
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["Placing", "best_fit", "best_window", "concat", "first_fit", "pieces_of", "placed"]
-
 #: Of a window of n documents, best-fit may leave up to n // SPARE to the next one.
 SPARE = 16
 #: Cells left empty, in rows, that are aimed at when a window's end is chosen. Where nearly none would be,

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import Array, to_arrow
+from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, SchemaError
@@ -17,10 +18,8 @@ from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.pack_fit import Placing
-from trainpipes.stages.pad_columns import BadCell, check_fit
+from trainpipes.stages.pad_columns import check_fit
 from trainpipes.stages.token_columns import names_of, numbers_of
-
-__all__ = ["PACKED", "Documents", "Overflow", "documents_of", "rows_of"]
 
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")

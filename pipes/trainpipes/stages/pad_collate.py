@@ -14,6 +14,7 @@ import torch
 
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
+from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.block import Part
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.payload import take_payload
@@ -38,7 +39,6 @@ from trainpipes.stages.column_writers import (
 )
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
-    BadCell,
     Column,
     Opaque,
     Ragged,
@@ -57,9 +57,6 @@ from trainpipes.stages.pad_rules import (
 )
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
-
-__all__ = ["PadCollate"]
-
 
 #: Bytes of a micro-batch up to which it is made when it is taken: memory that the last one gave back is then
 #: still in the processor's cache, and threads that do many small things only wait for each other.

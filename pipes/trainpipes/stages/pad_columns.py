@@ -27,19 +27,6 @@ from trainpipes.columns.fixed_lists import fixed_shape
 from trainpipes.columns.row_types import as_array
 from trainpipes.engine.layout import IntArray
 
-__all__ = [
-    "BadCell",
-    "Column",
-    "Even",
-    "Opaque",
-    "Ragged",
-    "check_fit",
-    "first_unfit",
-    "no_mask",
-    "of_arrow",
-    "of_list",
-]
-
 
 @dataclass(frozen=True)
 class Ragged:

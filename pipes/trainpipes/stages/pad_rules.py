@@ -15,15 +15,6 @@ from trainpipes._internal.text import shown
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
 
-__all__ = [
-    "FIXED",
-    "Rule",
-    "asked_masks",
-    "column_options",
-    "column_rule",
-    "numpy_dtype",
-]
-
 #: Pad values that hold whatever ``value`` says: what is masked must not depend on the pad token.
 FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
 

@@ -10,8 +10,6 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.kinds.stage_kinds import PlaceStage
 from trainpipes.stages.nested import map_tensors
 
-__all__ = ["Pin"]
-
 
 class Pin(PlaceStage):
     """Puts the tensors of each batch in page-locked memory.

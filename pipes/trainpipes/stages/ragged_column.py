@@ -18,8 +18,6 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.stages.columns import columns_of
 from trainpipes.stages.token_columns import numbers_of
 
-__all__ = ["beside", "refuse_taken", "row_table", "taken"]
-
 
 def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
     """The rows of a run as Arrow columns: a block of them, and its table.

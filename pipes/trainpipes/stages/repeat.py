@@ -5,8 +5,6 @@ from __future__ import annotations
 from trainpipes._internal.checks import whole_number
 from trainpipes.kinds.stage_kinds import RepeatStage
 
-__all__ = ["Repeat"]
-
 
 class Repeat(RepeatStage):
     """Starts the next epoch where one ends, each in its own order.

@@ -24,8 +24,6 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 
-__all__ = ["HashArray", "NullKey", "RowNames", "hash_column", "hash_keys", "mix", "unit"]
-
 HashArray = npt.NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

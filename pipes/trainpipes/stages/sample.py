@@ -22,8 +22,6 @@ from trainpipes.kinds.stage_kinds import RunStage, with_mixed
 from trainpipes.sources.files.row_names import row_names
 from trainpipes.stages.row_hash import HashArray, NullKey, RowNames, hash_keys, mix, unit
 
-__all__ = ["Sample"]
-
 #: The last edge of all: every draw is below.
 EVERY = 2.0
 

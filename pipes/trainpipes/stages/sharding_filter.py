@@ -8,8 +8,6 @@ from typing import Literal
 from trainpipes._internal.checks import whole_number
 from trainpipes.kinds.stage_kinds import DealStage
 
-__all__ = ["ShardingFilter"]
-
 
 class ShardingFilter(DealStage):
     """Deals the micro-batches of an epoch to logical shards, and these to ranks and workers.

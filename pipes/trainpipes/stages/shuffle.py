@@ -16,8 +16,6 @@ from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.torch_samplers import TorchOrder, reorders
 
-__all__ = ["Shuffle"]
-
 
 class Shuffle(OrderStage):
     """Shuffles the order of row groups, and rows within windows.

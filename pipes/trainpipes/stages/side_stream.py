@@ -26,8 +26,6 @@ import torch
 
 from trainpipes.stages.nested import recorded
 
-__all__ = ["SideStream"]
-
 
 class SideStream:
     """A stream for copies to one device.

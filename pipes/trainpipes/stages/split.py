@@ -14,8 +14,6 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.stages.sample import EVERY, Drawn
 
-__all__ = ["Split"]
-
 
 class Split(Drawn):
     """Keeps one of several parts of the rows; each row is in exactly one part.

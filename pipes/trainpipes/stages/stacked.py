@@ -20,8 +20,6 @@ from trainpipes.columns.arrays import Array, dtype_of, one_chunk, to_numpy
 from trainpipes.columns.fixed_lists import array_of, fixed_shape
 from trainpipes.columns.lazy_batches import late_if_small
 
-__all__ = ["stacked", "stacked_columns"]
-
 #: What ``default_collate`` makes of numbers of these types.
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 #: Of columns of numbers, those that Python's hold; of others ``to_pylist`` knows what they become.

@@ -12,8 +12,6 @@ from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, EmptyEpochGuard
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 
-__all__ = ["Skip", "Take"]
-
 
 class _Counted(CutStage):
     """A stage that counts items. Directly after the source and after ``batch`` the plan does it by

@@ -19,8 +19,6 @@ from trainpipes.kinds.blame import blame
 from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.left_out import LeftOut
 
-__all__ = ["Flags", "OnError", "Targets", "have_target"]
-
 #: What becomes of rows that cannot be used; None differs from one reason to another.
 OnError = Literal["raise", "skip", "keep"]
 

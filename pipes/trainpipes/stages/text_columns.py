@@ -21,8 +21,6 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 
-__all__ = ["Template", "labelled_of", "null_texts", "outputs_of", "text_columns"]
-
 Texts: TypeAlias = "pa.LargeStringArray"
 
 

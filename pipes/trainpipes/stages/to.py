@@ -19,8 +19,6 @@ from trainpipes.kinds.stage_kinds import PlaceStage
 from trainpipes.stages.nested import map_tensors
 from trainpipes.stages.side_stream import SideStream
 
-__all__ = ["To"]
-
 #: Devices with streams, on which a copy runs beside the work of others.
 STREAMS = ("cuda", "xpu")
 

@@ -12,8 +12,6 @@ from trainpipes.errors import DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 
-__all__ = ["Budget", "LongRow"]
-
 LongRow = Literal["raise", "alone"]
 
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_numpy
+from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
@@ -21,7 +22,6 @@ from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.pad_columns import (
-    BadCell,
     Column,
     Even,
     Ragged,
@@ -29,8 +29,6 @@ from trainpipes.stages.pad_columns import (
     of_arrow,
     of_list,
 )
-
-__all__ = ["ids_of", "is_list", "label_dtype", "lengths_of", "names_of", "numbers_of"]
 
 
 def names_of(block: Block, asker: Stage) -> list[str]:

@@ -31,8 +31,6 @@ from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Affixes
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
-__all__ = ["Tokenize"]
-
 
 class Tokenize(Tokenizes):
     """Turns text columns into token ids.

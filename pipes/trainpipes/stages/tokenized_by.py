@@ -15,8 +15,6 @@ from trainpipes.stages.targets import OnError, have_target
 from trainpipes.stages.token_columns import is_list, names_of, numbers_of
 from trainpipes.stages.tokenizing import Tokenizes
 
-__all__ = ["TokenizedBy"]
-
 #: Rows of a process in which one without a target is looked for, where it is only warned of.
 LOOKED_AT = 65_536
 

@@ -13,8 +13,6 @@ from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
 
-__all__ = ["Tokenizes"]
-
 
 class Tokenizes(RunStage):
     """A stage that makes token ids of its option ``tokenizer``, and says by ``on_error`` what becomes of rows

@@ -23,8 +23,6 @@ from trainpipes import samplers
 from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import DataError
 
-__all__ = ["TorchOrder", "keys_of", "reorders"]
-
 #: Keys asked for at a time of a sampler that says no length.
 FEW = 256
 

@@ -20,8 +20,6 @@ from trainpipes.stages.ragged_column import row_table
 from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
 
-__all__ = ["Truncate"]
-
 #: What is cut where nothing is said, if it is there.
 USUAL = ("input_ids", "labels", "attention_mask", "token_type_ids")
 

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["add_sequences"]
-
 
 def add_sequences(batch: dict[str, Any]) -> None:
     """Add ``cu_seqlens`` and ``max_seqlen`` to a micro-batch that has ``segment_ids``, ``[B, L]``.

@@ -8,8 +8,6 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
 from trainpipes.stages.column_function import ColumnFunction
 
-__all__ = ["WithColumns"]
-
 
 class WithColumns(ColumnFunction):
     """Adds the columns that a function makes from the columns of many rows at once, as ``map(batched=True)``

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from zlib import crc32
 
-__all__ = ["checksum", "sealed", "unsealed"]
-
 _END = re.compile(r',"check":"([0-9a-f]{8,16})"\}\Z')
 
 

@@ -17,16 +17,6 @@ from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
 from trainpipes.state.checksum import checksum, sealed, unsealed
 
-__all__ = [
-    "check_delivered",
-    "is_count",
-    "load_json",
-    "read_cursor",
-    "cursor_text",
-    "shard_key",
-    "shard_of",
-]
-
 #: Whatever a state counts is less than this.
 MOST = 1 << 62
 

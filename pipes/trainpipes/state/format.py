@@ -43,17 +43,6 @@ from trainpipes.state.cursor import (
 )
 from trainpipes.state.identity import check_identity, damaged
 
-__all__ = [
-    "FORMAT",
-    "BatchSizes",
-    "Position",
-    "Saved",
-    "parse",
-    "read",
-    "render",
-    "unrecognized_state_error",
-]
-
 FORMAT = 1
 
 #: Passes over the data: fewer than this.

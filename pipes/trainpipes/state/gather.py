@@ -18,8 +18,6 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from trainpipes.errors import StateError
 
-__all__ = ["TIMEOUT", "gather"]
-
 #: Seconds that a rank waits for the others.
 TIMEOUT = 300.0
 #: Seconds between two looks for a signal such as Ctrl-C, or for what has come.

@@ -12,15 +12,6 @@ from trainpipes._internal.checks import pip_install
 from trainpipes._internal.text import cut, shown
 from trainpipes.errors import StateError
 
-__all__ = [
-    "check_identity",
-    "damaged",
-    "first_difference",
-    "named_difference",
-    "read_identity",
-    "said",
-]
-
 _CURES = {
     "data": "load the state with the files it was saved with, or start a new run",
     "stages": "build the pipeline as it was when the state was saved, or start a new run",

@@ -16,8 +16,6 @@ from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, read, render
 from trainpipes.state.identity import named_difference, read_identity
 
-__all__ = ["merge_states"]
-
 #: Shards that are missing, of which it is told whose they are.
 MOST_NAMED = 4096
 

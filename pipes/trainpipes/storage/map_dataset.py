@@ -31,8 +31,6 @@ from trainpipes.storage.caching.cache_key import cache_key, digest_of
 from trainpipes.storage.caching.private_file import FileLock
 from trainpipes.storage.writers.epoch_rows import AsColumns, decoded
 
-__all__ = ["MapDataset", "runs_of", "to_map_dataset"]
-
 ASKER = "to_map_dataset()"
 #: Seconds between two looks at what another process makes, and how long one looks.
 GLANCE, PATIENCE = 0.05, 600.0

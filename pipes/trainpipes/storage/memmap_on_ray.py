@@ -28,8 +28,6 @@ from trainpipes.storage.writers.storage import LocalStorage
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-__all__ = ["refuse_read", "rows_by_tasks"]
-
 #: Bytes of rows in each task's file, about.
 FILE_BYTES = 64 << 20
 #: Bytes of a row that are assumed where they are not known.

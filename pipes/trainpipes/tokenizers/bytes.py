@@ -12,8 +12,6 @@ from trainpipes.tokenizers.decoding import text_of_bytes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["EOS", "PAD", "VOCABULARY", "Bytes"]
-
 #: Ids after the 256 bytes.
 EOS, PAD = 256, 257
 #: Size of an embedding for these ids.

@@ -14,8 +14,6 @@ from trainpipes.kinds.options import identify, show
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Function", "ids_of"]
-
 
 class Function(Engine):
     """A function of one's own.

@@ -20,8 +20,6 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.tokenizers.content import digest
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Chat", "Written"]
-
 #: What a template marks the assistant's part with, for transformers.
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

@@ -11,8 +11,6 @@ from trainpipes._internal.clean_errors import clean
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["File", "digest"]
-
 
 def digest(content: bytes) -> str:
     """A short name for a content."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
-__all__ = ["text_of_bytes", "with_unknown"]
-
 
 def text_of_bytes(parts: Iterable[bytes | str]) -> str:
     """The text of tokens, one after the other: bytes of any length, or a text where a token has a name only.

@@ -16,8 +16,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.tokenizers.content import File
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Affixes", "Engine"]
-
 #: Special tokens before and after a text.
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
 

@@ -24,8 +24,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Checked", "Gigatoken", "why_not"]
-
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some
 #: 10 MiB of them in so much prose or code, where words are random letters up to 60 bytes for each.
 RENEWED = 1 << 29

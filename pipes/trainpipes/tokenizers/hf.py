@@ -22,8 +22,6 @@ from trainpipes.tokenizers.parallelism import settle
 from trainpipes.tokenizers.ragged import Ragged
 from trainpipes.tokenizers.tokenizer_json import ENDS, PADS, Named, TokenizerJson
 
-__all__ = ["HuggingFace"]
-
 
 class HuggingFace(Engine):
     """A tokenizer of the ``tokenizers`` package.

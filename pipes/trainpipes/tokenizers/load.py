@@ -19,8 +19,6 @@ from trainpipes.tokenizers.sentencepiece import SentencePiece
 from trainpipes.tokenizers.tiktoken import Tiktoken
 from trainpipes.tokenizers.transformers import Directory, Slow
 
-__all__ = ["load"]
-
 KINDS = (
     "a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; a name on "
     'the Hugging Face hub; "bytes"; "tiktoken:NAME"; a tokenizer object of '

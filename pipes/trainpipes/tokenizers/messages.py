@@ -8,8 +8,6 @@ from typing import Any
 
 from trainpipes.errors import DataError
 
-__all__ = ["messages_of", "tools_of"]
-
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
     """A conversation as transformers takes it, without what is null: a column of dicts has every key that

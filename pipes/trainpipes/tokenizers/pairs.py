@@ -15,8 +15,6 @@ from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
-__all__ = ["Frame", "longest_first"]
-
 
 @dataclass(frozen=True)
 class Frame:

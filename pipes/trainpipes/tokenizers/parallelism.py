@@ -14,8 +14,6 @@ import os
 
 from torch.utils.data import get_worker_info
 
-__all__ = ["settle", "take_turns"]
-
 VARIABLE = "TOKENIZERS_PARALLELISM"
 
 _registered = False

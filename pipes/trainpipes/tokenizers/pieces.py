@@ -7,8 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MASKS", "begins_word"]
-
 #: Names of mask tokens in published tokenizers.
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 #: Of byte-level BPE: a space, a line's end, a tab, as it writes them.

@@ -16,8 +16,6 @@ from trainpipes.columns.arrays import list_array
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 
-__all__ = ["Ids", "Ragged", "assemble"]
-
 Ids = npt.NDArray[np.int32]
 
 

@@ -14,8 +14,6 @@ from trainpipes.tokenizers.content import File, digest
 from trainpipes.tokenizers.engine import Affixes, Engine
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["SentencePiece"]
-
 
 class SentencePiece(Engine):
     """A SentencePiece model.

@@ -16,8 +16,6 @@ from trainpipes.tokenizers.decoding import text_of_bytes
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Tiktoken"]
-
 
 class Tiktoken(Engine):
     """A tiktoken encoding.

@@ -9,8 +9,6 @@ from typing import Any
 
 from trainpipes.tokenizers.content import digest
 
-__all__ = ["Named", "TokenizerJson"]
-
 #: Names that end a text in published tokenizers.
 ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|eos|>", "[EOS]")
 PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")

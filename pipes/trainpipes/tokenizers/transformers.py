@@ -21,8 +21,6 @@ from trainpipes.tokenizers.engine import Affixes, Engine
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.ragged import Ragged
 
-__all__ = ["Directory", "Slow"]
-
 
 class Slow(Engine):
     """A transformers tokenizer written in Python, used by calling it, one thread at a time.

@@ -36,8 +36,6 @@ from trainpipes.engine.interrupts import get
 from trainpipes.engine.pool import waits
 from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 
-__all__ = ["ProcessMap"]
-
 #: Seconds without rows after which the processes end.
 IDLE = 60.0
 #: Seconds that a process which is to end is waited for before it is killed.

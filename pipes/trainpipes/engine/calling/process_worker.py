@@ -29,8 +29,6 @@ from trainpipes.columns.lone_copy import is_plain
 from trainpipes.engine.calling.row_call import RowCall
 from trainpipes.errors import DataError, WorkerError
 
-__all__ = ["Message", "pickled", "receive", "send", "unpickled", "work"]
-
 #: Seconds that a function may go on after the parent has hung up or died.
 GRACE = 0.5
 #: Bytes from which on an array travels beside the pickle: two copies fewer, for one more system call. Without

@@ -25,8 +25,6 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import DataError
 from trainpipes.kinds.global_draws import DrawWatch
 
-__all__ = ["Answer", "RowCall", "RowKey", "Words", "row_words", "words_of"]
-
 #: Results for the first rows, and what the function raised for the next one, if it did.
 Answer = tuple[list[Any], BaseException | None]
 

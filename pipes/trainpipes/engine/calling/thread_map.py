@@ -11,8 +11,6 @@ from weakref import ref
 from trainpipes.engine.calling.row_call import Answer, RowCall, Words
 from trainpipes.engine.pool import Pool
 
-__all__ = ["ThreadMap"]
-
 
 class ThreadMap:
     """Threads that call one function. They are started when there are rows.

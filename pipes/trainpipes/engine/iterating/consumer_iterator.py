@@ -23,8 +23,6 @@ from trainpipes.engine.shards.turns import Turns
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position
 
-__all__ = ["ConsumerIterator", "ConsumerState", "SERIAL", "RunOptions"]
-
 #: Seconds between two items from which somebody is at work in between, and how often in a row.
 AT_WORK, TIMES = 200e-6, 4
 

@@ -9,8 +9,6 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource
 
-__all__ = ["warn_if_all_empty"]
-
 
 def warn_if_all_empty(plan: Plan, topology: Topology) -> None:
     """Warn, once for a pipeline, that a consumer's whole epoch gave nothing, and say why.

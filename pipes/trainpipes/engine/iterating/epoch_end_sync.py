@@ -23,8 +23,6 @@ from trainpipes.engine.iterating.prefetcher import Prefetcher
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
 
-__all__ = ["Agreement", "EpochEndSync", "agreement_over"]
-
 #: Steps between two agreements.
 AHEAD = 16
 _NONE_MISSING = (1 << 62) - 1

@@ -34,8 +34,6 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
 
-__all__ = ["LoaderWorkers", "WorkerDataset", "share_out"]
-
 #: Micro-batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
 #: a few per cent already), and more batches are held.
 MOST_BATCHES = 8

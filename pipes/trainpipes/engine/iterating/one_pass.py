@@ -25,8 +25,6 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position, render
 
-__all__ = ["OneAtATime", "OnePass"]
-
 
 class OneAtATime:
     """Held while an iterator makes an item. Of threads that ask at the same time the second one is refused,

@@ -19,8 +19,6 @@ from torch.utils.data._utils.worker import WorkerInfo
 
 from trainpipes.errors import ConfigError
 
-__all__ = ["PassCounter", "Shared", "shared_by_workers"]
-
 #: What all workers of one pass have in common, and no others: the base seed, the loader's mark, and how
 #: often each was iterated.
 Shared: TypeAlias = tuple[int, int, int]

@@ -22,8 +22,6 @@ from trainpipes.engine.iterating.worker_end import end_in_peace
 from trainpipes.errors import StateError
 from trainpipes.state.format import Position
 
-__all__ = ["PassIterator"]
-
 
 class PassIterator:
     """One pass over a pipeline, in a training process or in a DataLoader's worker.

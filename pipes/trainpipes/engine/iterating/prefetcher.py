@@ -13,8 +13,6 @@ from typing import Any
 from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator, ConsumerState
 from trainpipes.kinds.stage_kinds import PlaceStage
 
-__all__ = ["Prefetcher"]
-
 
 class Prefetcher:
     """Takes items from an iterator ahead of use, and gives them later; its state is that of the last one

@@ -23,8 +23,6 @@ from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.state.cursor import is_count
 from trainpipes.state.format import Position
 
-__all__ = ["MOST_EPOCHS", "Session"]
-
 #: Above it, numbers of epochs no longer fit where they are kept.
 MOST_EPOCHS = 1 << 40
 

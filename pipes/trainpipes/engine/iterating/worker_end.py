@@ -16,8 +16,6 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-__all__ = ["end_in_peace"]
-
 #: Seconds that a worker waits at its end for the thread that sends.
 PATIENCE = 0.2
 #: The name that ``multiprocessing.Queue`` gives that thread.

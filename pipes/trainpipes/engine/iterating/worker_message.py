@@ -24,8 +24,6 @@ from torch._utils import ExceptionWrapper
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.errors import DataError
 
-__all__ = ["MOST_BYTES", "ALONE_BYTES", "WorkerMemory", "WorkerMessage", "failure", "pack"]
-
 #: Bytes of several batches in one message. Larger: fewer messages, more memory.
 MOST_BYTES = 8 << 20
 #: Tensors of this many bytes or more travel by themselves.

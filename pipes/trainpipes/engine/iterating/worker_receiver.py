@@ -17,8 +17,6 @@ from trainpipes.engine.topology import Topology
 from trainpipes.errors import WorkerError
 from trainpipes.state.format import Position
 
-__all__ = ["WorkerReceiver"]
-
 _INTERRUPTED = (
     "this iteration was interrupted while it waited for its workers: call "
     "loader.load_state_dict(loader.state_dict()), then iterate the Loader again; it continues "

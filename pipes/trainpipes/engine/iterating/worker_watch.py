@@ -16,8 +16,6 @@ from torch.utils.data._utils import signal_handling
 from trainpipes.engine.iterating.worker_message import WorkerMemory
 from trainpipes.errors import WorkerError
 
-__all__ = ["WorkerWatch"]
-
 #: Seconds after an error in which a worker is seen to have died.
 PATIENCE = 1.0
 #: Seconds that a function may go on in a worker that is to end.

@@ -25,8 +25,6 @@ from trainpipes.kinds.stage_kinds import (
 )
 from trainpipes.storage.caching.holes import DropHoles
 
-__all__ = ["arrange"]
-
 S = TypeVar("S", bound=Stage)
 
 

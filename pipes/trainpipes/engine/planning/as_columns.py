@@ -21,8 +21,6 @@ from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_through
 
-__all__ = ["AsColumns", "gives_objects", "known_columns", "with_columns"]
-
 
 class AsColumns(RunStage):
     """Turns rows that are dicts into Arrow columns; leaves rows that have columns as they are.

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["BlockTable"]
-
 
 class BlockTable:
     """A source's blocks as arrays, with rows before ``skip`` and from ``stop`` on cut away, and those of

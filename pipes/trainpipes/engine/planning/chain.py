@@ -21,8 +21,6 @@ from trainpipes.kinds.stage_kinds import (
     Source,
 )
 
-__all__ = ["Chain"]
-
 #: Epochs between the passes of an endless pipeline, so that no two passes share an order.
 PASS_EPOCHS = 1 << 20
 

@@ -15,8 +15,6 @@ from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
 from trainpipes.state.format import Position
 
-__all__ = ["Counts"]
-
 
 class Counts:
     """Counts and places of micro-batches.

@@ -27,8 +27,6 @@ from trainpipes.kinds.source import RowMixture, RowStream, read_full, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, open_chain
 
-__all__ = ["UnfitRows", "find_schema", "first_rows"]
-
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.
 ROWS = 256

@@ -21,8 +21,6 @@ from trainpipes.kinds.source import Place, RowMixture, RowSource, RowStream, che
 from trainpipes.kinds.stage_kinds import MixingSource, put_through
 from trainpipes.storage.caching.block_cache import BlockCache
 
-__all__ = ["SAMPLE_ROWS", "Inputs"]
-
 #: Rows that types of columns are found from, at most.
 SAMPLE_ROWS = 10_000
 

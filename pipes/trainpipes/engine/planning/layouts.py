@@ -28,8 +28,6 @@ from trainpipes.kinds.source import RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.state.format import BatchSizes
 
-__all__ = ["Layouts"]
-
 #: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
 READ_ROWS = 8192
 READ_BYTES = 8 << 20

@@ -33,8 +33,6 @@ from trainpipes.state.cursor import is_count, shard_key
 from trainpipes.state.format import BatchSizes, Position, parse, read, render
 from trainpipes.state.identity import damaged, read_identity
 
-__all__ = ["ALLOWED", "migrate", "position_of"]
-
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
 ALLOWED = ("batch_size", "mix", "pack_length")
 

@@ -22,8 +22,6 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.state.checksum import checksum
 from trainpipes.state.format import BatchSizes
 
-__all__ = ["Plan"]
-
 
 class Plan:
     """What a chain of stages amounts to.

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
-__all__ = ["Schemas", "searching"]
-
 #: Held while a schema is looked for: functions of the user's may be called for it.
 searching = threading.RLock()
 

@@ -19,8 +19,6 @@ from trainpipes.engine.reading.windows import Window, WindowLoader
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 
-__all__ = ["ListedLoader"]
-
 
 @dataclass
 class _Place:

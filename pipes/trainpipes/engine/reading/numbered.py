@@ -22,8 +22,6 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Content, Window, WindowLoader
 from trainpipes.kinds.random_access import RandomAccessSource
 
-__all__ = ["NumberedLoader"]
-
 
 @dataclass(frozen=True)
 class NumberedRows:

@@ -14,8 +14,6 @@ from trainpipes.engine.reading.windows import Windows
 from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowStream
 
-__all__ = ["open_windows"]
-
 #: The part of windows and those read ahead together, and that of what is not shuffled, in bytes.
 AHEAD_SHARE = 5 / 6
 AHEAD_BYTES = 256 << 20

@@ -20,8 +20,6 @@ from trainpipes.engine.reading.windows import Window, WindowLoader
 from trainpipes.kinds.source import RowStream, StreamReader, read_full
 from trainpipes.kinds.stage_kinds import put_through
 
-__all__ = ["StreamLoader"]
-
 
 @dataclass
 class _Pass:

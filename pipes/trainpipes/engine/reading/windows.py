@@ -24,8 +24,6 @@ from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.layout import IntArray, WindowKey
 from trainpipes.engine.pool import Pool, Urgency
 
-__all__ = ["Window", "WindowLoader", "WindowRows", "Windows"]
-
 
 class WindowRows(Protocol):
     """What a window's rows are taken from, such as a ``Block``."""

@@ -29,8 +29,6 @@ from trainpipes.engine.shards.row_errors import is_about_a_row, raise_placed
 from trainpipes.engine.shards.turns import Turns
 from trainpipes.state.format import Position
 
-__all__ = ["CountedItems"]
-
 #: Micro-batches of the first group; each later one has twice as many as the one before it.
 FIRST = 1
 #: Groups that workers of a stage have at a time, at least.

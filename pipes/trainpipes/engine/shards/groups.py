@@ -20,8 +20,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.reading.windows import Window
 
-__all__ = ["Group", "GroupMaker", "fail"]
-
 
 @dataclass(frozen=True)
 class Group:

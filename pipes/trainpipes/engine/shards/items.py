@@ -16,8 +16,6 @@ from trainpipes.engine.shards.turns import Turns
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
 
-__all__ = ["Items", "items_of"]
-
 
 class Items(Protocol):
     """The items of one consumer. Called by one thread at a time."""

@@ -12,8 +12,6 @@ from trainpipes.columns.pieces import Pieces
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["ItemRows", "KnownItem", "known_items"]
-
 
 class ItemRows(NamedTuple):
     """The rows of one item.

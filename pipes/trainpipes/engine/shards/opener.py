@@ -17,8 +17,6 @@ from trainpipes.engine.shards.shard_rows import ShardRows
 from trainpipes.kinds.source import MixedWindows, RowSource
 from trainpipes.kinds.stage_kinds import open_chain
 
-__all__ = ["RUN_BYTES", "RUN_ROWS", "ShardOpener", "rows_at_a_time"]
-
 #: Rows and bytes of rows in a run, about; whole micro-batches where there are any.
 RUN_ROWS, RUN_BYTES = 2048, 4 << 20
 #: Rows in a run, at least, however small a shard's part of a window is.

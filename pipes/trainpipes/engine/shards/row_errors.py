@@ -9,8 +9,6 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.source import Place
 
-__all__ = ["is_about_a_row", "raise_placed", "say_where"]
-
 
 def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
     """Whether a stage said which row an error is about: others had no trouble, and may come before it."""

@@ -21,8 +21,6 @@ from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.cursor import cursor_text
 from trainpipes.state.format import Position
 
-__all__ = ["ENDED", "ShardItems", "ShardIterator"]
-
 
 class _Ended:
     def __repr__(self) -> str:

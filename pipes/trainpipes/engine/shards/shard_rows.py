@@ -17,8 +17,6 @@ from trainpipes.engine.reading.windows import Windows
 from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 
-__all__ = ["ShardRows", "end_epoch"]
-
 
 class ShardRows:
     """Runs of rows of one shard.

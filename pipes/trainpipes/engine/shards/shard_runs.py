@@ -10,8 +10,6 @@ from trainpipes.engine.shards.opener import ShardOpener
 from trainpipes.engine.shards.shard_rows import end_epoch
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 
-__all__ = ["PlacedRun", "ShardRuns"]
-
 
 @dataclass(frozen=True)
 class PlacedRun:

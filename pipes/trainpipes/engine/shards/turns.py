@@ -9,8 +9,6 @@ import numpy as np
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["Turns"]
-
 
 @dataclass(frozen=True)
 class Turns:

@@ -18,8 +18,6 @@ from trainpipes.columns.content_hash import HashArray, row_hashes
 from trainpipes.engine.layout import IntArray
 from trainpipes.prepare.repack.temporary import TemporaryFiles
 
-__all__ = ["find_dropped", "hash_rows", "num_ranges", "save_hashes"]
-
 #: Bytes that an entry takes while its range is looked at.
 ENTRY_BYTES = 128
 #: Buckets of hashes, by their first bits: where each begins in a part's file is kept beside it.

@@ -23,8 +23,6 @@ from trainpipes.storage.writers.inputs import file_lists
 from trainpipes.storage.writers.own_input import refuse_own_input
 from trainpipes.storage.writers.storage import Storage
 
-__all__ = ["files_of", "given_rows", "inputs_of", "kept_metadata", "refuse_inside"]
-
 #: Readers that have no choice of columns.
 WHOLE = ("read_text", "read_images")
 #: The schema's metadata that is kept: how Hugging Face's datasets say what columns mean.

@@ -32,8 +32,6 @@ from trainpipes.prepare.repack.sorted_runs import (
 )
 from trainpipes.prepare.repack.temporary import TemporaryFiles
 
-__all__ = ["Keeping", "Part", "SortedPart", "read_kept"]
-
 #: Bytes of a batch of rows that are kept as they come.
 BATCH_BYTES = 1 << 20
 

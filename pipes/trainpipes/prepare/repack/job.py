@@ -31,8 +31,6 @@ from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.manifest import Opened
 from trainpipes.storage.writers.output_folder import OutputFolder
 
-__all__ = ["ROW_BYTES", "Job"]
-
 #: Bytes of a row of which nothing is known.
 ROW_BYTES = 1024
 

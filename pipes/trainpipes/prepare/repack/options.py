@@ -12,8 +12,6 @@ from trainpipes.prepare.repack.row_groups import Form
 from trainpipes.storage.writers.parquet import CODECS, GROUP_BYTES, GROUP_ROWS
 from trainpipes.storage.writers.write import check_codec
 
-__all__ = ["Options", "about", "checked"]
-
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
 

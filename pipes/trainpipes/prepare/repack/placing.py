@@ -18,8 +18,6 @@ from trainpipes.prepare.repack.temporary import TemporaryFiles, damaged
 from trainpipes.prepare.repack.work import Work
 from trainpipes.prepare.repack.workers import Tell, Workers
 
-__all__ = ["sorted_parts"]
-
 
 def sorted_parts(
     work: Work, workers: Workers, parts: Sequence[Part], tell_of: Callable[[str, int], Tell]

@@ -25,8 +25,6 @@ from trainpipes.prepare.repack.workers import InTurn, Tell
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.storage.writers.epoch_rows import EpochRows
 
-__all__ = ["Input", "ReadParts", "check_rows", "part_firsts", "read_stream"]
-
 #: Parts that a block may be larger than, and is still read as one.
 LARGE_BLOCK = 4
 

@@ -35,8 +35,6 @@ from trainpipes.storage.writers.on_ray import Cluster
 from trainpipes.storage.writers.output_folder import OutputFolder
 from trainpipes.storage.writers.storage import storage_at
 
-__all__ = ["Repacked", "repack"]
-
 ASKER = "repack"
 #: Bytes of memory that can do, and that are taken if nothing is said.
 LEAST_MEMORY, MEMORY = 16 << 20, 512 << 20

@@ -10,8 +10,6 @@ import pyarrow as pa
 from trainpipes.columns.arrays import apart, one_chunk
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["ROW_COST", "row_bytes"]
-
 #: What a row takes besides its values while it is worked on: its place, its hashes, where it was.
 ROW_COST = 48
 #: What offsets take, and a value of a type that is not looked into.

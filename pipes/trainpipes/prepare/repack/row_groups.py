@@ -17,8 +17,6 @@ from trainpipes.errors import DataChangedError, SchemaError
 from trainpipes.prepare.repack.row_bytes import row_bytes
 from trainpipes.storage.writers.output_file import OutputFile
 
-__all__ = ["Form", "check_file", "check_schema", "row_groups", "write_file"]
-
 #: Rows that are read back together.
 BATCH_ROWS = 4096
 

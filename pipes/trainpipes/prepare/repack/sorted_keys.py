@@ -23,8 +23,6 @@ from trainpipes.prepare.repack.row_bytes import ROW_COST
 from trainpipes.prepare.repack.sorted_runs import read_pieces, save_pieces
 from trainpipes.prepare.repack.temporary import TemporaryFiles
 
-__all__ = ["KeyRuns", "SortOrder", "save_keys"]
-
 #: Rows of a piece, at most.
 PIECE_ROWS = 8192
 #: Columns beside a fence: bytes of its piece in memory, and where that begins and ends in its file.

@@ -20,16 +20,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.prepare.repack.row_bytes import ROW_COST, row_bytes
 from trainpipes.prepare.repack.temporary import TemporaryFiles, damaged
 
-__all__ = [
-    "Places",
-    "RunReader",
-    "gathered",
-    "read_pieces",
-    "save_pieces",
-    "taken",
-    "write_run",
-]
-
 #: Where rows go: given the number of the first one and how many, an int64 array; below 0 for none.
 Places: TypeAlias = Callable[[int, int], IntArray]
 

@@ -27,8 +27,6 @@ from trainpipes.errors import DataError, UnreachableError
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
 from trainpipes.storage.writers.output_file import writing
 
-__all__ = ["TemporaryFiles", "damaged"]
-
 #: Rows as they came; sorted hashes; numbers of dropped rows; sorted keys; places by keys; sorted rows; which
 #: parts are read, and which of them sorted.
 FOLDERS = ("kept", "hashes", "dropped", "keys", "order", "runs", "read", "sorted")

@@ -19,8 +19,6 @@ from trainpipes.state.checksum import checksum
 from trainpipes.storage.writers.manifest import UNFINISHED, read_manifest
 from trainpipes.storage.writers.storage import LocalStorage, Storage
 
-__all__ = ["TemporaryPlace", "check_space"]
-
 #: What temporary files take, and files that are written, of the rows' bytes in memory: at least, since
 #: data that cannot be compressed takes twice and four times as much.
 TEMPORARY_SHARE, OUTPUT_SHARE = 0.5, 0.25

@@ -19,8 +19,6 @@ from trainpipes.prepare.repack.sorted_keys import SortOrder
 from trainpipes.prepare.repack.sorted_runs import Places
 from trainpipes.prepare.repack.temporary import TemporaryFiles
 
-__all__ = ["FILE_BYTES", "Report", "Work", "unit_bytes"]
-
 #: Called with what is done, how much of it, and how much there is; None where nobody knows.
 Report: TypeAlias = Callable[[str, int, int | None], None]
 

@@ -11,8 +11,6 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from trainpipes.integrations.on_ray import RayCluster
 
-__all__ = ["InTurn", "RayTasks", "Stopped", "Task", "Tell", "Threads", "Workers"]
-
 T = TypeVar("T")
 
 #: Called by a task now and then, with the rows done since.

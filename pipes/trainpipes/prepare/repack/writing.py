@@ -22,8 +22,6 @@ from trainpipes.storage.writers.manifest import check_bytes
 from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.storage.writers.storage import Storage
 
-__all__ = ["WriteFile", "file_name", "unlike"]
-
 
 def file_name(number: int) -> str:
     """Name of an output file."""

@@ -24,8 +24,6 @@ from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.storage.writers.epoch_rows import AsColumns
 
-__all__ = ["Parts", "cut", "files_of", "open_plan"]
-
 ASKER = "tokenize()"
 
 

@@ -21,8 +21,6 @@ from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.tokenizers.bytes import Bytes
 
-__all__ = ["Bare", "Form", "Parquet", "narrowest"]
-
 #: Ids, masks and labels are small numbers that come again: a level above this saves 1 or 2 % and takes twice
 #: the time.
 LEVEL = 1

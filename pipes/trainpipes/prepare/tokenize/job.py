@@ -14,8 +14,6 @@ from trainpipes.prepare.tokenize.workers import Tell
 from trainpipes.storage.writers.manifest import Opened
 from trainpipes.storage.writers.output_folder import OutputFolder
 
-__all__ = ["Job", "Report"]
-
 #: Is called with the job, the rows that are done, and all there are.
 Report = Callable[[str, int, int | None], None]
 #: Makes files, and gives them as they are whole.

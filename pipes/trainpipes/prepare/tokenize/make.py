@@ -30,8 +30,6 @@ from trainpipes.prepare.tokenize.tasks import Task
 from trainpipes.storage.writers.epoch_rows import compact, decoded
 from trainpipes.storage.writers.output_file import OutputFile
 
-__all__ = ["Made", "Maker", "first_rows"]
-
 #: Rows and bytes of a piece, at most: a tokenizer's own objects take some 50 times what the text does.
 PIECE_ROWS, PIECE_BYTES = 8192, 1 << 19
 #: How much more or less than an average row one of a block is taken to have, at most.

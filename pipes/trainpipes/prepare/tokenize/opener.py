@@ -19,8 +19,6 @@ from trainpipes.prepare.tokenize.workers import Tell, made_by_processes, made_he
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.storage.writers.storage import Storage
 
-__all__ = ["Opener", "in_processes", "on_ray"]
-
 
 @dataclass
 class Opener:

@@ -26,8 +26,6 @@ from trainpipes.state.identity import said
 from trainpipes.storage.writers.manifest import MANIFEST, UNFINISHED
 from trainpipes.tokenizers.load import load
 
-__all__ = ["tokenized_rows"]
-
 
 def tokenized_rows(
     rows: Pipeline,

@@ -36,8 +36,6 @@ from trainpipes.storage.writers.parquet import CODECS
 from trainpipes.storage.writers.storage import storage_at
 from trainpipes.storage.writers.write import check_codec
 
-__all__ = ["Tokenized", "tokenize"]
-
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
 #: Bytes of input for which a process more is worth the seconds that it takes to start.

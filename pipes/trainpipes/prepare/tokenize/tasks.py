@@ -15,8 +15,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.prepare.tokenize.cut import files_of
 
-__all__ = ["Task", "tasks_of"]
-
 
 @dataclass(frozen=True)
 class Task:

@@ -23,8 +23,6 @@ from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.prepare.tokenize.make import Made, named
 from trainpipes.prepare.tokenize.tasks import Task
 
-__all__ = ["Open", "Tell", "made_by_processes", "made_here"]
-
 #: Is called with rows read.
 Tell = Callable[[int], None]
 #: Opens, in a process, what makes the file of a task and puts it in its place.

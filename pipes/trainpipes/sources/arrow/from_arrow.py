@@ -18,8 +18,6 @@ from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.arrow.take import take_rows
 
-__all__ = ["FromArrow"]
-
 #: Rows in a block, so that a shuffle has blocks to put in another order.
 BLOCK_ROWS = 8192
 

@@ -20,8 +20,6 @@ import pyarrow as pa
 
 from trainpipes.sources.files.each_file import BadFileError, one_line
 
-__all__ = ["ArrowLayout", "read_layout"]
-
 #: Gives bytes ``start`` to ``stop`` of a file, of several ranges at once.
 Fetch = Callable[[list[tuple[int, int]]], list[bytes]]
 

@@ -36,8 +36,6 @@ from trainpipes.sources.files.mapped_files import MappedFiles, mapped
 from trainpipes.sources.files.schema import cast_to, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["ArrowFiles", "ReadArrow"]
-
 SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4

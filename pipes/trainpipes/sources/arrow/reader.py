@@ -18,8 +18,6 @@ from trainpipes.sources.remote.retry import Requests
 if TYPE_CHECKING:
     from trainpipes.sources.arrow.read_arrow import ArrowFiles
 
-__all__ = ["ArrowReader"]
-
 
 class ArrowReader:
     """One place in Arrow files. Not for two threads at once.

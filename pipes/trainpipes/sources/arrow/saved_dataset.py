@@ -17,8 +17,6 @@ from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["saved_files"]
-
 
 def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
     """Those of the files that are data, in order; of a saved ``DatasetDict`` those of one split.

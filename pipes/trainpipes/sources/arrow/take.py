@@ -10,8 +10,6 @@ import pyarrow as pa
 from trainpipes.columns.gathered import gathered
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["take_rows"]
-
 
 def take_rows(
     take: Callable[[int, IntArray], pa.RecordBatch], firsts: IntArray, index: IntArray

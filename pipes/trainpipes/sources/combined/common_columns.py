@@ -39,8 +39,6 @@ from trainpipes.sources.combined.same_columns import (
     said,
 )
 
-__all__ = ["CommonColumns"]
-
 #: What a state knows the schema of a pipeline's rows by.
 KEY = "common"
 #: What the rows of each pipeline are to each other: rows of one sequence, or parts of the same rows.

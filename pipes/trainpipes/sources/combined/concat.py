@@ -18,8 +18,6 @@ from trainpipes.kinds.source import LooksAhead, Place, Reader
 from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.sources.files.row_names import file_names
 
-__all__ = ["Concat"]
-
 
 class Concat(JoiningSource):
     """The rows of several pipelines, one after the other in file order, as one source.

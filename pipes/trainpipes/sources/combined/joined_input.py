@@ -27,8 +27,6 @@ from trainpipes.kinds.stage_kinds import RunStage, Source, put_through
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
 from trainpipes.storage.caching.cache_key import cache_key
 
-__all__ = ["JoinedInput", "JoinedRows", "JoiningSource"]
-
 
 class JoiningSource(Source):
     """A stage that reads the rows of several pipelines as those of one source.

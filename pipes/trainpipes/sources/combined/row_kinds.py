@@ -17,8 +17,6 @@ from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.combined.same_columns import OBJECTS, columns_of
 
-__all__ = ["ONCE", "is_python", "kind_of"]
-
 #: Rows that can be read only once, of which no first one can be looked at.
 ONCE = "once"
 

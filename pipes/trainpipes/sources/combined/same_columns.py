@@ -9,8 +9,6 @@ import pyarrow as pa
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
 
-__all__ = ["OBJECTS", "columns_of", "difference", "in_columns", "said"]
-
 #: What rows are that are Python objects.
 OBJECTS = "Python objects"
 

@@ -10,8 +10,6 @@ import pyarrow as pa
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
 
-__all__ = ["Clash", "NoColumns", "check_names", "side_by_side"]
-
 
 class Clash(Exception):
     """Two sources have a column of one name.

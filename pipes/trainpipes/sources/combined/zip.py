@@ -22,8 +22,6 @@ from trainpipes.sources.combined.common_columns import Joined
 from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.sources.combined.side_by_side import Clash, NoColumns, check_names, side_by_side
 
-__all__ = ["Zip"]
-
 #: Blocks of a source that one block of the zip is cut of, up to which they are asked for together although
 #: not all may be needed.
 FEW_BLOCKS = 3

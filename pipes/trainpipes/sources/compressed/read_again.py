@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-__all__ = ["ReadAgain"]
-
 
 class ReadAgain:
     """Bytes that the readers of a process decompressed only to reach later ones. Pickled, it is at 0."""

@@ -17,8 +17,6 @@ from trainpipes._internal.secrets import without_query
 from trainpipes.sources.compressed.zstd_frames import Frames
 from trainpipes.sources.files.each_file import BadFileError
 
-__all__ = ["Entry", "Stream", "kind_by_content", "kind_by_name", "open_stream"]
-
 #: First bytes of a compressed file, and ends of names, by what it is compressed with.
 MAGIC = {
     "gzip": b"\x1f\x8b\x08",

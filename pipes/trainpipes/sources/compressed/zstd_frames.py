@@ -12,8 +12,6 @@ import pyarrow as pa
 from trainpipes.errors import MissingExtraError
 from trainpipes.sources.files.each_file import BadFileError
 
-__all__ = ["Frames"]
-
 #: Compressed bytes read at a time, and decompressed ones made at a time, at most.
 INPUT_BYTES, OUTPUT_BYTES = 256 << 10, 1 << 20
 #: First bytes of a frame; the rest of the first four of one that holds nothing.

@@ -12,8 +12,6 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.file import RemoteFile
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["open_at", "present_size", "read_bytes", "read_range", "size_of"]
-
 
 def size_of(files: FileList, file: int, requests: Requests) -> int:
     """Bytes of a file."""

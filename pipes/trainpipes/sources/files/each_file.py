@@ -22,16 +22,6 @@ from trainpipes.sources.files.formats import reader_by_name
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests, Stopped
 
-__all__ = [
-    "BadFileError",
-    "each_file",
-    "failed",
-    "in_threads",
-    "is_encrypted",
-    "one_line",
-    "reason",
-]
-
 T = TypeVar("T")
 
 #: Threads, at most; they wait for disks and servers.

@@ -15,8 +15,6 @@ from trainpipes.kinds.source import Place
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 
-__all__ = ["changed", "check_unchanged", "gone", "unreachable", "unreadable"]
-
 
 def check_unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
     """Raise if the size or the time of change of a local file is not that of when it was listed.

@@ -18,8 +18,6 @@ from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
 from trainpipes.storage.cache import SUFFIX
 
-__all__ = ["FileReader"]
-
 
 class FileReader(Source):
     """A stage that reads the files which ``list_files`` below it lists.

@@ -17,8 +17,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.sources.files.list_files import FileList, digests
 
-__all__ = ["FileBlocks", "FileRows", "cut_evenly"]
-
 
 def cut_evenly(rows: int, block_rows: int) -> IntArray:
     """The first row of each block of ``block_rows`` rows of a file, and its number of rows, int64

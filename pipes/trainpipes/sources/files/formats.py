@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["COMPRESSED", "READERS", "ends_of_names", "reader_by_name"]
-
 #: What reads files, by the ends of their names.
 READERS = {
     "read_parquet": (".parquet", ".pq"),

@@ -28,8 +28,6 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.storage.cache import SUFFIX, folder, index_path
 from trainpipes.storage.caching import checked_file
 
-__all__ = ["IndexFile", "IndexKind", "forget", "settled"]
-
 log = logging.getLogger("trainpipes")
 
 #: Local files of which none is kept, unless it is asked for: to read them takes milliseconds.

@@ -21,8 +21,6 @@ from trainpipes.sources.files.list_files import FileList
 from trainpipes.storage.cache import LOCK, folder, index_path
 from trainpipes.storage.caching.private_file import FileLock
 
-__all__ = ["KeptIndex"]
-
 log = logging.getLogger("trainpipes")
 
 T = TypeVar("T")

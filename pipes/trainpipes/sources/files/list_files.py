@@ -25,8 +25,6 @@ from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds
 
-__all__ = ["FileList", "ListFiles", "Listed", "digests"]
-
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
 #: Digests in a fingerprint, at most.

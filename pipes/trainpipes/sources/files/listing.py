@@ -32,8 +32,6 @@ from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidd
 from trainpipes.sources.files.remote_listing import list_remote
 from trainpipes.sources.remote.retry import Requests, try_seconds
 
-__all__ = ["expand", "is_local", "natural", "open_system"]
-
 #: Names shown of a folder that does not hold what was asked for.
 SHOWN = 6
 

@@ -11,8 +11,6 @@ from trainpipes.kinds.source import Place
 from trainpipes.sources.files.file_errors import check_unchanged
 from trainpipes.sources.files.list_files import FileList
 
-__all__ = ["MappedFiles", "mapped"]
-
 #: Files that stay mapped, at most.
 MAPPED = 256
 

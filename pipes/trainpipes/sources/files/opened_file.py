@@ -10,8 +10,6 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.file import RemoteFile
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["opened_file"]
-
 #: Bytes that are fetched at a time of a file on another machine.
 BUFFER_BYTES = 256 << 10
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-__all__ = ["Found", "fixed_root", "has_magic", "hidden", "stands_for", "wild"]
-
 #: Files as path, size (None where it is not known), and time of change or etag (empty where not known).
 Found = dict[str, tuple[int | None, str]]
 

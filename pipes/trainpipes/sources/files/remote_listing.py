@@ -18,8 +18,6 @@ from trainpipes._internal.progress import counted
 from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden, wild
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["list_remote"]
-
 #: What a store's listing may say of a file that changes when the file does, the surest first.
 STAMPS = (
     "ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha", "LastModified",

@@ -14,8 +14,6 @@ from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.kinds.source import RowSource
 from trainpipes.stages.row_hash import HashArray, RowNames
 
-__all__ = ["file_names", "names_below", "row_names"]
-
 MAGIC = "*?["
 
 

@@ -10,8 +10,6 @@ from trainpipes._internal.messages import nearest, need_columns
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import Place
 
-__all__ = ["cast_to", "chosen", "inner_paths", "one_schema", "plain", "same_names"]
-
 
 def plain(field: pa.Field) -> pa.Field:
     """A field without metadata. At every depth dictionaries are replaced by their values, and types that a

@@ -18,8 +18,6 @@ from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.hf.stream import HFStream, shuffles
 from trainpipes.sources.hf.table import HFTable
 
-__all__ = ["FromHf"]
-
 
 class FromHf(Source):
     """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.

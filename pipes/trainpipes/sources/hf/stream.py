@@ -21,8 +21,6 @@ from trainpipes.sources.files.schema import plain
 from trainpipes.sources.memory.node_states import plain as as_json
 from trainpipes.sources.memory.node_states import restored
 
-__all__ = ["HFStream", "shuffles"]
-
 #: Rows that are fetched at a time.
 BATCH_ROWS = 256
 

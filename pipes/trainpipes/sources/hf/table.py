@@ -22,8 +22,6 @@ from trainpipes.sources.arrow.take import take_rows
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.schema import plain
 
-__all__ = ["HFTable"]
-
 #: Rows that a state knows a dataset by that is not in memory.
 SAMPLED = 16
 

@@ -14,8 +14,6 @@ from trainpipes.sources.memmap.manifest import Array, Column
 from trainpipes.sources.memmap.mapped_rows import crc32_of
 from trainpipes.stages.pad_columns import Ragged
 
-__all__ = ["ColumnWriter"]
-
 
 class NpyWriter:
     """A new ``.npy`` file; its header is written again when its length is known."""

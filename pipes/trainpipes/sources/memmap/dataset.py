@@ -24,8 +24,6 @@ from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, stretch
 from trainpipes.sources.memmap.token_rows import TokenRows
 from trainpipes.stages.pad_columns import Ragged, of_arrow
 
-__all__ = ["MemmapDataset", "check_options", "tensor_rows"]
-
 #: What files of token ids hold.
 BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 

@@ -14,8 +14,6 @@ from trainpipes.errors import UnreadableError
 from trainpipes.sources.memmap.manifest import Array, Manifest, damaged, read_manifest
 from trainpipes.sources.memmap.mapped_rows import MappedRows, mapped
 
-__all__ = ["open_folder"]
-
 #: Offsets that are compared in one step.
 CHECK_ROWS = 1 << 20
 #: The header of a ``.npy`` file. NumPy reads it by ``ast``, which may fail where threads do so at once.

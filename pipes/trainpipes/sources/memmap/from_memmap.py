@@ -29,8 +29,6 @@ from trainpipes.sources.memmap.manifest import Array
 from trainpipes.sources.memmap.token_rows import TokenRows
 from trainpipes.stages.pad_columns import Ragged
 
-__all__ = ["FromMemmap"]
-
 #: Bytes and rows of a block, at most: pieces that a shuffle within a buffer puts in another order.
 BLOCK_BYTES = 1 << 20
 BLOCK_ROWS = 8192

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.bad_cell import BadCell
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import DataError
 from trainpipes.sources.memmap.manifest import Array, Layout
-from trainpipes.stages.pad_columns import BadCell, Opaque, Ragged, of_arrow
-
-__all__ = ["BLOCK_BYTES", "Part", "bad_row", "of_arrays", "of_batch", "of_batches", "of_rows"]
+from trainpipes.stages.pad_columns import Opaque, Ragged, of_arrow
 
 #: Bytes and rows of a block, about.
 BLOCK_BYTES = 4 << 20

@@ -24,11 +24,6 @@ import numpy.typing as npt
 
 from trainpipes.errors import UnreadableError
 
-__all__ = [
-    "DTYPES", "MANIFEST", "Array", "Column", "Layout", "Manifest", "damaged", "pack",
-    "read_manifest", "refuse_file",
-]  # fmt: skip
-
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "trainpipes.storage.memmap", 1
 #: What columns can hold, in this machine's byte order.

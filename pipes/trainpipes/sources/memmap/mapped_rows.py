@@ -18,8 +18,6 @@ from trainpipes.errors import DataError, UnreadableError
 from trainpipes.sources.memmap.manifest import Array, Column, Layout, damaged
 from trainpipes.stages.pad_columns import Ragged
 
-__all__ = ["MappedRows", "crc32_of", "mapped", "open_bare", "stretches"]
-
 CHECK_BYTES = 16 << 20
 #: A map keeps its file open before Python 3.13, and then need not.
 UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}

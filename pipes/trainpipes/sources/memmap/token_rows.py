@@ -12,8 +12,6 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.memmap.manifest import Array
 
-__all__ = ["TokenRows"]
-
 
 class TokenRows(TensorRows):
     """Rows of "input_ids", and with them of "labels", the tokens after them: int64 ``[rows, length]`` for

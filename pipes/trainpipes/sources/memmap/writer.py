@@ -29,8 +29,6 @@ from trainpipes.sources.memmap.manifest import MANIFEST, Manifest, pack, read_ma
 from trainpipes.stages.pad_columns import Ragged
 from trainpipes.storage.writers.output_file import writing
 
-__all__ = ["check_target", "write_parts"]
-
 
 def write_parts(
     path: str | os.PathLike[str],

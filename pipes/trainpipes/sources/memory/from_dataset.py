@@ -25,8 +25,6 @@ from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import keys_of, reorders
 
-__all__ = ["FromDataset"]
-
 BLOCK_ROWS = 8192
 
 

@@ -18,8 +18,6 @@ from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.kinds.stage_kinds import Source
 
-__all__ = ["FromIterable"]
-
 
 class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.

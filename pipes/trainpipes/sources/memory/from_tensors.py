@@ -19,8 +19,6 @@ from trainpipes.kinds.random_access import RandomAccessSource
 from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage_kinds import Source
 
-__all__ = ["FromTensors"]
-
 BLOCK_ROWS = 8192
 
 

@@ -22,8 +22,6 @@ from trainpipes.sources.memory.node_states import plain, restored, tells_start
 if TYPE_CHECKING:
     from torchdata.nodes import BaseNode
 
-__all__ = ["FromTorchdata"]
-
 #: Keys of a position that is told by the start of epoch 0, and by how many epochs follow.
 FIRST, EPOCHS = "first", "epochs"
 #: Epochs of which it is known where they start.

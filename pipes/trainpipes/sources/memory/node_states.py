@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["plain", "restored", "tells_start"]
-
 _KINDS = ("__tuple__", "__bytes__", "__items__", "__array__", "__tensor__")
 #: The keys of the states of torchdata's nodes, and that of the state of what is below them. Iterables and
 #: samplers with a state of their own have one key more, and are not known.

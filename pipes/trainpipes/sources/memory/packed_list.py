@@ -17,8 +17,6 @@ import torch
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.memory.from_dataset import FromDataset
 
-__all__ = ["PackedList", "packed"]
-
 #: Items of a list that is worth packing.
 LEAST_ITEMS = 1000
 

@@ -29,8 +29,6 @@ import numpy as np
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["by_rows", "by_tokens", "common_total", "phases_of", "whole_weights"]
-
 #: The largest sum of weights that is kept as it is; beyond, shares are rounded to 2**-40.
 MOST_TOTAL = 1 << 60
 ROUNDED_TOTAL = 1 << 40

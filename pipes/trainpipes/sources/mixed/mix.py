@@ -49,8 +49,6 @@ from trainpipes.stages.repeat import Repeat
 from trainpipes.stages.token_columns import lengths_of
 from trainpipes.state.format import Position
 
-__all__ = ["Mix"]
-
 #: Where an epoch ends, for ``explain()``.
 _ENDS = {
     "all_exhausted": "an epoch ends when each has been gone through",

@@ -16,8 +16,6 @@ from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
 from trainpipes.state.identity import damaged, first_difference, said
 
-__all__ = ["change_mix"]
-
 #: Options that say what a source's rows are to a mix: they stay.
 KEPT = ("weight_by", "output_column")
 

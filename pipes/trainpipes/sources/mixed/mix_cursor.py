@@ -15,8 +15,6 @@ import numpy as np
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.mixed.mix_source import CursorAfter
 
-__all__ = ["MixCursors", "Stretch", "moved_on"]
-
 
 @dataclass(frozen=True)
 class Stretch:

@@ -14,8 +14,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.sources.combined.same_columns import columns_of, said
 
-__all__ = ["MixRules", "Stop"]
-
 Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
 

@@ -24,8 +24,6 @@ from trainpipes.sources.mixed.mix_cursor import MixCursors, Stretch, moved_on
 from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_source import MixSource, SourceRows
 
-__all__ = ["MixRuns"]
-
 #: Stretches of a run for each source. Where sources are small, runs are short, so that the next one comes
 #: soon; with runs of one stretch a row took 1.2 to 1.4 times as long.
 STRETCHES = 4

@@ -25,8 +25,6 @@ from trainpipes.errors import TrainpipesError
 if TYPE_CHECKING:
     from trainpipes.sources.mixed.mixture import Mixture
 
-__all__ = ["MixSource", "SourceRows"]
-
 #: A source's cursor before so many more of its rows; None at the start of a pass.
 CursorAfter = Callable[[int], "dict[str, Any] | None"]
 

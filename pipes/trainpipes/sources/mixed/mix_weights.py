@@ -15,8 +15,6 @@ from typing import Any
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 
-__all__ = ["Schedule", "by_size", "checked_schedule", "checked_weights", "steps_of"]
-
 #: Steps that a linear stretch of a schedule is made of.
 LINEAR_STEPS = 64
 #: Weights from sizes and a temperature are whole numbers up to this.

@@ -27,8 +27,6 @@ from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.sources.mixed.mix_source import MixSource
 
-__all__ = ["MixedIds", "Mixture"]
-
 #: Bits of a row's number that are its own, and that tell its source.
 ROW_BITS = 40
 TAG_BITS = 23

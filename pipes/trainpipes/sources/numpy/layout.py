@@ -23,8 +23,6 @@ from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import cut
 from trainpipes.sources.files.each_file import BadFileError
 
-__all__ = ["StoredArray", "check_sum", "loaded", "read_arrays"]
-
 MAGIC = b"\x93NUMPY"
 KEYS = {"descr", "fortran_order", "shape"}
 #: Bytes of a header, at most.

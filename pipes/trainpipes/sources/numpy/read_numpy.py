@@ -34,8 +34,6 @@ from trainpipes.sources.numpy.layout import StoredArray, check_sum, read_arrays
 from trainpipes.sources.numpy.reader import NumpyReader
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["NumpyFiles", "ReadNumpy"]
-
 SUFFIXES = (".npy", ".npz")
 #: Bytes and rows of a block, at most, unless the user says.
 BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192

@@ -23,8 +23,6 @@ from trainpipes.sources.remote.retry import Requests
 if TYPE_CHECKING:
     from trainpipes.sources.numpy.read_numpy import NumpyFiles
 
-__all__ = ["NumpyReader"]
-
 
 class NumpyReader:
     """One place in NumPy files. Not for two threads at once.

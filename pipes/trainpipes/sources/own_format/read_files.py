@@ -32,8 +32,6 @@ from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.own_format.reader import OwnReader, tables_of
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["OwnFiles", "ReadFiles"]
-
 #: What messages call the files.
 OWN = "files in your own format"
 #: More rows than a file has.

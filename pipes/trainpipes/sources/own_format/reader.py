@@ -23,8 +23,6 @@ from trainpipes.sources.remote.retry import Requests
 if TYPE_CHECKING:
     from trainpipes.sources.own_format.read_files import OwnFiles
 
-__all__ = ["OwnReader", "tables_of"]
-
 
 def tables_of(found: Any, fn: Callable[..., Any]) -> Iterator[pa.Table]:
     """The tables that a function gives, one by one."""

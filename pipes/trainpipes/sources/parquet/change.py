@@ -11,8 +11,6 @@ from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.parquet.index import ParquetIndex, parse_footer, read_footer
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["GONE", "change_of"]
-
 GONE = "gone"
 
 

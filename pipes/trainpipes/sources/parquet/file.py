@@ -19,8 +19,6 @@ from trainpipes.sources.remote.retry import Requests
 if TYPE_CHECKING:
     from trainpipes.sources.parquet.read_parquet import ParquetSource
 
-__all__ = ["ChangedError", "ParquetFile"]
-
 #: Bytes of rows that are decoded at a time, about, and the bounds of that in rows.
 BATCH_BYTES = 1 << 20
 BATCH_ROWS = (8, 65_536)

@@ -30,11 +30,6 @@ from trainpipes.sources.files.schema import plain
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.stages.filter import as_expression
 
-__all__ = [
-    "Bounds", "Facts", "FileBounds", "bounds_of", "check_fits", "checked_filter", "facts_of", "may_hold",
-    "may_hold_in_folders", "needed_columns",
-]  # fmt: skip
-
 #: A value may lie between the least and the greatest, be null, or be NaN, of which footers say nothing. The
 #: filter is asked of so many mixtures of these for a row group, at most; more columns tell nothing.
 MOST_CASES = 36

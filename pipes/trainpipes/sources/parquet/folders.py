@@ -17,8 +17,6 @@ from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 
-__all__ = ["FolderColumns", "repeated"]
-
 #: What stands for null in a folder's name.
 NULL = "__HIVE_DEFAULT_PARTITION__"
 INTEGER = re.compile(r"[+-]?\d{1,18}")

@@ -13,8 +13,6 @@ from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arro
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.index_file import IndexKind
 
-__all__ = ["FOOTERS", "Footer", "FooterTable", "with_more"]
-
 #: Bytes of the shortest footer, more rows than a row group has, and more rows or bytes than a data set.
 SMALLEST, MOST_ROWS, MOST = 8, 1 << 32, 2.0**62
 

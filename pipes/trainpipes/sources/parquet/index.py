@@ -35,14 +35,6 @@ from trainpipes.sources.parquet.size import (
 )
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = [
-    "ParquetIndex",
-    "footer_of",
-    "parse_footer",
-    "read_footer",
-    "read_index",
-]
-
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
 #: Files and row groups of each that the size of a row is told from, at most.

@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 
 from trainpipes.sources.files.each_file import is_encrypted
 
-__all__ = ["Probe"]
-
 #: Any: of a buffer nothing is allocated before the first read.
 BUFFER_BYTES = 4096
 

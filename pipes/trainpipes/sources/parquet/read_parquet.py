@@ -29,8 +29,6 @@ from trainpipes.sources.parquet.reader import Footers, ParquetReader
 from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
 from trainpipes.stages.filter import Filter
 
-__all__ = ["ParquetSource", "ReadParquet"]
-
 
 class ReadParquet(FileReader):
     """Reads the rows of Parquet files.

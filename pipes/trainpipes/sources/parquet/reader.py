@@ -33,8 +33,6 @@ from trainpipes.sources.remote.retry import Requests
 if TYPE_CHECKING:
     from trainpipes.sources.parquet.read_parquet import ParquetSource
 
-__all__ = ["Footers", "ParquetReader"]
-
 #: Bytes of footers that stay parsed.
 FOOTER_BYTES = 8 << 20
 

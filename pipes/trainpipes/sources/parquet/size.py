@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["arrow_bytes", "leaf_paths", "leaves_among", "leaves_of"]
-
 WIDTHS = {"BOOLEAN": 0.125, "INT32": 4.0, "INT64": 8.0, "INT96": 8.0, "FLOAT": 4.0, "DOUBLE": 8.0}
 #: Bits of an index into a dictionary beyond which most values were written without it.
 MAX_INDEX_BITS = 20

@@ -28,8 +28,6 @@ from trainpipes.sources.parquet.index import parse_footer, read_footer
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.columns import columns_of
 
-__all__ = ["WantedFiles", "wanted_files"]
-
 
 @dataclass(frozen=True)
 class WantedFiles:

@@ -14,8 +14,6 @@ from typing import Generic, TypeVar
 from trainpipes.engine.pool import Pool, Ticket, waits_for_server
 from trainpipes.errors import UnreachableError
 
-__all__ = ["Ahead"]
-
 #: Threads of a process that wait for servers.
 MAX_THREADS = 16
 #: Row groups that one reader has opened ahead, and their bytes, about.

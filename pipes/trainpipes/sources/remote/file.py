@@ -16,8 +16,6 @@ from fsspec.utils import merge_offset_ranges
 
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["RemoteFile"]
-
 #: Bytes held of a file, about.
 HELD_BYTES = 16 << 20
 #: Bytes fetched of one stretch at a time, at least; the gap over which two are fetched as one. About

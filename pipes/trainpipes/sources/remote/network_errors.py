@@ -19,8 +19,6 @@ from typing import Any, Literal
 from trainpipes._internal.clean_errors import OriginalError
 from trainpipes._internal.secrets import hidden
 
-__all__ = ["Failure", "understand"]
-
 #: Statuses below 500 that may pass: request timeout, too early, too many requests.
 PASSING_STATUSES = {408, 425, 429}
 #: Statuses about credentials.

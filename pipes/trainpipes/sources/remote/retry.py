@@ -31,8 +31,6 @@ from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.network_errors import Failure, understand
 
-__all__ = ["RETRY_SECONDS", "Requests", "Stopped", "checked_seconds", "try_seconds"]
-
 log = logging.getLogger("trainpipes")
 
 #: Seconds from the first try of a request to giving up, unless the user says otherwise.

@@ -28,8 +28,6 @@ from trainpipes.sources.files.mapped_files import mapped
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.tar.layout import Forward, Samples, chunks_of, read_samples
 
-__all__ = ["TarIndex", "tar_index"]
-
 KEY = "__key__"
 #: Bytes of local archives from which on an index of them is kept.
 LARGE = 64 << 20

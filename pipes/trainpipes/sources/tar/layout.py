@@ -14,8 +14,6 @@ from typing import Protocol
 
 from trainpipes.sources.files.each_file import BadFileError
 
-__all__ = ["Forward", "Samples", "chunks_of", "read_samples"]
-
 #: Bytes of a header, to which all else is rounded up.
 BLOCK = 512
 #: Bytes of a long name, at most.

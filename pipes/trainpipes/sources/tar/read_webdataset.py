@@ -35,8 +35,6 @@ from trainpipes.sources.tar.index import TarIndex, tar_index
 from trainpipes.sources.tar.layout import BLOCK
 from trainpipes.sources.tar.reader import TarReader
 
-__all__ = ["ReadWebdataset", "TarFiles"]
-
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 KEY = "__key__"
 #: Bytes of a block, about, unless the user says.

@@ -25,8 +25,6 @@ from trainpipes.sources.tar.layout import BLOCK, Forward
 if TYPE_CHECKING:
     from trainpipes.sources.tar.read_webdataset import TarFiles
 
-__all__ = ["TarReader"]
-
 
 class TarReader:
     """One place in tar archives. Not for two threads at once.

@@ -43,8 +43,6 @@ from trainpipes.sources.text.block_table import (
 )
 from trainpipes.sources.text.format import Start, TextFormat
 
-__all__ = ["BlockIndex", "index_of"]
-
 #: Threads that index files of a server, at most; local files are indexed by one a core.
 MAX_THREADS = 16
 

@@ -26,8 +26,6 @@ from trainpipes.sources.text.piece_reader import Held, OtherBytesError, PieceRea
 if TYPE_CHECKING:
     from trainpipes.sources.text.blocks import BlockSource
 
-__all__ = ["BlockReader"]
-
 #: Bytes of a block that are fetched before they are read, at most; of larger ones a part at a time.
 FETCH_BYTES = 16 << 20
 #: The size of a file that is no longer there.

@@ -18,8 +18,6 @@ from trainpipes.sources.compressed.streams import Entry, Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.format import Cutter, Start, TextFormat
 
-__all__ = ["PIECE_BYTES", "Pieces", "check_of", "scan"]
-
 #: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.
 PIECE_BYTES = 4 << 20
 #: Bytes at each end of a piece that are checked when it is read.

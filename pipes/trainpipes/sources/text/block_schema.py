@@ -21,8 +21,6 @@ from trainpipes.sources.text.block_index import BlockIndex, Kept
 from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.piece_reader import PieceReader
 
-__all__ = ["Infer", "schema_of"]
-
 Infer = Literal["first", "all"]
 
 #: Files whose first block is looked at, at most; and where types are given, to tell the size of a row.

@@ -13,17 +13,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.block_scan import Pieces
 from trainpipes.sources.text.format import Start
 
-__all__ = [
-    "COLUMNS",
-    "PIECES",
-    "FileEntry",
-    "begins_of",
-    "entry_of",
-    "flat",
-    "is_sound",
-    "table_of",
-]
-
 #: What is kept of each piece; see ``Pieces``.
 PIECES = ("stops", "rows", "lines", "checks", "entries", "places")
 #: More bytes or rows than a file has.

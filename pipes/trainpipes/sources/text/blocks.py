@@ -26,8 +26,6 @@ from trainpipes.sources.text.block_schema import Infer, schema_of
 from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.piece_reader import OtherBytesError
 
-__all__ = ["BlockSource"]
-
 #: How much larger than a piece a compressed block is, at which ``explain()`` says how to make it smaller.
 LARGE = 4
 

@@ -23,8 +23,6 @@ from trainpipes.sources.text.exact_integers import refuse_rounded_cells
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
 from trainpipes.sources.text.utf8_bytes import BOM
 
-__all__ = ["Csv", "RecordCutter", "delimiter_of"]
-
 FEED, RETURN = 10, 13
 TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do

@@ -14,8 +14,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["refuse_rounded_cells", "refuse_rounded_values"]
-
 #: Up to here each integer is a float of its own.
 LARGEST = float(1 << 53)
 #: A long integer, which is no part of a fraction or of what has an exponent.

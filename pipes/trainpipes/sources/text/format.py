@@ -17,8 +17,6 @@ import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["ENDINGS", "Bytes", "Cutter", "Start", "TextFormat", "unlike", "with_endings"]
-
 Bytes = npt.NDArray[np.uint8]
 
 #: Ends of the names of compressed files, after those of the format.

@@ -16,8 +16,6 @@ import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
 
-__all__ = ["MOST_DEPTH", "check_depth", "check_types", "refuse_deep"]
-
 #: Brackets within each other, the row's own among them: more levels than this Arrow's messages do not have.
 MOST_DEPTH = 64
 #: Opening brackets of a row that is looked at: Arrow parses fewer in no time, however they nest.

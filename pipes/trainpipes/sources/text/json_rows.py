@@ -22,8 +22,6 @@ from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_
 from trainpipes.sources.text.lines import LineCutter
 from trainpipes.sources.text.utf8_bytes import BOM
 
-__all__ = ["ArrayCutter", "Json"]
-
 WHITE = b" \t\r\n"
 #: What a start's header says of a file that is one array.
 ARRAY = "array"

@@ -15,8 +15,6 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
 from trainpipes.sources.text.utf8_bytes import BOM
 
-__all__ = ["LineCutter", "PlainText", "filled_lines"]
-
 Unit = Literal["line", "paragraph", "document"]
 
 FEED, RETURN, SPACE, TAB = 10, 13, 32, 9

@@ -23,8 +23,6 @@ from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8
 from trainpipes.sources.text.utf8_bytes import is_utf8
 
-__all__ = ["Held", "OtherBytesError", "PieceReader"]
-
 
 class OtherBytesError(Exception):
     """A piece is not what it was when its index was made."""

@@ -15,8 +15,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.sources.text.csv_rows import Csv
 from trainpipes.sources.text.text_reader import TextReader
 
-__all__ = ["ReadCsv"]
-
 
 class ReadCsv(TextReader):
     r"""Reads CSV and TSV files, and those with other delimiters.

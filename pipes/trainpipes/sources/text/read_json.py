@@ -12,8 +12,6 @@ import pyarrow as pa
 from trainpipes.sources.text.json_rows import Json
 from trainpipes.sources.text.text_reader import TextReader
 
-__all__ = ["ReadJson"]
-
 
 class ReadJson(TextReader):
     r"""Reads JSON files: an object on each line, or one array of objects.

@@ -11,8 +11,6 @@ from trainpipes._internal.checks import column_name
 from trainpipes.sources.text.lines import PlainText
 from trainpipes.sources.text.text_reader import TextReader
 
-__all__ = ["ReadText"]
-
 
 class ReadText(TextReader):
     r"""Reads text files: a row for each line, for each paragraph, or for each file.

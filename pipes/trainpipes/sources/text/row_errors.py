@@ -14,8 +14,6 @@ from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.text.block_index import BlockIndex
 from trainpipes.sources.text.format import Start, TextFormat
 
-__all__ = ["bad_row", "bad_utf8"]
-
 #: Characters of a row that a message shows, and bytes around one that is not UTF-8.
 SHOWN, AROUND = 80, 20
 

@@ -10,8 +10,6 @@ from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.text.blocks import BlockSource
 from trainpipes.sources.text.format import TextFormat
 
-__all__ = ["TextReader"]
-
 
 class TextReader(FileReader):
     """A stage that reads rows of text.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["BOM", "is_utf8"]
-
 #: What some programs write before UTF-8.
 BOM = b"\xef\xbb\xbf"
 

@@ -13,8 +13,6 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
 
-__all__ = ["ReadBytes"]
-
 
 class ReadBytes(FileReader):
     """Reads whole files: each file is a row.

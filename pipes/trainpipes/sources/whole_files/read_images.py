@@ -33,8 +33,6 @@ from trainpipes.sources.files.row_names import names_below
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
 
-__all__ = ["ReadImages"]
-
 #: Those of torchvision's ImageFolder.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 #: What the column of a labels file with the images' names may be called.

@@ -30,8 +30,6 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import waiting
 from trainpipes.sources.remote.retry import Requests
 
-__all__ = ["BLOCK_ROWS", "WholeFiles", "no_columns"]
-
 #: Bytes of one Arrow column of bytes, at most, and of a file.
 MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1
 

@@ -11,8 +11,6 @@ from trainpipes._internal.checks import column_name, whole_number
 from trainpipes.stages.images.image_stage import ImageStage, RandomImageStage, Size, size_of
 from trainpipes.stages.images.pixels import NoPicture, Pixels
 
-__all__ = ["CenterCrop", "RandomCrop"]
-
 
 class RandomCrop(RandomImageStage):
     """Cuts a part out of each image, at a random place.

@@ -23,8 +23,6 @@ from trainpipes.stages.images.pixels import Mode, NoPicture, Pixels, by_pillow, 
 from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.ragged_column import taken
 
-__all__ = ["DecodeImage"]
-
 #: Parts of a run for each thread. More even out pictures of unequal size.
 CHUNKS = 2
 

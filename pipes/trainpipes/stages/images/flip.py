@@ -12,8 +12,6 @@ from trainpipes._internal.checks import column_name
 from trainpipes.stages.images.image_stage import RandomImageStage, probability
 from trainpipes.stages.images.pixels import Pixels
 
-__all__ = ["Flip"]
-
 
 class Flip(RandomImageStage):
     """Mirrors some images, left to right or top to bottom.

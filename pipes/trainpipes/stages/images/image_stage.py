@@ -23,10 +23,6 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.pixels import NoPicture, Pixels
 
-__all__ = [
-    "ImageStage", "RandomImageStage", "Size", "image_of", "of_bytes", "probability", "size_of",
-]  # fmt: skip
-
 #: A side of a square, or height and width.
 Size = int | Sequence[int]
 

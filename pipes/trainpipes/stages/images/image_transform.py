@@ -21,8 +21,6 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.image_stage import image_of
 from trainpipes.stages.map import Map, same_below
 
-__all__ = ["ImageTransform"]
-
 
 class ImageTransform(RunStage):
     """Applies a transform, such as one of ``torchvision.transforms.v2``, or a function to each image.

@@ -20,8 +20,6 @@ from trainpipes.kinds.made_once import made_once
 from trainpipes.stages.images.image_stage import ImageStage
 from trainpipes.stages.images.pixels import Pixels
 
-__all__ = ["Normalize"]
-
 #: Of the photos of ImageNet, which most published models were trained with.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

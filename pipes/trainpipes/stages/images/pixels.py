@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Interpolation", "Mode", "NoPicture", "Pixels", "by_pillow", "by_torchvision", "resized"]
-
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
 Mode = Literal["RGB", "L", "RGBA"]

@@ -12,8 +12,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.stages.images.image_stage import RandomImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
 
-__all__ = ["RandomResizedCrop"]
-
 #: How often a part is drawn that does not fit, before the middle is taken.
 TRIES = 10
 

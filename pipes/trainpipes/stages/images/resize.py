@@ -9,8 +9,6 @@ from trainpipes._internal.checks import column_name, need, several, whole_number
 from trainpipes.stages.images.image_stage import ImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
 
-__all__ = ["Resize"]
-
 
 class Resize(ImageStage):
     """Brings images to another size.

@@ -32,8 +32,6 @@ from trainpipes.storage.caching.cache_key import cache_key, digest_of
 from trainpipes.storage.caching.holes import with_holes
 from trainpipes.storage.caching.private_file import FileLock
 
-__all__ = ["BlockCache"]
-
 #: Most rows of a block in one file, and most bytes of them as they are read.
 FILE_ROWS = 65_536
 FILE_BYTES = 16 << 20

@@ -17,8 +17,6 @@ from trainpipes.kinds.own_class import is_ours
 from trainpipes.kinds.stage import Stage
 from trainpipes.storage.caching.contents import Contents
 
-__all__ = ["digest_of", "cache_key"]
-
 
 def digest_of(*parts: Any) -> str:
     """A SHA-256 digest of values of JSON types, in hexadecimal."""

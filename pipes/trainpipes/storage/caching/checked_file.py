@@ -24,8 +24,6 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.columns.utf8 import check_whole
 from trainpipes.storage.caching.private_file import NotOwnError, make_file, open_file
 
-__all__ = ["ForeignError", "Marks", "read", "size_of", "write"]
-
 #: The key of our entry in a file's schema, and what in it the checksum follows.
 KEY = b"trainpipes"
 MARK = b"trainpipes-crc32:"

@@ -27,8 +27,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.storage.caching.used_names import is_installed, used_by
 
-__all__ = ["Contents"]
-
 #: Types whose values are their text.
 PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)}
 #: Packages of what keeps others out, or leads to the outside world: known by its type.

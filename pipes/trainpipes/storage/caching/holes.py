@@ -14,8 +14,6 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.stage_kinds import RunStage
 
-__all__ = ["DropHoles", "with_holes"]
-
 #: A column of ours: whether a row is there.
 THERE = "trainpipes:there"
 

@@ -25,8 +25,6 @@ try:
 except ImportError:  # not on this system: all may work at the same time
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["FileLock", "NotOwnError", "make_file", "open_file"]
-
 #: Seconds in which what others remove, as ``tp.cache.clear()`` does, is made anew, and how often at
 #: least.
 PATIENCE = 10.0

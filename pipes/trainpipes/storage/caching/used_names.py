@@ -16,8 +16,6 @@ from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["is_installed", "used_by"]
-
 #: Operations that read a global name, and that set one.
 READS = ("LOAD_GLOBAL", "LOAD_NAME")
 SETS = ("STORE_GLOBAL", "DELETE_GLOBAL")

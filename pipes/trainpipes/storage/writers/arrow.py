@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
 
-__all__ = ["write_arrow"]
-
 #: A record batch's rows and bytes, where its rows are not counted.
 BATCH_ROWS, BATCH_BYTES = 16_384, 4 << 20
 CODECS = ("zstd", "lz4")

@@ -33,8 +33,6 @@ from trainpipes.kinds.stage_kinds import RunStage
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-__all__ = ["AsColumns", "EpochRows", "compact", "decoded"]
-
 #: Rows that are looked at together, at first and at most, and the bytes that they are to have.
 FIRST_ROWS, MOST_ROWS = 16, 1024
 FEW_BYTES, MANY_BYTES = 256 << 10, 1 << 20

@@ -8,8 +8,6 @@ from typing import Any
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.state.checksum import checksum
 
-__all__ = ["about_inputs", "file_lists", "places_of"]
-
 
 def about_inputs(source: Any) -> dict[str, str]:
     """What a manifest says of the files that a source reads: "inputs", a checksum of their sizes, and of

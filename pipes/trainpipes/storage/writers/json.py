@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
 
-__all__ = ["write_json"]
-
 #: Rows and bytes of rows that are written together, and compressed by themselves.
 GROUP_ROWS, GROUP_BYTES = 16_384, 4 << 20
 SUFFIXES = {"gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}

@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 
 from trainpipes.columns.arrays import to_arrow, to_numpy
 
-__all__ = ["NoJson", "lines_of"]
-
 is_ = pa.types
 OTHER_LISTS = is_.is_fixed_size_list, is_.is_list_view, is_.is_large_list_view
 #: What text must not hold as it is, backslash first: what it is replaced by has one.

@@ -19,11 +19,6 @@ from zlib import crc32
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.storage.writers.storage import Storage, storage_at
 
-__all__ = [
-    "FORM", "JOURNAL", "MANIFEST", "UNFINISHED", "Opened", "Written", "check_bytes", "check_there",
-    "opened_of", "read_manifest",
-]  # fmt: skip
-
 MANIFEST, UNFINISHED = "_manifest.json", "_unfinished.json"
 #: What the names of journals begin with.
 JOURNAL = "_unfinished-"

@@ -35,9 +35,6 @@ from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.storage.writers.output_folder import OutputFolder
 from trainpipes.storage.writers.storage import Storage
 
-__all__ = ["HERE", "Cluster", "check_cut", "check_paths", "write_on_ray"]
-
-
 #: What the manifest says of a file, and its columns.
 Made: TypeAlias = tuple[dict[str, Any], dict[str, str]]
 

@@ -14,11 +14,6 @@ from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.output_file import OutputFile
 
-__all__ = [
-    "Format", "GroupWriter", "Lengths", "columns_of", "entry_of", "first_missing", "in_order", "numbered",
-    "same_columns", "write_file",
-]  # fmt: skip
-
 #: Bytes of rows in memory after which a file ends, where neither rows nor files are counted.
 FILE_BYTES = 512 << 20
 #: An open file's next rows, and their bytes.

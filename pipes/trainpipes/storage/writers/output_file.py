@@ -12,8 +12,6 @@ from zlib import crc32
 
 from trainpipes.errors import ConfigError
 
-__all__ = ["OutputFile", "writing"]
-
 
 class OutputFile:
     """A file that counts its bytes and keeps their CRC-32. Arrow's writers can write to it."""

@@ -48,8 +48,6 @@ from trainpipes.storage.writers.manifest import (
 from trainpipes.storage.writers.output_file import OutputFile, writing
 from trainpipes.storage.writers.storage import PART, LocalStorage, Storage
 
-__all__ = ["OutputFolder"]
-
 #: Seconds between two notes at a URL, and how many times longer than a note takes they are at least.
 EVERY = 1.0
 PATIENCE = 20

@@ -15,8 +15,6 @@ from trainpipes.sources.files.patterns import fixed_root, has_magic, stands_for
 from trainpipes.storage.writers.inputs import file_lists
 from trainpipes.storage.writers.storage import RemoteStorage, Storage
 
-__all__ = ["refuse_own_input"]
-
 #: Options of file systems that say which server a path is of.
 SERVERS = ("endpoint_url", "host", "port", "account_name")
 

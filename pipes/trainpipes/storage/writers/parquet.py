@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
 
-__all__ = ["write_parquet"]
-
 #: A row group's rows and bytes in memory, where its rows are not counted: small enough to be shuffled and
 #: dealt, and large enough to be worth a request.
 GROUP_ROWS, GROUP_BYTES = 16_384, 8 << 20

@@ -24,8 +24,6 @@ from trainpipes.sources.remote.network_errors import understand
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
 from trainpipes.storage.writers.output_file import writing
 
-__all__ = ["PART", "LocalStorage", "RemoteStorage", "Storage", "storage_at"]
-
 #: What names of files that are being written begin with.
 PART = ".part-of-"
 #: Protocols of stores whose objects appear when their upload is complete.

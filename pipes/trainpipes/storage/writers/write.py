@@ -34,8 +34,6 @@ from trainpipes.storage.writers.storage import storage_at
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-__all__ = ["check_codec", "write"]
-
 
 def write(
     pipeline: Pipeline,
