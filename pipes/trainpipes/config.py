@@ -687,6 +687,7 @@ class _Reader:
             asked = re.match(rf"(\w+)\({re.escape(str(name))}\)", text)
             about = asked is not None and (asked[1] == step.name or shown(value) in text)
             named = rf"(?<![\w/]){re.escape(str(value))}(?![\w/])"
+            about = about or re.match(rf"(?:\w+ takes|a) {re.escape(str(name))} ", text) is not None
             if about or (asked is None and isinstance(value, str) and re.search(named, text)):
                 return self.at(node, _joined(step.prefix, name))
         return self.at(step.node, step.path)

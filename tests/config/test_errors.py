@@ -75,6 +75,8 @@ BEGINS: dict[str, str] = {
     SFT + "  batch_size: two\n": ":5: options.batch_size: sft(batch_size) must be int, got 'two'",
     SFT.replace("sft", "chat") + "  packed: no\n": ":5: options.packed: chat(packed) must be bool, got 'no'",
     SFT.replace("x.jsonl", "y.jsonl"): ":3: options.files: there is no file or folder 'y.jsonl'",
+    SFT.replace("x.jsonl", "[1, 2]"): ":3: options.files: sft takes files (a path, folder, glob, URL",
+    SFT.replace("bytes", "3"): ":4: options.tokenizer: a tokenizer is the path of a tokenizer.json",
     SFT.replace("bytes", "/nope/t.json"): ":4: options.tokenizer: there is no tokenizer /nope/t.json",
     SFT + "stages:\n- tak: 3\n": ":6: stages[0]: there is no stage 'tak' (did you mean 'take'?)",
     "stages: [list_files: '${NOPE_X}']": ":1: stages[0].urls: the environment variable NOPE_X is not set: se",
