@@ -1,8 +1,7 @@
-"""``trainpipes run``: a pipeline alone, without a trainer."""
+"""``trainpipes run``: a pipeline alone, without a trainer: what it counts, and what it advises."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -12,26 +11,34 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
+import torch
+from PIL import Image
 
 import trainpipes as tp
-from cli.command import START, environment, trainpipes
+import trainpipes_recipes
+from cli.command import START, environment
+from every_recipe import small_tokenizer, words
 from trainpipes.cli.app import run
-from trainpipes.cli.run_summary import run_line
+from trainpipes.cli.measure import Counts, Report, measure
+from trainpipes.cli.run import advice
+
+PAIRS = [{"prompt": f"{k} + {k} =", "response": f" {2 * k}" * (1 + k % 5)} for k in range(200)]
+CHATS = [
+    {"messages": [{"role": "user", "content": "hi " * (1 + 60 * (k % 2))},
+                  {"role": "assistant", "content": "hello"}]}
+    for k in range(32)
+]  # fmt: skip
+TEXTS = [{"text": f"text {k} " * (1 + k % 9)} for k in range(100)]
+SFT = ["run", "sft", "--files", "chat.parquet", "--tokenizer", "bytes"]
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    chat = {
-        "prompt": [f"{k} + {k} =" for k in range(200)],
-        "response": [f" {2 * k}" * (1 + k % 5) for k in range(200)],
-    }
-    pq.write_table(pa.table(chat), tmp_path / "chat.parquet", row_group_size=50)
-    texts = {"text": [f"text {k} " * (k % 9) for k in range(100)]}
-    pq.write_table(pa.table(texts), tmp_path / "texts.parquet")
+    pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / "chat.parquet", row_group_size=50)
     (tmp_path / "train.yaml").write_text(
         "recipe: sft\noptions:\n  files: chat.parquet\n  tokenizer: bytes\n  batch_size: 8\n"
     )
@@ -41,135 +48,149 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-SFT = ["run", "sft", "--files", "chat.parquet", "--tokenizer", "bytes"]
-PRETRAIN = [
-    "run", "pretrain", "--files", "texts.parquet", "--tokenizer", "bytes", "--option", "max_length=64",
-    "--option", "num_shards=2", "--option", "window=16",
-]  # fmt: skip
+@pytest.fixture
+def ran(capsys):
+    """Runs the command; gives exit code, stdout and stderr in one line."""
+
+    def running(*arguments):
+        code = run(list(map(str, arguments)))
+        found = capsys.readouterr()
+        return code, found.out, " ".join(found.err.split())
+
+    return running
 
 
-def ran(capsys, *arguments):
-    """Exit code, stdout and stderr."""
-    code = run(list(map(str, arguments)))
-    found = capsys.readouterr()
-    return code, found.out, found.err
+@pytest.fixture
+def as_json(ran):
+    def running(*arguments):
+        code, out, err = ran(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
 
-
-def as_json(capsys, *arguments):
-    code, out, _ = ran(capsys, *arguments, "--json")
-    assert code == 0
-    return json.loads(out)
+    return running
 
 
 # What runs
 
 
-def test_a_recipe_is_run_and_summed_up(capsys):
-    code, out, err = ran(capsys, *SFT, "--option", "batch_size=10", "--option", "num_shards=4")
-    assert (code, err) == (0, "")
-    lines = dict(re.split(r"  +", line, maxsplit=1) for line in out.splitlines() if "  " in line)
-    assert lines["steps"] == "20 of 20 in an epoch (100.0%)"
+def test_a_recipe_is_run_and_summed_up(ran):
+    code, out, err = ran(*SFT, "--option", "batch_size=10", "--option", "num_shards=4")
+    assert code == 0
+    assert re.fullmatch(r"! \d\d% of the cells are padding: sft has no option against it; in .*", err)
+    lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in out.splitlines())
+    assert list(lines) == ["batches", "rows", "tokens", "padding", "start", "then"]
+    assert lines["batches"] == "20; an epoch has 20"
     assert lines["rows"] == "200"
-    assert lines["tokens"].endswith("of them targets")
-    assert "MiB at most" in lines["memory"]
-    assert "tokenize" in out
+    assert lines["tokens"].endswith("of them targets of the loss")
+    assert re.fullmatch(r"first batch after [\d.]+ s, 5 for warm-up after [\d.]+ s", lines["start"])
+    assert re.fullmatch(r"[\d.,]+ batches/s, [\d,]+ rows/s, [\d,]+ tokens/s", lines["then"])
 
 
-def test_a_config_is_run_with_changes(capsys):
-    found = as_json(capsys, "run", "train.yaml", "--set", "options.batch_size=20")
+def test_a_config_is_run_with_changes(as_json):
+    found = as_json("run", "train.yaml", "--set", "options.batch_size=20")
     assert (found["steps"], found["rows"]) == (10, 200)
 
 
-def test_json_is_one_value_with_names_that_stay(capsys):
-    found = as_json(capsys, *SFT, "--steps", 3, "--show", 2)
-    assert set(found) == {
-        "advice", "cells", "ended", "epoch_steps", "epochs", "first_batch_seconds", "learnt_share",
-        "loading_thread_seconds",
-        "longest_wait_seconds",
-        "memory_peak_bytes", "memory_start_bytes", "num_workers", "padding_share", "rank", "rows",
-        "rows_per_second", "seconds", "shown", "simulated_seconds", "stage_thread_seconds", "steps",
-        "steps_per_second", "threads", "tokens", "tokens_per_second", "wait_seconds", "wait_share",
-        "world_size",
-    }  # fmt: skip
-    assert (found["steps"], found["ended"], len(found["shown"])) == (3, "steps", 2)
+def test_files_are_run_alone(as_json, ran, folder):
+    (folder / "data").mkdir()
+    tp.from_dataset(TEXTS).write_parquet(folder / "data")
+    found = as_json("run", "data/")
+    assert (found["steps"], found["rows"], found["tokens"]) == (2, 100, 0)
+    shutil.copy("chat.parquet", "more.parquet")
+    assert as_json("run", "chat.parquet", "more.parquet")["rows"] == 400
+    assert ran("run", "chat.parquet", "--tokenizer", "bytes")[0] == 2
 
 
-def test_the_batches_that_are_shown_are_those_that_come(capsys):
-    _, out, _ = ran(capsys, *SFT, "--show", 2, "--option", "batch_size=3")
+def test_several_files_of_a_recipe(as_json):
+    shutil.copy("chat.parquet", "more.parquet")
+    options = ["--option", "batch_size=100", "--option", "num_shards=1"]
+    found = as_json("run", "sft", "--tokenizer", "bytes", "--files", "chat.parquet", "more.parquet", *options)
+    assert found["rows"] == 400
+
+
+ROWS = {
+    "chat": CHATS,
+    "classification": [{"text": f"row {k}", "label": "ab"[k % 2]} for k in range(32)],
+    "masked_lm": TEXTS,
+    "preference": [{"prompt": f"{k}?", "chosen": " yes", "rejected": " no"} for k in range(32)],
+    "pretrain": TEXTS,
+    "tabular": [{"x": k / 3, "y": f"{k % 2}", "label": k % 2} for k in range(32)],
+    "tokens": [{"tokens": list(range(k % 9 + 1))} for k in range(32)],
+}
+
+
+@pytest.mark.parametrize("name", sorted(trainpipes_recipes.__all__))
+def test_every_recipe_runs_on_files(name, as_json, folder):
+    options = ["--tokenizer", "bytes"]
+    if name == "images":
+        for k in range(8):
+            (folder / "rows" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+            pixels = np.full((8, 8, 3), 9 * k, np.uint8)
+            Image.fromarray(pixels).save(folder / "rows" / "ab"[k % 2] / f"{k}.png")
+        options = ["--option", "size=4"]
+    else:
+        tp.from_dataset(ROWS.get(name, PAIRS)).write_parquet(folder / "rows")
+    if name == "chat":
+        small_tokenizer().save_pretrained(folder / "tokenizer")
+        options = ["--tokenizer", "tokenizer"]
+    elif name == "masked_lm":
+        words().save("tokenizer.json")
+        options = ["--tokenizer", "tokenizer.json"]
+    elif name in ("tabular", "tokens"):
+        options = []
+    options += ["--option", "batch_size=2", "--option", "num_shards=1", "--threads", 0]
+    found = as_json("run", name, "--files", "rows", *options, "--steps", 2)
+    assert found["steps"] == 2
+    assert found["rows"] <= 4
+    assert (found["tokens"] > 0) == (name not in ("images", "tabular"))
+
+
+def test_the_batches_that_are_shown_are_those_that_come(ran):
+    _, out, _ = ran(*SFT, "--show", 2, "--option", "batch_size=3")
     pipe = tp.recipe("sft", "chat.parquet", "bytes", batch_size=3)
     assert out.startswith(pipe.show(2).text())
     assert "⟦" in out
 
 
-def test_several_files_and_a_glob_of_the_shell(capsys):
-    shutil.copy("chat.parquet", "more.parquet")
-    found = as_json(capsys, "run", "sft", "--tokenizer", "bytes", "--files", "chat.parquet", "more.parquet",
-                    "--option", "batch_size=100", "--option", "num_shards=1")  # fmt: skip
-    assert found["rows"] == 400
+def test_workers_give_the_same_batches(as_json, no_processes_left):
+    names = ("steps", "rows", "tokens", "padding", "targets")
+    one, other = as_json(*SFT, "--num-workers", 2), as_json(*SFT, "--threads", 0)
+    assert [one[name] for name in names] == [other[name] for name in names]
 
 
-@pytest.mark.parametrize("value", ["1", "0", "true"])
-def test_values_of_options_are_yaml(value, capsys):
-    code, out, _ = ran(capsys, *SFT, "--option", f"drop_last={value}")
-    assert code == (0 if value == "true" else 1) or out
-
-
-def test_workers_and_threads(capsys, no_processes_left):
-    assert as_json(capsys, *SFT, "--num-workers", 2)["num_workers"] == 2
-    assert as_json(capsys, *SFT, "--threads", 0)["threads"] == 0
-
-
-def test_ranks_of_the_environment_and_one_that_is_played(capsys, monkeypatch):
-    played = as_json(capsys, *SFT, "--rank", 1, "--world-size", 2, "--epochs", 1)
+def test_ranks_of_the_environment(as_json, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    found = as_json(capsys, *SFT, "--epochs", 1)
-    for report in (played, found):
-        assert (report["rank"], report["world_size"], report["steps"]) == (1, 2, 12)
-
-
-def test_a_rank_alone_of_those_that_agree_where_an_epoch_ends_runs_on(capsys):
-    code, out, err = ran(
-        capsys, *PRETRAIN, "--option", "epochs=1", "--rank", 0, "--world-size", 2, "--steps", 30
-    )
-    assert code == 0
-    assert "the run has no end" in err
-    assert "steps        30" in out
+    assert as_json(*SFT, "--epochs", 1)["steps"] == 12
 
 
 # How long
 
 
-def test_what_has_no_end_runs_100_steps_and_says_so(capsys):
-    code, out, err = ran(capsys, *PRETRAIN)
-    assert code == 0
-    assert "this pipeline has no end: 100 steps; --steps says how many" in err
-    assert "steps        100" in out
+def test_100_batches_or_an_epoch_where_nothing_says_how_many(as_json, folder):
+    pq.write_table(pa.table({"text": ["a text"] * 300}), "texts.parquet")
+    endless = ["run", "pretrain", "--files", "texts.parquet", "--tokenizer", "bytes",
+               "--option", "max_length=8", "--option", "batch_size=1"]  # fmt: skip
+    assert as_json(*endless)["steps"] == 100
+    assert as_json(*SFT)["steps"] == 25
+    assert as_json(*SFT, "--steps", 30)["steps"] == 30
+    assert as_json(*SFT, "--epochs", 2)["steps"] == 50
+    found = as_json(*SFT, "--seconds", 0.2, "--simulate-step", 0.01)
+    assert 0.2 <= found["seconds"] - found["first_batch_seconds"] < 2
+    assert found["steps"] <= 21
 
 
-def test_epochs(capsys):
-    found = as_json(capsys, *SFT, "--epochs", 2)
-    assert (found["steps"], found["epochs"]) == (50, 2)
-
-
-def test_a_state_is_saved_and_gone_on_from(capsys, folder):
-    code, _, _ = ran(capsys, *SFT, "--steps", 5, "--save-state", "state.json")
-    assert code == 0
+def test_a_state_is_saved_and_gone_on_from(ran, folder):
+    assert ran(*SFT, "--steps", 5, "--save-state", "state.json")[0] == 0
     pipe = tp.recipe("sft", "chat.parquet", "bytes")
-    state = json.loads((folder / "state.json").read_text())
-    assert {key: state[key] for key in ("epoch", "m")} == {"epoch": 0, "m": 5}
-    pipe.load_state_dict(state)
-    _, out, _ = ran(capsys, *SFT, "--steps", 1, "--resume", "state.json", "--show", 1)
+    pipe.load_state_dict(json.loads((folder / "state.json").read_text()))
+    _, out, _ = ran(*SFT, "--steps", 1, "--resume", "state.json", "--show", 1)
     assert out.startswith(pipe.show(1).text())
-    assert [path.name for path in folder.iterdir() if "unfinished" in path.name] == []
-
-
-def test_a_simulated_step_tells_of_waits(capsys):
-    found = as_json(capsys, *SFT, "--simulate-step", "2ms", "--steps", 10)
-    assert found["simulated_seconds"] >= 9 * 0.002
-    assert 0 <= found["wait_share"] <= 1
-    _, out, _ = ran(capsys, *SFT, "--simulate-step", "0.001s", "--steps", 10)
-    assert "waits" in out
+    before = (folder / "state.json").read_text()
+    (folder / "bad.parquet").write_bytes(b"PAR1 nothing PAR1")
+    code, _, err = ran("run", "bad.parquet", "--save-state", "state.json")
+    assert (code, "bad.parquet" in err) == (1, True)
+    assert (folder / "state.json").read_text() == before
 
 
 # What is wrong
@@ -178,169 +199,276 @@ def test_a_simulated_step_tells_of_waits(capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["run"], 2, "Missing argument 'CONFIG|RECIPE'"),
+        (["run"], 2, "Missing argument 'RECIPE|CONFIG|FILE'"),
         (["run", "sftt"], 1, "no recipe 'sftt' (did you mean 'sft'?)"),
         (["run", "sft"], 1, "recipe 'sft' needs files and tokenizer"),
         ([*SFT, "--option", "batch_siz=2"], 1, "no option 'batch_siz' (did you mean 'batch_size'?)"),
         ([*SFT, "--option", "batch_size=two"], 1, "got 'two'"),
-        ([*SFT, "--option", "batch_size"], 2, "--option is NAME=VALUE"),
-        ([*SFT, "--option", "x=[1"], 2, "is no YAML value"),
-        ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "is no YAML value"),
-        ([*SFT, "--set", "options.batch_size=2"], 2, "options are given as --option NAME=VALUE"),
+        ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),
+        ([*SFT, "--option", "x=[1"], 2, "no YAML"),
+        ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "python/object"),
+        ([*SFT, "--option", "seed=${SEED}"], 2, "for a config"),
+        ([*SFT, "--set", "options.batch_size=2"], 2, "a recipe takes --option NAME=VALUE, got --set"),
+        ([*SFT, "--allow-imports"], 2, "got --allow-imports"),
         ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
-        ([*SFT, "--steps", "1", "--epochs", "1"], 2, "not both"),
-        ([*SFT, "--rank", "1"], 2, "--rank and --world-size go together"),
-        ([*SFT, "--rank", "2", "--world-size", "2"], 2, "0 <= rank < world_size"),
-        ([*SFT, "--rank", "0", "--world-size", "5"], 1, "must divide num_shards = 24"),
-        ([*SFT, "--threads", "1", "--num-workers", "1"], 2, "not both"),
-        ([*SFT, "--simulate-step", "5 minutes"], 2, "a time such as 5ms"),
-        ([*SFT, "--storage-options", "secret"], 2, "takes a JSON object"),
-        ([*SFT, "--resume", "chat.parquet"], 1, "--resume takes a state as JSON"),
-        ([*SFT, "--resume", "nowhere.json"], 1, "No such file"),
-        ([*SFT, "--save-state", "/proc/x.json"], 1, "--save-state /proc/x.json cannot be written: No"),
+        ([*SFT, "--steps", "1", "--epochs", "1"], 2, "give one of --steps, --seconds and --epochs"),
+        ([*SFT, "--threads", "1", "--num-workers", "1"], 1, "leave one out"),
+        ([*SFT, "--simulate-step", "5 minutes"], 2, "is not a valid float"),
+        ([*SFT, "--resume", "chat.parquet"], 1, "--resume must be a state as JSON"),
+        ([*SFT, "--resume", "nowhere.json"], 1, "nowhere.json: No such file"),
         ([*SFT, "--option", "files=texts.parquet"], 2, "files is given twice"),
         ([*SFT, "--option", "tokenizer=gpt2"], 2, "tokenizer is given twice"),
         ([*SFT, "--option", "batch-size=2", "--option", "batch_size=3"], 2, "batch_size is given twice"),
-        (["run", "train.yaml", "--set", "options.batch_size=2", "--set", "options['batch_size']=3"], 2,
-         "--set options['batch_size'] is given twice"),
-        (["run", "train.yaml", "--set", "=3"], 2, "a change is path=value"),
+        (["run", "train.yaml", "--set", "seed=2", "--set", "seed=3"], 2, "seed is given twice"),
         ([*SFT, "--save-state", "nowhere/state.json"], 2, "there is no such folder"),
-        ([*PRETRAIN, "--epochs", "1"], 1, "this pipeline has no end"),
-        (["run", "train.yaml", "--files", "chat.parquet"], 2, "changed by --set"),
+        (["run", "train.yaml", "--files", "chat.parquet"], 2, "change them by --set"),
+        (["run", "train.yaml", "--tokenizer", "bytes"], 2, "a config takes --set PATH=VALUE"),
         (["run", "nothing.yaml"], 1, "nothing.yaml"),
-        (["run", "./sft"], 1, "sft"),
         (["run", "sft", "--files", "nowhere/*.parquet", "--tokenizer", "bytes"], 1, "nowhere/*.parquet"),
+        (["run", "pretrain", "--files", "chat.parquet", "--option", "text=prompt", "--tokenizer", "bytes",
+          "--epochs", "1"], 1, "has no end"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_said_in_a_sentence(arguments, code, said, capsys):
-    found, out, err = ran(capsys, *arguments)
+def test_what_is_wrong_is_said_in_a_sentence(arguments, code, said, ran):
+    found, out, err = ran(*arguments)
     assert (found, out) == (code, ""), err
-    assert said in " ".join(err.split())
+    assert said in err
     assert "Traceback" not in err
-    assert ".unfinished" not in err
 
 
-def test_storage_options_are_never_shown(capsys):
-    for given in ("hunter2", '["hunter2"]', '{"token": hunter2}'):
-        _, out, err = ran(capsys, *SFT, "--storage-options", given)
+def test_storage_options_are_a_json_object_and_never_shown(ran, folder):
+    (folder / "secret.json").write_text("hunter2")
+    for given in ("hunter2", '["hunter2"]', '{"token": hunter2}', "@secret.json"):
+        code, out, err = ran(*SFT, "--storage-options", given)
+        assert (code, "must be a JSON object" in err) == (2, True)
         assert "hunter2" not in out + err
-
-
-def test_a_file_with_the_name_of_a_recipe_changes_nothing(capsys, folder):
-    (folder / "sft").write_text((folder / "train.yaml").read_text())
-    assert as_json(capsys, *SFT)["steps"] == 24 + 1
-    assert as_json(capsys, "run", "./sft")["steps"] == 25
-
-
-def test_a_file_with_a_name_alone_is_pointed_at(capsys, folder):
-    (folder / "train").write_text((folder / "train.yaml").read_text())
-    code, _, err = ran(capsys, "run", "train")
-    assert code == 2
-    assert "for the file write ./train" in " ".join(err.split())
-
-
-def test_rows_that_give_no_batch_are_an_error(capsys, folder):
-    empty = pa.table({"prompt": pa.array([], pa.string()), "response": pa.array([], pa.string())})
-    pq.write_table(empty, folder / "empty.parquet")
-    code, out, err = ran(capsys, "run", "sft", "--files", "empty.parquet", "--tokenizer", "bytes")
-    assert (code, out) == (1, "")
-    assert "gives nothing" in " ".join(err.split())
+    assert "cannot be read" in ran(*SFT, "--storage-options", "@nowhere.json")[2]
 
 
 @pytest.mark.parametrize("how", [[], ["--num-workers", "1"]], ids=["here", "in a worker"])
-def test_a_bad_row_is_named_without_a_traceback(how, capsys, folder, failed_workers_let_go):
+def test_a_bad_row_is_named_without_a_traceback(how, ran, folder, failed_workers_let_go):
     rows = pa.table({"prompt": ["a"] * 40, "response": [*["b"] * 39, None]})
     pq.write_table(rows, folder / "nulls.parquet")
     command = ["run", "sft", "--files", "nulls.parquet", "--tokenizer", "bytes"]
-    code, out, err = ran(capsys, *command, "--option", "num_shards=1", *how)
+    code, out, err = ran(*command, "--option", "num_shards=1", *how)
     assert (code, out) == (1, "")
     assert err.startswith("error: tokenize('bytes'")
     assert "column 'response' is null" in err
-    assert "nulls.parquet, row group 0, row 39" in " ".join(err.split())
+    assert "nulls.parquet, row group 0, row 39" in err
     assert "Traceback" not in err
 
 
-def test_a_damaged_file_is_named(capsys, folder):
-    (folder / "bad.parquet").write_bytes(b"PAR1 nothing PAR1")
-    code, _, err = ran(capsys, "run", "sft", "--files", "bad.parquet", "--tokenizer", "bytes")
-    assert code == 1
-    assert "bad.parquet" in err
+def test_rows_that_give_no_batch_are_an_error(ran, folder):
+    empty = pa.table({"prompt": pa.array([], pa.string()), "response": pa.array([], pa.string())})
+    pq.write_table(empty, folder / "empty.parquet")
+    code, out, err = ran("run", "sft", "--files", "empty.parquet", "--tokenizer", "bytes")
+    assert (code, out) == (1, "")
+    assert "gives nothing" in err
 
 
-# As a process
+def test_text_of_the_data_cannot_steer_the_terminal(ran, folder):
+    rows = pa.table({"prompt": ["\x1b[2Jclear"] * 8, "response": ["\x1b]0;title\x07"] * 8})
+    pq.write_table(rows, folder / "bad.parquet")
+    _, out, err = ran("run", "sft", "--files", "bad.parquet", "--tokenizer", "bytes", "--show", 1)
+    assert "\\x1b[2Jclear" in out
+    assert "\x1b" not in out + err
 
 
-def test_the_command_itself(folder):
-    found = trainpipes(*SFT, "--steps", "2", cwd=folder)
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.startswith("steps        2 of 25")
-    assert found.stderr == ""
+# Ctrl-C
+
+
+def test_ctrl_c_gives_what_has_come(folder, no_processes_left):
+    command = [sys.executable, "-c", START, *SFT, "--steps", "100000", "--simulate-step", "0.005"]
+    child = subprocess.Popen(
+        [*command, "--save-state", "state.json", "--num-workers", "1", "--show", "1"],
+        start_new_session=True,  # Ctrl-C goes to all processes of a terminal
+        cwd=folder, env=environment({"PYTHONUNBUFFERED": "1"}), stdout=-1, stderr=-1, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    child.stdout.readline()  # of the batch that is shown before the run
+    time.sleep(1.5)
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    steps = re.search(r"batches +([\d,]+); an epoch has 25, stopped", out)
+    assert steps is not None, out
+    state = json.loads((folder / "state.json").read_text())
+    assert 25 * state["epoch"] + state["m"] - int(steps[1].replace(",", "")) in (0, 1)
+
+
+# Counts
+
+
+def pairs(count=200):
+    return tp.from_dataset(PAIRS[:count])
+
+
+def docs(count=100):
+    return tp.from_dataset(TEXTS[:count]).tokenize("bytes")
 
 
 @pytest.mark.parametrize(
-    ("how", "number"),
-    [([], signal.SIGINT), (["--num-workers", "2"], signal.SIGINT), ([], signal.SIGTERM)],
-    ids=["here", "in workers", "by SIGTERM"],
+    "pipe",
+    [
+        tp.recipe("sft", pairs(), "bytes", batch_size=4, num_shards=4, buffer_size=64),
+        docs().shuffle(50).sharding_filter(2).bucket_by_length(4, window=40).pad_collate(),
+        tp.mix({"a": docs(), "b": docs(40)}, weights={"a": 2, "b": 1}).batch(5).pad_collate(),
+    ],
+    ids=["sft", "buckets", "mix"],
 )
-def test_a_signal_gives_what_has_come(how, number, folder, no_processes_left):
-    (folder / "marker.py").write_text(
-        "from pathlib import Path\n"
-        "def touch(row):\n"
-        "    if row['prompt'].startswith('30 '):\n"
-        "        Path('started').touch()\n"
-        "    return row\n"
+def test_tokens_padding_and_targets_are_those_of_the_batches(pipe):
+    batches = list(tp.Pipeline(pipe.stages))
+    counts = measure(tp.Loader(pipe), epochs=1).counts
+    assert counts.steps == len(batches)
+    assert counts.rows == sum(len(batch["input_ids"]) for batch in batches)
+    assert counts.cells == sum(batch["input_ids"].numel() for batch in batches)
+    assert counts.tokens == sum(int(batch["attention_mask"].sum()) for batch in batches)
+    assert counts.padding == counts.cells - counts.tokens
+    if "labels" in batches[0]:
+        assert counts.targets == sum(int((batch["labels"] != -100).sum()) for batch in batches)
+
+
+def test_both_sides_of_preferences_and_the_encoders_mask_count():
+    rows = tp.from_dataset(
+        [{"prompt": "a", "chosen": "b" * k, "rejected": "c", "response": "d"} for k in range(1, 41)]
     )
-    (folder / "endless.yaml").write_text(
-        "stages:\n- read_parquet: chat.parquet\n- sharding_filter: 2\n- map: {fn: 'marker:touch'}\n"
-        "- batch: 2\n- repeat\n"
-    )
-    child = subprocess.Popen(
-        [
-            *(sys.executable, "-c", START, "run", "endless.yaml", "--allow-imports", "--show", "1"),
-            *("--steps", "100000", "--simulate-step", "5ms", "--save-state", "state.json", *how),
-        ],
-        start_new_session=True,  # Ctrl-C goes to all processes of a terminal
-        cwd=folder, env=environment({"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}),
-        stdout=-1, stderr=-1, text=True,
-    )  # fmt: skip
-    while not (folder / "started").exists() and child.poll() is None:
-        time.sleep(0.05)
+    pipe = tp.recipe("preference", rows, "bytes", batch_size=4, num_shards=1)
+    counts = measure(tp.Loader(pipe), epochs=1).counts
+    assert counts.tokens == sum(k + 2 for k in range(1, 41)) + 3 * 40
+    pipe = tp.recipe("seq2seq", rows, "bytes", batch_size=4, num_shards=1)
+    report = measure(tp.Loader(pipe), epochs=1)
+    assert report.counts.tokens == sum(int(b["input_mask"].sum()) for b in tp.Pipeline(pipe.stages))
+    assert report.target_share is None
+
+
+@pytest.mark.parametrize(
+    ("pipe", "steps", "rows", "tokens"),
+    [
+        (docs(20).batch(3), 7, 20, sum(len(row["text"]) for row in TEXTS[:20])),
+        (docs(20), 20, 20, sum(len(row["text"]) for row in TEXTS[:20])),
+        (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
+        (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
+        (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
+        (tp.from_iterable(lambda: iter(range(10))).batch(4), 3, 10, 0),
+    ],
+    ids=["rows as dicts", "rows alone", "by name", "a tensor", "two tensors", "numbers"],
+)
+def test_rows_of_every_kind_of_batch_count(pipe, steps, rows, tokens):
+    report = measure(tp.Loader(pipe), epochs=1)
+    counts = report.counts
+    assert (counts.steps, counts.rows, counts.tokens) == (steps, rows, tokens)
+    assert report.padding_share is None
+
+
+def slow(row):
+    time.sleep(0.002)
+    return row
+
+
+def test_the_start_is_in_no_rate_and_in_no_share():
+    counts = [Counts(steps=n, rows=8 * n, seconds=s, waited=w)
+              for n, s, w in ((1, 9.0, 9.0), (10, 10.0, 9.5), (40, 12.0, 10.0))]  # fmt: skip
+    report = Report(counts[2], counts[0], counts[1], step_seconds=0.05, interrupted=False)
+    assert (report.rate("steps"), report.rate("rows"), report.wait_share) == (15, 120, 0.25)
+    assert report.rate("tokens") is None
+    slow_start = tp.from_iterable(starting_slowly).batch(1)
+    found = measure(tp.Loader(slow_start), steps=40, step_seconds=0.005)
+    assert found.first.seconds >= 0.3
+    assert found.warm.steps == 10
+    assert found.wait_share is not None
+    assert found.wait_share < 0.5
+
+
+def starting_slowly():
     time.sleep(0.3)
-    os.killpg(child.pid, number)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 128 + number, err
-    assert ", stopped" in out
-    assert "Traceback" not in err
-    steps = int(re.search(r"steps +([\d,]+)", out)[1].replace(",", ""))
-    assert steps >= 15
-    assert json.loads((folder / "state.json").read_text())["m"] in (steps, steps + 1)
+    yield from range(100)
 
 
-def test_progress_is_for_terminals():
-    console = Console(file=io.StringIO(), force_terminal=True, width=120, legacy_windows=False)
-    with run_line(4, 25, console) as see:
-        from trainpipes.look.trial.trial import trial
-
-        pipe = tp.recipe("sft", "chat.parquet", "bytes", batch_size=8, num_shards=1)
-
-        def slowly(item, progress):
-            time.sleep(0.12)
-            see(item, progress)
-
-        trial(pipe, steps=4, see=slowly)
-    shown = console.file.getvalue()
-    assert "step 4 of 4" in shown or "step 3 of 4" in shown
-    assert "tokens/s" in shown
-    assert "epoch 16%" in shown or "epoch 12%" in shown
-    assert "padding" in shown
-    with run_line(4, None, Console(file=io.StringIO())) as see:
-        assert see is None
+def test_waits_are_told_where_a_step_is_simulated():
+    report = measure(tp.Loader(pairs(60).map(slow).batch(2), threads=0), step_seconds=0.002)
+    assert report.wait_share is not None
+    assert 0.4 < report.wait_share < 1
+    assert report.rate("steps") < 1 / 0.006
+    assert measure(tp.Loader(pairs(60).batch(2))).wait_share is None
 
 
-def test_names_of_files_and_text_of_the_data_cannot_steer_the_terminal(capsys, folder):
-    rows = pa.table({"prompt": ["\x1b[2Jclear"] * 8, "response": ["\x1b]0;title\x07"] * 8})
-    pq.write_table(rows, folder / "bad.parquet")
-    command = ["run", "sft", "--files", "bad.parquet", "--tokenizer", "bytes", "--show", "1"]
-    _, out, err = ran(capsys, *command)
-    assert "\\x1b[2Jclear" in out
-    assert "\x1b" not in out + err
+def test_a_single_batch_has_no_rate():
+    report = measure(tp.Loader(pairs(4).batch(4)))
+    assert (report.counts.steps, report.rate("rows")) == (1, None)
+    assert json.loads(json.dumps(report.to_dict()))["rows"] == 4
+
+
+def test_the_pipeline_that_is_run_is_left_as_it_was():
+    pipe = pairs(40).map(slow).batch(4)
+    before = [vars(stage).copy() for stage in pipe.stages]
+    measure(tp.Loader(pipe), steps=3)
+    assert [vars(stage) for stage in pipe.stages] == before
+
+
+# Advice
+
+
+def of(pipe, recipe=None, **counts):
+    first = Counts(steps=1, seconds=1)
+    given = Counts(**{"steps": 2, "seconds": 2, "cells": 100, "tokens": 90, **counts})
+    report = Report(given, first, first, step_seconds=0.1, interrupted=False)
+    return advice(report, pipe, recipe, "--option ")
+
+
+PADDED = docs().batch(8).pad_collate()
+
+
+def test_what_is_well_says_nothing():
+    assert of(PADDED, padding=19, waited=0.09) == ""
+
+
+def test_advice_names_options_of_the_recipe_in_use():
+    assert "45% of the cells are padding: --option packed=true" in of(PADDED, "chat", padding=45)
+    said = of(PADDED, "sft", padding=45)
+    assert "sft has no option against it; in a copy of it (trainpipes recipes copy) write" in said
+    assert of(PADDED, "sft", targets=0).endswith(
+        "raise --option max_length=..., or leave out such rows, --option on_error=skip"
+    )
+    assert "waits for data in 60% of its time: --option cache=true" in of(PADDED, "sft", waited=0.6)
+
+
+def test_advice_names_stages_where_there_is_no_recipe():
+    assert "write .bucket_by_length(8) in place of .batch(8)" in of(PADDED, padding=45)
+    assert "write .cache() after .tokenize()" in of(PADDED, waited=0.5)
+    assert "--num-workers 2" in of(pairs().map(slow).batch(8), waited=0.5)
+    assert "trainpipes inspect" in of(pairs().batch(8), waited=0.5)
+    assert of(docs().bucket_by_length(8).pad_collate(), padding=45) == ""
+    assert of(docs().pack(64).batch(8).pad_collate(), padding=45) == ""
+
+
+def test_advice_of_a_run_names_what_the_user_may_write(ran, folder):
+    tp.from_dataset(CHATS).write_parquet(folder / "rows")
+    small_tokenizer().save_pretrained(folder / "tokenizer")
+    (folder / "chat.yaml").write_text(
+        "recipe: chat\noptions: {files: rows, tokenizer: tokenizer, num_shards: 1}\n"
+    )
+    options = ["--files", "rows", "--tokenizer", "tokenizer", "--option", "num_shards=1"]
+    said = ran("run", "chat", *options)[2]
+    assert re.match(r"! 4\d% of the cells are padding: --option packed=true puts several rows", said)
+    assert "padding: --set options.packed=true puts" in ran("run", "chat.yaml")[2]
+    tp.from_dataset([{"prompt": "p" * 100, "response": "r"}] * 8).write_parquet(folder / "long")
+    cut = ["--files", "long", "--tokenizer", "bytes", "--option", "max_length=50"]
+    _, out, err = ran("run", "sft", *cut, "--option", "num_shards=1")
+    assert "0.0% of them targets" in out
+    assert "! no token is a target" in err
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "way"),
+    [
+        ("sft", CHATS, "use the recipe chat, which takes conversations (messages)"),
+        ("sft", TEXTS, "use the recipe pretrain, which takes text (text)"),
+        ("chat", PAIRS, "use the recipe sft, which takes prompts and responses (prompt + response)"),
+    ],
+)
+def test_columns_of_another_recipe_name_that(recipe, rows, way, ran, folder):
+    tp.from_dataset(rows).write_parquet(folder / "rows")
+    code, _, err = ran("run", recipe, "--files", "rows", "--tokenizer", "bytes")
+    assert code == 1
+    assert way in err

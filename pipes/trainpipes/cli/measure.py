@@ -202,7 +202,8 @@ def _rows(batch: Any) -> int:
     """Rows of a batch: the length of the first of its values that has two dimensions, or else one."""
     if isinstance(batch, Mapping):
         batch = tuple(batch.values())
-    if not isinstance(batch, tuple):
+    is_columns = isinstance(batch, list) and all(getattr(one, "ndim", 0) for one in batch)
+    if not is_columns and not isinstance(batch, tuple):
         return len(batch) if hasattr(batch, "__len__") else 1
     inner = [one for one in batch if hasattr(one, "__len__") and not isinstance(one, str)]
     wide = [one for one in inner if getattr(one, "ndim", 2) > 1]

@@ -73,7 +73,7 @@ def command(
     as_json: bool,
     **others: object,
 ) -> None:
-    """Rewrite data files for training: as Parquet, shuffled, sorted, without duplicates.
+    """Rewrite data files as Parquet: shuffled, sorted, deduplicated.
 
     IN are files, folders, globs or URLs of one format: Parquet, JSON lines, CSV, Arrow, text, NumPy, tar; OUT
     is a new folder, or its URL. Each row is written once. The same command goes on where it was stopped.

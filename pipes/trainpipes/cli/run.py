@@ -55,17 +55,17 @@ def command(
     as_json: bool,
     **length: Any,
 ) -> int:
-    """Run a pipeline without training, to see its speed, padding and batches.
+    """Run a pipeline without training: speed, padding, batches.
 
     RECIPE is the name of a prebuilt pipeline, which takes --files. CONFIG is a file that ends in .yaml or
-    .yml. Any other FILES are data, read in batches of 64 rows. With --simulate-step it sleeps that long
-    after each batch, and tells for how much of the time it waited for data.
+    .yml. Any other FILES are data, read in batches of 64 rows; a folder is written data/. With
+    --simulate-step it sleeps that long after each batch, and tells how much of the time it waited for data.
 
     \b
     Examples:
       trainpipes run sft --files chat.parquet --tokenizer bytes --show 1
       trainpipes run train.yaml --set options.batch_size=16 --simulate-step 0.005
-      trainpipes run data --seconds 1
+      trainpipes run data/ --seconds 1
     """
     if sum(one is not None for one in length.values()) > 1:
         raise click.UsageError("give one of --steps, --seconds and --epochs")

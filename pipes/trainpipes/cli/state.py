@@ -37,7 +37,7 @@ def command(
     keys: str,
     as_json: bool,
 ) -> int:
-    """Say where a checkpoint stands in the data, and whether a pipeline can load it.
+    """Say where a checkpoint stands, and whether a pipeline loads it.
 
     CHECKPOINT is a file of torch.save or of JSON, a folder of torch.distributed.checkpoint, or a checkpoint
     of a trainer. No code that a file names is run, and weights are not read. With --recipe or --config the

@@ -35,10 +35,6 @@ class LazyBatches(MutableSequence[Any]):
         self._items: list[Any] = [None] * count
         self._gone = [False] * count
 
-    def make_by(self, change: Callable[[Callable[[int], Any]], Callable[[int], Any]]) -> None:
-        """Have something else make the items: what ``change`` makes of what does so now."""
-        self._make = change(self._make)
-
     def __len__(self) -> int:
         return len(self._items)
 
