@@ -211,7 +211,9 @@ def test_a_full_disk_is_an_error():
 
 
 def test_characters_that_stdout_lacks_are_spelt_out():
-    code = "from trainpipes.cli.app import run; run(['fail']); from trainpipes.cli import console as c"
+    code = (
+        "from trainpipes.cli.app import run; run(['fail']); from trainpipes.cli import console as c"
+    )
     code += "\nc.out().print('é → \\udc80'); c.print_json('é')"
     for encoding, shown in (
         ("ascii", '\\xe9 \\u2192 \\udc80\n"\\u00e9"\n'),

@@ -63,7 +63,10 @@ def test_a_copy_makes_the_pipeline_of_the_recipe(name, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     assert run(["recipes", "copy", name, f"own_{name}.py"]) == 0
     said = capsys.readouterr().err
-    assert said == f"own_{name}.py is yours to change; beside it, write: from own_{name} import {name}\n"
+    assert (
+        said
+        == f"own_{name}.py is yours to change; beside it, write: from own_{name} import {name}\n"
+    )
     before = every_recipe.EVERY[name](tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = getattr(importlib.import_module(f"own_{name}"), name)

@@ -117,8 +117,8 @@ def _lines(found: FoundState, summary: StateSummary) -> list[tuple[str, str]]:
         saved = f"rank {rank} of {world}{'; ' * bool(saved)}{saved}"
         if summary.rank_batches is not None:
             done += f", {summary.rank_batches:,} of them by this one"
-    data = {"files": summary.files, "rows": summary.rows}
-    counted = [f"{count:,} {what}" for what, count in data.items() if count is not None]
+    data = {"file": summary.files, "row": summary.rows}
+    counted = [f"{n:,} {what}{'s' * (n != 1)}" for what, n in data.items() if n is not None]
     lines = [
         ("position", f"epoch {summary.epoch}, {done}"),
         ("saved by", saved),
