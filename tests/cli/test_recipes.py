@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import every_recipe
+import trainpipes as tp
 import trainpipes_recipes
 from trainpipes.cli.app import run
 
@@ -44,12 +45,10 @@ def test_one_is_shown_with_its_file_and_every_option(name, capsys):
     assert run(["recipes", "show", name]) == 0
     shown = capsys.readouterr().out
     assert str(ROOT / f"{name}.py") in shown.replace("\n", "").replace(" ", "")
-    assert run(["recipes", "show", name, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["file"] == str(ROOT / f"{name}.py")
-    for option, told in found["options"].items():
-        assert f"\n{option} " in shown
-        assert told["text"].endswith("."), option
+    (found,) = (one for one in tp.recipes() if one.name == name)
+    for option in found.options:
+        assert f"\n{option.split('=')[0]} " in shown
+        assert found.texts[option.split("=")[0]].endswith("."), option
 
 
 @pytest.mark.parametrize("line", [["show", "stf"], ["copy", "stf", "x.py"]])

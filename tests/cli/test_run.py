@@ -93,6 +93,17 @@ def test_a_config_is_run_with_changes(as_json):
     assert (found["steps"], found["rows"]) == (10, 200)
 
 
+def test_functions_that_a_config_names_are_imported_if_it_may(ran, folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (folder / "mine_of_run.py").write_text("def twice(row):\n    return [row, row]\n")
+    (folder / "stages.yaml").write_text(
+        "stages: [{read_parquet: chat.parquet}, {flat_map: {fn: 'mine_of_run:twice'}}, {batch: 100}]\n"
+    )
+    assert ran("run", "stages.yaml")[0] == 1
+    code, out, _ = ran("run", "stages.yaml", "--allow-imports")
+    assert (code, "400" in out) == (0, True)
+
+
 def test_files_are_run_alone(as_json, ran, folder):
     (folder / "data").mkdir()
     tp.from_dataset(TEXTS).write_parquet(folder / "data")
@@ -216,6 +227,7 @@ def test_a_state_is_saved_and_gone_on_from(ran, folder):
         ([*SFT, "--allow-imports"], 2, "got --allow-imports"),
         ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
         ([*SFT, "--steps", "1", "--epochs", "1"], 2, "give one of --steps, --seconds and --epochs"),
+        ([*SFT, "--show", "1", "--json"], 2, "give --show or --json, not both"),
         ([*SFT, "--threads", "1", "--num-workers", "1"], 1, "leave one out"),
         ([*SFT, "--simulate-step", "5 minutes"], 2, "is not a valid float"),
         ([*SFT, "--resume", "chat.parquet"], 1, "--resume must be a state as JSON"),

@@ -94,6 +94,19 @@ def test_options_that_name_columns_of_texts_are_not_in_the_line(
     assert line == "tp.recipe('sft', 'ids', tokenizer='bytes')"
 
 
+def test_storage_options_are_not_in_the_line(
+    texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--recipe", "sft", "--tokenizer", "bytes", "--processes", "1"]
+    asked += ["--storage-options", '{"secret": "hunter2"}', "--option", "cache=true"]
+    assert run(["tokenize", texts, "memory://of-the-command/ids", *asked]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == (
+        "tp.recipe('sft', 'memory://of-the-command/ids', tokenizer='bytes')"
+    )
+    assert "hunter2" not in said.out + said.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -108,9 +108,6 @@ def said(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
         return ": ".join([" -> ".join(names), error.strerror] if names else [error.strerror])
-    if isinstance(error, MemoryError):
-        why = f" ({error})" if str(error) else ""
-        return f"out of memory{why}: give the process more, or work on less at a time"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return f"the package {package} is needed and not installed: pip install {package}"

@@ -49,8 +49,7 @@ def command(context: click.Context, as_json: bool) -> None:
 
 @command.command("show")
 @click.argument("name", shell_complete=recipe_names)
-@AS_JSON
-def show(name: str, as_json: bool) -> None:
+def show(name: str) -> None:
     """Show what a recipe is for, where its file is, and its options.
 
     \b
@@ -61,16 +60,13 @@ def show(name: str, as_json: bool) -> None:
 
     file, _ = _file(name)  # first, since it says which names there are
     (found,) = (one for one in recipes() if one.name == name)
-    if as_json:
-        print_json({**_as_json(found), "file": file})
-        return
     from rich.table import Table
 
     print_pairs(("recipe", f"{name}: {found.summary}"), ("file", file))
     table = Table("option", "default", "what it is", box=None, padding=(0, 2, 0, 0))
-    for option, told in _options(found).items():
+    for name, told in _as_json(found)["options"].items():
         default = "needed" if told["needed"] else told["default"]
-        table.add_row(option, default, told["text"])
+        table.add_row(name, default, told["text"])
     out().print()
     out().print(table)
 
@@ -106,22 +102,12 @@ def _file(name: str) -> tuple[str, str]:
     return inspect.getfile(function), function.__name__
 
 
-def _options(one: RecipeSummary) -> dict[str, dict[str, Any]]:
-    found = {}
+def _as_json(one: RecipeSummary) -> dict[str, Any]:
+    options = {}
     for text in one.options:
         name, _, default = text.partition("=")
-        found[name.lstrip("*")] = {
-            "default": default or None,
-            "needed": name in one.needs,
-            "text": one.texts.get(name.lstrip("*"), ""),
-        }
-    return found
-
-
-def _as_json(one: RecipeSummary) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "summary": one.summary,
-        "columns": one.columns,
-        "options": _options(one),
-    }
+        told = one.texts.get(name.lstrip("*"), "")
+        options[name.lstrip("*")] = {
+            "default": default or None, "needed": name in one.needs, "text": told,
+        }  # fmt: skip
+    return {"name": one.name, "summary": one.summary, "columns": one.columns, "options": options}

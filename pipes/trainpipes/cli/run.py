@@ -32,7 +32,7 @@ FILE = click.Path(dir_okay=False)
 @option("--files", multiple=True, help="Files for the recipe: path, folder, glob or URL.")
 @takes_pipeline
 @option("--steps", type=COUNT, help="Batches to run; 100, or an epoch if shorter, if left out.")
-@option("--seconds", type=float, help="Or how long to run after the first batch.")
+@option("--seconds", type=click.FloatRange(0), help="Or how long to run after the first batch.")
 @option("--epochs", type=COUNT, help="Or whole epochs to run.")
 @option("--threads", type=FROM_0, help="Threads that work ahead; one a core if left out.")
 @option("--num-workers", type=FROM_0, default=0, help="Worker processes.")
@@ -69,6 +69,8 @@ def command(
     """
     if sum(one is not None for one in length.values()) > 1:
         raise click.UsageError("give one of --steps, --seconds and --epochs")
+    if show and as_json:
+        raise click.UsageError("give --show or --json, not both")
     if save_state is not None and not Path(save_state).absolute().parent.is_dir():
         raise click.UsageError(f"--save-state {save_state}: there is no such folder; make it first")
     all_files = (*files, *more_files)
@@ -92,7 +94,7 @@ def command(
     from trainpipes.cli.measure import measure
 
     loader = Loader(pipe, threads=threads, num_workers=num_workers)
-    if show and not as_json:
+    if show:
         print(pipe.show(show), end="\n\n")  # noqa: T201
     report = measure(loader, step_seconds=simulate_step, **length)
     flag = "--option " if recipe == source else "--set options."
@@ -101,8 +103,8 @@ def command(
         print_json({**report.to_dict(), "advice": told or None})
     else:
         print_pairs(*_lines(report, pipe))
-    if told and not as_json:
-        note(f"! {told}")
+        if told:
+            note(f"! {told}")
     if save_state is not None:
         with click.open_file(save_state, "w", "utf-8", atomic=True) as file:
             json.dump(loader.state_dict(), file, indent=1)
