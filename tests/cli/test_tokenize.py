@@ -95,15 +95,19 @@ def test_options_that_name_columns_of_texts_are_not_in_the_line(
 
 
 def test_storage_options_are_not_in_the_line(
-    texts: str, capsys: pytest.CaptureFixture[str]
+    texts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--recipe", "sft", "--tokenizer", "bytes", "--processes", "1"]
-    asked += ["--storage-options", '{"secret": "hunter2"}', "--option", "cache=true"]
-    assert run(["tokenize", texts, "memory://of-the-command/ids", *asked]) == 0
+    asked += [
+        "--storage-options",
+        '{"auto_mkdir": true, "of": "hunter2"}',
+        "--option",
+        "cache=true",
+    ]
+    folder = f"file://{tmp_path}/ids"
+    assert run(["tokenize", texts, folder, *asked]) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines()[-1] == (
-        "tp.recipe('sft', 'memory://of-the-command/ids', tokenizer='bytes')"
-    )
+    assert said.out.splitlines()[-1] == f"tp.recipe('sft', {folder!r}, tokenizer='bytes')"
     assert "hunter2" not in said.out + said.err
 
 
