@@ -18,5 +18,4 @@ mixed        rows of several pipelines, mixed by weights
 text         JSON, CSV and lines of text, in blocks of whole rows
 tar          samples of tar archives, as WebDataset has them
 hf           datasets of Hugging Face's datasets
-ray          datasets of Ray Data
 """
