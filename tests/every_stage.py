@@ -27,8 +27,8 @@ from torch.utils.data import BatchSampler, SubsetRandomSampler
 from torchdata.nodes import IterableWrapper
 
 import trainpipes as tp
-from trainpipes import Pipeline
-from trainpipes.kinds.stage import Stage
+from trainpipes import Pipeline, start
+from trainpipes.kinds.stage import Stage, snake_case
 
 Make = Callable[[Path], Pipeline]
 
@@ -762,12 +762,11 @@ def public_stages() -> set[str]:
         for module in pkgutil.walk_packages([str(path)], f"trainpipes.{package}."):
             for name, value in vars(import_module(module.name)).items():
                 own = inspect.isclass(value) and value.__module__ == module.name
-                if not own or name.startswith("_") or not issubclass(value, Stage):
-                    continue
-                below = [kind.__module__.split(".")[0] for kind in value.__subclasses__()]
-                if "trainpipes" not in below:  # else it is what stages share
-                    found.add(value(**needed(value)).name)
-    return found - {"tokenized_by"}  # which files that were tokenized ahead add by themselves
+                if own and issubclass(value, Stage):
+                    method = snake_case(name)
+                    if hasattr(tp.Pipeline, method) or hasattr(start, method):
+                        found.add(value(**needed(value)).name)
+    return found
 
 
 def needed(stage: type[Stage]) -> dict[str, Any]:
