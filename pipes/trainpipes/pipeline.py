@@ -614,8 +614,8 @@ class Pipeline(IterableDataset[Any]):
         >>> record = pipe.describe()
         >>> record["seeds"], record["data"]["rows"], record["epoch_batches"], record["batch_size"]
         ({'shuffle': 3}, 10, 3, 4)
-        >>> record["stages"][1]
-        {'stage': 'shuffle', 'buffer_size': 10, 'seed': 3, 'max_bytes': 1073741824, 'scope': 'buffer'}
+        >>> record["stages"][2]["stage"], record["stages"][2]["batch_size"]
+        ('batch', 4)
         """
         from trainpipes.look.describe import describe
 
