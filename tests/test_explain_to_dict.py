@@ -72,6 +72,7 @@ def test_the_record_says_what_was_trained_on_and_with_which_options(tmp_path: Pa
     assert stage(record, "list_files")["urls"] == str(tmp_path)
     assert stage(record, "shuffle") == {
         "stage": "shuffle", "buffer_size": 20, "seed": 5, "max_bytes": 1 << 30, "scope": "buffer",
+        "sampler": None,
     }  # fmt: skip
     assert stage(record, "tokenize")["tokenizer"] == {"name": "bytes", "content": "bytes"}
     assert stage(record, "pad_collate")["value"] == 257, "the tokenizer's pad token"

@@ -119,11 +119,10 @@ class Shuffle(OrderStage):
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        if self.sampler is not None:
-            return {"sampler": self.order}
-        if self.scope == "global":
-            return {**self.options, "buffer_size": None, "max_bytes": None}
-        return {name: value for name, value in self.options.items() if name != "sampler"}
+        if self.order is None:
+            return self.options
+        own = {} if self.sampler is None else {"seed": None, "scope": None, "sampler": self.order}
+        return {**self.options, "buffer_size": None, "max_bytes": None, **own}
 
     def identity(self) -> dict[str, Any]:
         if self.sampler is not None:

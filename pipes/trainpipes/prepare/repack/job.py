@@ -210,8 +210,8 @@ class Job:
         if files is not None and files > rows:
             self._work.files.clear()  # nothing could go on with what was read
             raise ConfigError(
-                f"{self._asker}(files={files}): each file has a row at least, and there are {rows:,} rows: "
-                "give fewer files"
+                f"{self._asker}(num_files={files}): each file has a row at least, and there are "
+                f"{rows:,} rows: give fewer files"
             )
 
 
