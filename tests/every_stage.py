@@ -465,12 +465,12 @@ FINITE: dict[str, Make] = {
         tp.from_memmap(bare(f), dtype="uint16", length=5, labels=True)
         .sharding_filter(4).shuffle(scope="global").batch(4).collate()
     ),
-    "draw": lambda f: (
+    "shuffle / drawn": lambda f: (
         tp.from_memmap(mapped(f)).sharding_filter(4)
         .shuffle(sampler=tp.samplers.WeightedRandomSampler(range(61), 50, seed=2)).batch(4).pad_collate()
     ),
-    "draw / from_dataset": lambda f: tp.from_dataset(SQUARES, tp.samplers.RandomSampler(num_samples=140)),
-    "draw / from_dataset, by torch": lambda f: (
+    "shuffle / from_dataset": lambda f: tp.from_dataset(SQUARES, tp.samplers.RandomSampler(num_samples=140)),
+    "shuffle / from_dataset, by torch": lambda f: (
         tp.from_dataset(SQUARES).shuffle(sampler=SAMPLER).sharding_filter(4).batch(3)
     ),
     "from_dataset / batches": lambda f: (

@@ -424,8 +424,8 @@ class Pipeline(IterableDataset[Any]):
             stage1 -->|"100 rows"| stage2
             stage2 -->|"100 rows"| stage3
             stage3 -->|"4 batches of 32 in an epoch"| training
-        >>> said.to_dict()["stages"][1]
-        {'stage': 'shuffle', 'buffer_size': 100, 'seed': 0, 'max_bytes': 1073741824, 'scope': 'buffer', 'sampler': None}
+        >>> said.to_dict()["stages"][2]["batch_size"]
+        32
         """
         from trainpipes.look.explain import explain
 

@@ -19,7 +19,7 @@ def masked_lm(
     train: bool = True,
     on_error: OnError | None = None,
     max_length: int = 512,
-    probability: float = 0.15,
+    mlm_probability: float = 0.15,
     whole_words: bool = False,
     batch_size: int = 32,
     buffer_size: int = 40_960,
@@ -55,7 +55,7 @@ def masked_lm(
         on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
             first is an error.
         max_length: the most tokens of a row, special tokens included.
-        probability: of choosing a token, or a word, 0 to 1.
+        mlm_probability: of choosing a token, or a word, 0 to 1.
         whole_words: choose whole words: all tokens of a chosen word.
         batch_size: rows in a batch.
         buffer_size: the fewest rows that the shuffle mixes with each other.
@@ -71,7 +71,7 @@ def masked_lm(
     >>> words = Tokenizer(models.WordLevel({"[MASK]": 0, "a": 1, "b": 2, "c": 3, "d": 4}, "[MASK]"))
     >>> _ = words.add_special_tokens(["[MASK]"])
     >>> rows = tp.from_dataset([{"text": word} for word in "abcd"])
-    >>> batch = masked_lm(rows, words, probability=0.5, batch_size=4, num_shards=1, seed=3).peek()
+    >>> batch = masked_lm(rows, words, mlm_probability=0.5, batch_size=4, num_shards=1, seed=3).peek()
     >>> batch["input_ids"].T, batch["labels"].T
     (tensor([[1, 0, 4, 2]]), tensor([[-100,    3, -100, -100]]))
     """
@@ -89,7 +89,7 @@ def masked_lm(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )
     return (
-        rows.mask_tokens(probability, whole_words=whole_words, seed=seed)
+        rows.mask_tokens(mlm_probability, whole_words=whole_words, seed=seed)
         .batch(batch_size, drop_last=train and drop_last)
         .pad_collate()
     )

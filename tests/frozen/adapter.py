@@ -84,6 +84,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "on_bad": "on_error",
         "pad": "pad_token_id",
         "eos": "add_eos",
+        "probability": "mlm_probability",
         "buckets": "num_buckets",
     },
 }

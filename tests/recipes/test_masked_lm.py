@@ -37,7 +37,7 @@ def test_every_text_is_there_once_in_an_epoch_and_can_be_restored() -> None:
 
 def test_chosen_tokens_are_as_many_and_become_what_they_should() -> None:
     chosen = hidden = kept = tokens = 0
-    for batch in made(probability=0.3):
+    for batch in made(mlm_probability=0.3):
         is_chosen = batch["labels"] != -100
         assert not (is_chosen & (batch["attention_mask"] == 0)).any()
         tokens += int(batch["attention_mask"].sum())
@@ -72,7 +72,7 @@ def test_each_epoch_hides_others() -> None:
 
 def test_words_are_hidden_whole() -> None:
     continues = [words().token_to_id(f"##{digit}") for digit in range(10)]
-    for batch in made(whole_words=True, probability=0.4):
+    for batch in made(whole_words=True, mlm_probability=0.4):
         is_chosen = batch["labels"] != -100
         ids = torch.where(is_chosen, batch["labels"], batch["input_ids"])
         for row, chosen in zip(ids.tolist(), is_chosen.tolist(), strict=True):

@@ -100,7 +100,7 @@ def test_masked_lm(functions: Any, steps: int, below: float, tmp_path: Path) -> 
 
     check_training(
         lambda: masked_lm(
-            functions, learnt, text="prompt", max_length=64, probability=0.3, batch_size=16,
+            functions, learnt, text="prompt", max_length=64, mlm_probability=0.3, batch_size=16,
             buffer_size=100,
         ),
         lambda: training.Transformer(300, 64, 48, 2, 4, causal=False),
