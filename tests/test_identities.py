@@ -280,9 +280,7 @@ def identity(pipe: tp.Pipeline) -> Any:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_state_knows_a_stage_by_its_options(
-    name: str, tmp_path: Path, golden: Path
-) -> None:
+def test_a_state_knows_a_stage_by_its_options(name: str, tmp_path: Path, golden: Path) -> None:
     path = golden / GOLDEN
     found = identity(EVERY[name](tmp_path))
     if os.environ.get(WRITE):

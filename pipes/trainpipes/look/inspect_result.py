@@ -147,7 +147,7 @@ class Inspection:
         from rich.console import Console
 
         width = shutil.get_terminal_size((WIDTH, 0)).columns
-        console = Console(color_system=None, width=width)
+        console = Console(color_system=None, width=width, force_jupyter=False)
         with console.capture() as printed:
             console.print(self, crop=False)
         return "\n".join(map(str.rstrip, printed.get().splitlines()))
@@ -157,7 +157,7 @@ class Inspection:
             return None
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), record=True, width=WIDTH)
+        console = Console(file=io.StringIO(), record=True, width=WIDTH, force_jupyter=False)
         console.print(self, crop=False)
         return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
