@@ -145,7 +145,7 @@ def no_order_of_work() -> None:
 
 def no_memory_of_tables() -> None:
     """Columns are looked at anew for each group."""
-    from trainpipes.stages.by_table import ByTable
+    from trainpipes.stages.text_columns import ByTable
 
     ByTable.of = lambda _, table, make: make(table)  # type: ignore[method-assign]
 

@@ -6,7 +6,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.engine.planning.arrange import arrange
-from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.planning.schemas import Schemas

@@ -21,7 +21,7 @@ import trainpipes as tp
 from drawn import Keep, build, rows_of, table_of_rows, write_parquet
 from mutants import resealed
 from oracle import Spec
-from trainpipes.state.checksum import unsealed
+from trainpipes.state.cursor import unsealed
 from trainpipes.state.format import FORMAT
 from trainpipes.state.identity import first_difference
 

@@ -15,7 +15,7 @@ from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.memory.node_states import plain, restored, tells_start
+from trainpipes.sources.memory.from_torchdata import plain, restored, tells_start
 
 #: Key of a position at an epoch's start that is told by where the node stood in the epoch before.
 _AFTER = "trainpipes_next_epoch_after"

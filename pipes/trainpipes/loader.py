@@ -27,8 +27,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memory.packed_list import packed
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
-from trainpipes.state.gather import TIMEOUT, gather
-from trainpipes.state.merge import merge_states
+from trainpipes.state.merge import TIMEOUT, gather, merge_states
 
 if TYPE_CHECKING:
     from trainpipes.look.explain import Explanation

@@ -21,8 +21,7 @@ from torchdata.nodes import BaseNode
 from trainpipes.columns.item_content import difference, digest, digest_and_size
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.global_draws import seen_draws
-from trainpipes.kinds.own_class import is_ours
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, is_ours
 from trainpipes.kinds.stage_kinds import with_mixed
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 import trainpipes as tp
 from trainpipes.prepare import tokenized_rows
-from trainpipes.sources.files.formats import ends_of_names, reader_by_name
+from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",

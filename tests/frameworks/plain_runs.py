@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import trainpipes as tp
 from frameworks.example import example
-from trainpipes.state.gather import gather
+from trainpipes.state.merge import gather
 
 
 def pipeline(counted: bool) -> tp.Pipeline:

@@ -23,7 +23,7 @@ import trainpipes as tp
 from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
 from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.prepare import tokenize
-from trainpipes.tokenizers.content import File
+from trainpipes.tokenizers.engine import File
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 

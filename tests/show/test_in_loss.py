@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from trainpipes_recipes.training.losses import next_token_loss, token_loss
 from transformers import PreTrainedTokenizerFast
 
 import trainpipes as tp
@@ -18,7 +19,6 @@ from tokenizer_fixtures import TEXTS, bpe, bracketed
 from trainpipes._internal.text import escaped
 from trainpipes.look.decoded import KnownIds, pieces_of, token_grids
 from trainpipes.tokenizers.load import load
-from trainpipes_recipes.training.losses import next_token_loss, token_loss
 
 V = 300
 ENGINES = {"bytes": load("bytes"), "bpe": load(bpe())}

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from trainpipes.sources.arrow import from_arrow as arrow
-from trainpipes.stages.batch import Batch
-from trainpipes.stages.token_budget import Budget
+from trainpipes.stages.batch import Batch, Budget
 from trainpipes.testing import digest
 
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.tokenizers.pieces import begins_word
+from trainpipes.tokenizers.engine import begins_word
 
 WRITE = "TRAINPIPES_WRITE_GOLDEN"
 MASK, SIZE = 990, 1000

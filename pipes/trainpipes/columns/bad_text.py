@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from trainpipes.columns.arrays import has_text, is_utf8
 from trainpipes.columns.block import Block
-from trainpipes.columns.utf8 import has_text, is_utf8
 from trainpipes.errors import UnreadableError
 
 #: Bytes of a text that a message shows.
@@ -110,3 +110,16 @@ def _may_be_beyond_python(kind: Any) -> bool:
         or types.is_decimal(kind)
         or any(_may_be_beyond_python(kind.field(n).type) for n in range(kind.num_fields))
     )
+
+
+class BadCell(Exception):
+    """A value that a column cannot have.
+
+    Args:
+        row: which, within the column; None if the column's type is at fault.
+        problem: what is wrong, and the way out.
+    """
+
+    def __init__(self, row: int | None, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row

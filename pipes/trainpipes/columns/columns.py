@@ -11,10 +11,9 @@ import torch
 
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
-from trainpipes.columns.bad_cell import BadCell
-from trainpipes.columns.fixed_lists import array_of, fixed_shape, lists_of
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.payload import Payload, payload_rows
-from trainpipes.columns.row_types import NoColumn, as_array
+from trainpipes.columns.row_types import NoColumn, array_of, as_array, fixed_shape, lists_of
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.columns.value_column import column_of
 from trainpipes.errors import SchemaError, TrainpipesError

@@ -15,10 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.arrays import to_arrow
-from trainpipes.columns.fixed_lists import python_rows
-from trainpipes.columns.gathered import gathered
+from trainpipes.columns.arrays import gathered, to_arrow
 from trainpipes.columns.joined import Joining
+from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 

@@ -1,11 +1,8 @@
 """What a stage and a source are: what the engine asks of them, and they of it.
 
-made_once          what a stage makes of its options, once in each process
-own_class          what a class of stages of the user's own must not be
 options            options of stages: compared, shown, known by a state
 stage              what a stage is: a record of its options
 source             what is needed of the place rows come from
-random_access      what a source is whose rows can be had by number
 blame              which row an error is about
 global_draws       functions that draw from a global generator
 empty_epoch_guard  epochs under repeat() that give nothing

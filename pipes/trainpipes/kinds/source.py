@@ -23,11 +23,11 @@ from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.own_class import is_ours
+from trainpipes.kinds.stage import is_ours
 
 if TYPE_CHECKING:
     from trainpipes.columns.run import RunSource
-    from trainpipes.engine.planning.inputs import Inputs
+    from trainpipes.engine.planning.chain import Inputs
     from trainpipes.engine.planning.plan import Plan
     from trainpipes.engine.pool import Pool
     from trainpipes.kinds.stage_kinds import RunStage
@@ -321,3 +321,35 @@ class RowMixture(RowStream):
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> StreamReader:
         raise TypeError("a mixture has no one order of its own: each shard mixes for itself")
+
+
+class RandomAccessSource(RowSource):
+    """Rows that can be read by number: what samplers and a global shuffle stand on.
+
+    Attributes:
+        by_number: whether reading rows by number is as good as reading blocks, so that windows need hold
+            numbers only.
+        holds_numbers: whether the bytes of a window are then told as that; where windows have long
+            been made smaller by the rows' own bytes, they stay so, since that shapes the order.
+    """
+
+    by_number: bool = False
+    holds_numbers: bool = False
+
+    @abstractmethod
+    def take(self, index: IntArray) -> Payload:
+        """The rows at ``index``, numbered in file order over all blocks; int64, any order, repeats
+        allowed. May be called by several threads."""
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Rows ``start`` to ``stop`` will soon be asked for."""
+
+
+def even_blocks(rows: int, block_rows: int) -> IntArray:
+    """First row of each block of ``block_rows`` rows, and the number of rows: int64 ``[blocks + 1]``.
+
+    >>> even_blocks(10, 4).tolist(), even_blocks(0, 4).tolist()
+    ([0, 4, 8, 10], [0, 0])
+    """
+    starts = np.arange(0, max(1, rows), block_rows, dtype=np.int64)
+    return np.append(starts, rows)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self, dataclass_transform
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
 
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
-from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.options import (
     allowed_values,
     copied,
@@ -26,7 +27,86 @@ from trainpipes.kinds.options import (
     same,
     show_named,
 )
-from trainpipes.kinds.own_class import check_kind, check_options, is_ours
+
+
+def is_ours(kind: type) -> bool:
+    """Whether a class is one of this library's."""
+    return kind.__module__.split(".")[0] == "trainpipes"
+
+
+def check_kind(kind: type, root: type) -> None:
+    """Raise for a class of the user's that is of no kind of stage, or has an ``__init__`` of its own."""
+    if is_ours(kind):
+        return
+    if root in kind.__bases__:
+        raise ConfigError(
+            f"{kind.__name__} must be a kind of stage: subclass Source, RowStage, TableStage or BatchStage"
+        )
+    for name in sorted({"__init__", "__post_init__"} & vars(kind).keys()):
+        raise ConfigError(
+            f"{kind.__name__} must not define {name}(): a stage is a dataclass, so list its options as "
+            "fields, and check them in check()"
+        )
+
+
+def check_options(kind: Any, root: type) -> None:
+    """Raise for a class of the user's whose options have names that mean something else."""
+    if is_ours(kind):
+        return
+    bases: list[Any] = [base for base in kind.__mro__ if is_ours(base) and base is not root]
+    known = {field.name for base in bases for field in dataclasses.fields(base)}
+    ours = {name for base in (*bases, root) for name in vars(base)} - known
+    names = {field.name for field in dataclasses.fields(kind)}
+    for name in sorted(names & ours):
+        raise ConfigError(
+            f"{kind.__name__}: every stage has {name!r}, so that an option needs another name; to set it for "
+            f"the class, leave its type out: {name} = ..."
+        )
+    for name in sorted(kind.free - names):
+        raise ConfigError(
+            f"{kind.__name__}: free is a frozenset of options, and there is no {name!r}"
+        )
+
+
+T = TypeVar("T")
+#: One for all: what is made may ask for what else is.
+_lock = threading.RLock()
+
+
+def _renew() -> None:
+    """A child's may have been taken by a thread that it has not."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
+
+
+class made_once(Generic[T]):
+    """A property that is made when it is first asked for, once, whichever threads ask. Unlike
+    ``functools.cached_property``, which several threads may make at once from Python 3.12 on."""
+
+    def __init__(self, make: Callable[[Any], T]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, one: None, owner: type) -> made_once[T]: ...
+    @overload
+    def __get__(self, one: object, owner: type) -> T: ...
+    def __get__(self, one: Any, owner: type) -> made_once[T] | T:
+        if one is None:
+            return self
+        with _lock:
+            values = vars(one)
+            if self._name not in values:
+                values[self._name] = self._make(one)
+            found: T = values[self._name]
+        return found
+
 
 Role = Literal[
     "files",  # lists files; first in a chain

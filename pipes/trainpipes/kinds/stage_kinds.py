@@ -24,12 +24,11 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
-from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.source import RowSource, RowStream
-from trainpipes.kinds.stage import Role, Stage
+from trainpipes.kinds.stage import Role, Stage, made_once
 
 if TYPE_CHECKING:
-    from trainpipes.engine.planning.inputs import Inputs
+    from trainpipes.engine.planning.chain import Inputs
     from trainpipes.state.format import Position
 
 #: Opens the rows below a stage at a state of theirs.

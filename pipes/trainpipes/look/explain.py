@@ -17,7 +17,7 @@ from trainpipes.engine.iterating.loader_workers import share_out
 from trainpipes.engine.layout import Layout, divisors, slots_before
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
-from trainpipes.kinds.random_access import RandomAccessSource
+from trainpipes.kinds.source import RandomAccessSource
 from trainpipes.look.lengths import cuts_by_length, ends_short, exact_length, flows, rows_of
 from trainpipes.look.mermaid import mermaid, written
 from trainpipes.look.record import record

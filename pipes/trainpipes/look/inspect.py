@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 from trainpipes._internal.checks import column_names, whole_number
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import amount, cut, shown
-from trainpipes.columns.arrays import is_number, to_numpy
-from trainpipes.columns.utf8 import has_text, is_utf8, replaced
+from trainpipes.columns.arrays import has_text, is_number, is_utf8, replaced, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.look.inspect_findings import findings_of

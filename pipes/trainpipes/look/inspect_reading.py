@@ -29,7 +29,7 @@ from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import each_file, reason
-from trainpipes.sources.files.formats import COMPRESSED, ends_of_names, reader_by_name
+from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap

@@ -25,8 +25,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.encode_labels import EncodeLabels, Label
-from trainpipes.stages.label_column import LabelColumn
-from trainpipes.stages.ragged_column import row_table
+from trainpipes.stages.label_column import LabelColumn, row_table
 
 #: Rows that are counted at a time.
 ROWS = 65_536

@@ -13,12 +13,11 @@ import numpy as np
 
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import cut
-from trainpipes.columns.block import Block
+from trainpipes.columns.block import WHOLE, Block, Pieces
 from trainpipes.columns.payload import payload_rows
-from trainpipes.columns.pieces import WHOLE, Pieces
 from trainpipes.columns.run import unplaced
-from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.engine.shards.known_items import ItemRows
+from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.shards.items import ItemRows
 from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_rows
 from trainpipes.kinds.stage_kinds import RunStage
 

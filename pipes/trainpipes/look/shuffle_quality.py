@@ -14,12 +14,11 @@ from trainpipes._internal.progress import Progress
 from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Reader, RowSource
+from trainpipes.kinds.source import RandomAccessSource, Reader, RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.pipeline import Pipeline

@@ -7,8 +7,7 @@ anywhere, and global seeds have no part in it. They stand in a pipeline
 of ranks and workers, and as they are in torch's ``DataLoader`` and torchdata's ``StatefulDataLoader``.
 """
 
-from trainpipes.samplers.batches import BatchSampler
-from trainpipes.samplers.distributed import DistributedSampler
+from trainpipes.samplers.batches import BatchSampler, DistributedSampler
 from trainpipes.samplers.row_sampler import RowSampler
 from trainpipes.samplers.uniform import RandomSampler, SequentialSampler, SubsetRandomSampler
 from trainpipes.samplers.weighted import WeightedRandomSampler

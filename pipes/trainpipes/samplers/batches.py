@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Sampler
 
 from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.text import shown
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError
-from trainpipes.samplers.row_sampler import RowSampler
-
-__all__ = ["BatchSampler"]
+from trainpipes.samplers.row_sampler import Draws, RowSampler
+from trainpipes.samplers.uniform import RandomSampler, SequentialSampler
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -80,3 +83,94 @@ class _Batches(Iterator[list[int]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where a state was taken."""
         self._draws.load_state_dict(state)
+
+
+class DistributedSampler(RowSampler):
+    """One replica's part of the rows, as torch's sampler of this name gives it; all parts are equally long.
+
+    In a pipeline it gives the order over all replicas, which ``sharding_filter`` deals to ranks.
+
+    Args:
+        dataset: the dataset, or a number of rows; a pipeline needs none.
+        num_replicas: R; the world size if left out, in a pipeline 1.
+        rank: from 0; the process's own if left out.
+        shuffle: whether rows come in a random order.
+        seed: for the order.
+        drop_last: leave out the last rows where R does not divide their number; else the first ones come
+            a second time at the end.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized | int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        super().__init__(dataset)
+        if num_replicas is not None:
+            whole_number(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
+        if rank is not None and not 0 <= rank < (num_replicas or rank + 1):
+            raise ConfigError(
+                f"DistributedSampler(rank) is 0 to {num_replicas} - 1, got {shown(rank)}"
+            )
+        self.num_replicas = num_replicas
+        self.rank = rank
+        self.shuffle = flag(shuffle, "DistributedSampler(shuffle)")
+        self.seed = whole_number(seed, None, "DistributedSampler(seed)", "a seed")
+        self.drop_last = flag(drop_last, "DistributedSampler(drop_last)")
+        self._order: RowSampler = RandomSampler(seed=seed) if shuffle else SequentialSampler()
+
+    def _replicas(self) -> tuple[int, int]:
+        if self.num_replicas is not None and self.rank is not None:
+            return self.num_replicas, self.rank
+        rank, world = data_parallel()
+        return self.num_replicas or world, rank if self.rank is None else self.rank
+
+    def length(self, rows: int) -> int:
+        """Indices in an epoch, of all replicas together."""
+        parts = self.num_replicas or 1
+        return rows // parts * parts if self.drop_last else -(-rows // parts) * parts
+
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
+        if stop <= rows:
+            return self._order.index(epoch, start, stop, rows)
+        again = np.arange(max(start, rows), stop, dtype=np.int64) % rows
+        whole_part = self._order.index(epoch, min(start, rows), rows, rows)
+        first = self._order.index(epoch, int(again.min()), int(again.max()) + 1, rows)
+        return np.concatenate([whole_part, first[again - int(again.min())]])
+
+    def __len__(self) -> int:
+        replicas, _ = self._replicas()
+        return self._for(replicas).length(self._known_rows()) // replicas
+
+    def __iter__(self) -> Iterator[int]:
+        replicas, rank = self._replicas()
+        return _Part(self, self._for(replicas), (replicas, rank))
+
+    def _for(self, replicas: int) -> DistributedSampler:
+        return DistributedSampler(self.rows, replicas, 0, self.shuffle, self.seed, self.drop_last)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            "sampler": "DistributedSampler",
+            "num_replicas": self.num_replicas,
+            "shuffle": self.shuffle,
+            "seed": self.seed,
+            "drop_last": self.drop_last,
+        }
+
+
+class _Part(Draws):
+    """The draws of one replica; the epoch is kept by the sampler that was asked."""
+
+    def __init__(
+        self, asked: DistributedSampler, over_all: DistributedSampler, stride: tuple[int, int]
+    ) -> None:
+        super().__init__(asked, stride)
+        self._length = over_all.length(self._rows)
+
+    def _of(self) -> dict[str, Any]:
+        return {**super()._of(), "num_replicas": None}  # any number of them can go on

@@ -15,8 +15,8 @@ from trainpipes.columns.arrays import list_array
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.ragged_column import beside, refuse_taken, row_table
+from trainpipes.stages.label_column import beside, refuse_taken, row_table
+from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.token_columns import ids_of, label_dtype
 
 

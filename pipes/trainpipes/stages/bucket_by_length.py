@@ -18,8 +18,8 @@ from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
+from trainpipes.stages.batch import Budget, LongRow
 from trainpipes.stages.held import MOST_EPOCHS, Held
-from trainpipes.stages.token_budget import Budget, LongRow
 from trainpipes.stages.token_columns import lengths_of
 
 #: Buckets where nothing is said.

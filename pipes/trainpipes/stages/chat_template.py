@@ -14,13 +14,11 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.made_once import made_once
-from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.ragged_column import refuse_taken, row_table
-from trainpipes.stages.targets import Flags, OnError, have_target
+from trainpipes.kinds.stage import made_once
+from trainpipes.stages.label_column import refuse_taken, row_table
+from trainpipes.stages.targets import IGNORED, Flags, OnError, have_target
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.chat import Chat, Written
-from trainpipes.tokenizers.messages import messages_of, tools_of
+from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
 from trainpipes.tokenizers.ragged import Ragged, assemble
 
 

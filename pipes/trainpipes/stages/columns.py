@@ -10,7 +10,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import column_names
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
-from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run

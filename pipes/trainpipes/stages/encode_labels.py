@@ -19,10 +19,9 @@ from trainpipes.columns.arrays import list_array, to_arrow, to_numpy
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import LabelColumn
-from trainpipes.stages.ragged_column import refuse_taken, row_table
+from trainpipes.stages.label_column import LabelColumn, refuse_taken, row_table
 
 Label: TypeAlias = "str | int"
 

@@ -16,7 +16,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
-from trainpipes.stages.ragged_column import refuse_taken, taken
+from trainpipes.stages.label_column import refuse_taken, taken
 
 
 class Enumerate(RunStage):

@@ -16,7 +16,7 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.blame import each
-from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 
 

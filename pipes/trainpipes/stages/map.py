@@ -20,16 +20,14 @@ from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.process_map import ProcessMap
-from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, Words, words_of
-from trainpipes.engine.calling.thread_map import ThreadMap
+from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, Words, words_of
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.global_draws import DrawWatch
-from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.storage.caching.cache_key import digest_of
+from trainpipes.storage.caching.contents import digest_of
 
 COLUMNS = (
     "map() calls the function for one row; map_batches(fn) calls it with the columns of many and replaces "

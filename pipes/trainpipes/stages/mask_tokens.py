@@ -19,17 +19,15 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.ragged_column import refuse_taken, row_table
+from trainpipes.stages.label_column import refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
+from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.token_columns import ids_of, label_dtype
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import MASKS, Engine, begins_word
 from trainpipes.tokenizers.load import load
-from trainpipes.tokenizers.pieces import MASKS, begins_word
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD1B54A32D192ED03)

@@ -19,14 +19,12 @@ from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
-from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held
-from trainpipes.stages.left_out import LeftOut
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
 from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, documents_of, rows_of
-from trainpipes.stages.targets import OnError, Targets, have_target
+from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes

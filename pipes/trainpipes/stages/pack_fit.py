@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainpipes.columns.block import Block
-from trainpipes.columns.pieces import Pieces
+from trainpipes.columns.block import Block, Pieces
 from trainpipes.engine.layout import IntArray
 
 #: Of a window of n documents, best-fit may leave up to n // SPARE to the next one.

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import Array, to_arrow
-from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.stages.ignored import IGNORED
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import check_fit
+from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.token_columns import names_of, numbers_of
 
 #: Columns of token ids and of what is made for them.

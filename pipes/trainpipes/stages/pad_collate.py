@@ -14,7 +14,7 @@ import torch
 
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
-from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Part
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.payload import take_payload
@@ -25,11 +25,9 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.by_table import ByTable
-from trainpipes.stages.column_writers import (
+from trainpipes.stages.column_function import (
     EvenWriter,
     ObjectWriter,
     RaggedWriter,
@@ -55,6 +53,7 @@ from trainpipes.stages.pad_rules import (
     column_rule,
     numpy_dtype,
 )
+from trainpipes.stages.text_columns import ByTable
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 

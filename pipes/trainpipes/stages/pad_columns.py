@@ -22,9 +22,8 @@ from trainpipes.columns.arrays import (
     python_to_arrow,
     to_numpy,
 )
-from trainpipes.columns.bad_cell import BadCell
-from trainpipes.columns.fixed_lists import fixed_shape
-from trainpipes.columns.row_types import as_array
+from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.row_types import as_array, fixed_shape
 from trainpipes.engine.layout import IntArray
 
 

@@ -16,8 +16,7 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage, with_mixed
 from trainpipes.sources.files.row_names import row_names
 from trainpipes.stages.row_hash import HashArray, NullKey, RowNames, hash_keys, mix, unit

@@ -10,8 +10,8 @@ from torch.utils.data import Sampler
 
 from trainpipes._internal.checks import whole_number
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.options import identify
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.torch_samplers import TorchOrder, reorders

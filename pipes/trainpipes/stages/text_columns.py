@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -237,3 +238,24 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
                 f"got {shown(name)}{nearest(str(name), joined)}"
             )
     return names
+
+
+T = TypeVar("T")
+
+
+class ByTable(Generic[T]):
+    """What was made of tables, each known by itself, not by what it holds. Threads that ask at once may
+    both make it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[Any, T]] = {}
+
+    def of(self, table: Any, make: Callable[[Any], T]) -> T:
+        """What was made of a table, made if nothing was."""
+        key = id(table)
+        found = self._kept.get(key)
+        if found is None or found[0]() is not table:
+            kept = self._kept
+            gone = ref(table, lambda _: kept.pop(key, None))
+            found = kept[key] = gone, make(table)
+        return found[1]

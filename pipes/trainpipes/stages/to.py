@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import KW_ONLY
 from functools import cached_property
@@ -14,10 +16,77 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import PlaceStage
-from trainpipes.stages.nested import map_tensors
-from trainpipes.stages.side_stream import SideStream
+from trainpipes.stages.nested import map_tensors, recorded
+
+
+class SideStream:
+    """A stream for copies to one device.
+
+    Args:
+        module: torch's module for such devices: ``torch.cuda`` or ``torch.xpu``.
+        device: where to; with its number.
+        steps: batches given on which the device may still work when another copy is begun; at least 1.
+
+    Attributes:
+        device: where to.
+    """
+
+    def __init__(self, module: Any, device: torch.device, steps: int) -> None:
+        self.device = device
+        self._module = module
+        self._stream = module.Stream(device)
+        self._steps = steps
+        self._lock = threading.Lock()  # several threads may iterate, each with a pass of its own
+        #: Of each batch given on which the device may still work, two events: the end of its copy; and the
+        #: end of the work that was queued before the next batch was given, None until one was.
+        self._given: deque[list[Any]] = deque()
+
+    def begin(self, copy: Callable[[], Any]) -> Callable[[], Any]:
+        """Begin to copy a batch.
+
+        Args:
+            copy: returns the batch on the device; what it has the device do is queued on the side stream.
+
+        Returns:
+            what gives the batch, once. Work that is queued from then on waits for the copy.
+        """
+        self._wait()
+        with self._module.stream(self._stream):
+            batch = copy()
+            copied = self._event(self._stream)
+
+        def give() -> Any:
+            current = self._module.current_stream(self.device)
+            with self._lock:
+                if self._given and self._given[-1][1] is None:
+                    self._given[-1][1] = self._event(current)
+                self._given.append([copied, None])
+            current.wait_event(copied)
+            for one in recorded(batch):
+                one.record_stream(current)
+            return batch
+
+        return give
+
+    def _wait(self) -> None:
+        while True:
+            with self._lock:
+                if len(self._given) <= self._steps:
+                    return
+                ends = self._given.popleft()
+            for event in ends:
+                if event is not None:
+                    event.synchronize()
+
+    def _event(self, stream: Any) -> Any:
+        # Who waits for a blocking event sleeps, and leaves the core to threads that make batches.
+        options = {"blocking": True} if self.device.type == "cuda" else {}
+        event = self._module.Event(**options)
+        event.record(stream)
+        return event
+
 
 #: Devices with streams, on which a copy runs beside the work of others.
 STREAMS = ("cuda", "xpu")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_numpy
-from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray

@@ -17,8 +17,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
-from trainpipes.stages.ignored import IGNORED
-from trainpipes.stages.targets import OnError, have_target
+from trainpipes.stages.targets import IGNORED, OnError, have_target
 from trainpipes.stages.text_columns import (
     Template,
     labelled_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainpipes.columns.rectangles import Side
-from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.targets import Targets
 from trainpipes.tokenizers.callable import Function

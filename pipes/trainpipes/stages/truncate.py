@@ -14,9 +14,9 @@ from trainpipes.columns.arrays import list_array
 from trainpipes.columns.byte_rows import cut_rows
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
-from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.ragged_column import row_table
+from trainpipes.stages.label_column import row_table
 from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
 

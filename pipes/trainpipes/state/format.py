@@ -31,15 +31,17 @@ from typing import Any
 from trainpipes._internal.text import shown
 from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
-from trainpipes.state.checksum import checksum, sealed, unsealed
 from trainpipes.state.cursor import MOST as MOST_COUNTED
 from trainpipes.state.cursor import (
+    checksum,
     cursor_text,
     is_count,
     load_json,
     read_cursor,
+    sealed,
     shard_key,
     shard_of,
+    unsealed,
 )
 from trainpipes.state.identity import check_identity, damaged
 

@@ -16,18 +16,18 @@ from torch.utils.data import Dataset
 
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.columns import table_of
-from trainpipes.columns.fixed_lists import python_rows
+from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.shards.opener import ShardOpener
-from trainpipes.engine.shards.row_errors import say_where
+from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
 from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.cache_key import cache_key, digest_of
+from trainpipes.storage.caching.contents import cache_key, digest_of
 from trainpipes.storage.caching.private_file import FileLock
 from trainpipes.storage.writers.epoch_rows import AsColumns, decoded
 

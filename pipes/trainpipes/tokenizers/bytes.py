@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import apart
-from trainpipes.tokenizers.decoding import text_of_bytes
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import Engine, text_of_bytes
 from trainpipes.tokenizers.ragged import Ragged
 
 #: Ids after the 256 bytes.

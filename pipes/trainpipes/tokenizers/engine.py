@@ -2,19 +2,104 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
+import fsspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from trainpipes._internal.clean_errors import clean
 from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
-from trainpipes.tokenizers.content import File
+from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
+from trainpipes.sources.remote.retry import Requests
 from trainpipes.tokenizers.ragged import Ragged
+
+
+def digest(content: bytes) -> str:
+    """A short name for a content."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()[:32]}"
+
+
+class File:
+    """A file that must stay what it is while a pipeline uses it.
+
+    Args:
+        path: local path, or any fsspec URL.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._digest: str | None = None
+        self._carried: bytes | None = None
+        self._beside: dict[str, bytes | None] = {}
+
+    def carry(self, *beside: str) -> None:
+        """Take the content along when this is pickled, and that of files beside it, for a machine that has
+        nothing at the path."""
+        self._carried = self.read()
+        for name in beside:
+            self.beside(name)
+
+    def read(self) -> bytes:
+        """The content.
+
+        Raises:
+            UnreadableError: the file cannot be read.
+            UnreachableError: its server does not answer, or denies access.
+            DataChangedError: it holds something else than when it was first read.
+        """
+        try:
+            content = self._content()
+        except UnreachableError:
+            raise
+        except Exception as error:
+            raise UnreadableError(
+                f"{self.path} cannot be read: {error}; tokenizers are read by every process that "
+                "tokenizes, so it must be there for all of them",
+                path=self.path,
+            ) from clean(error)
+        found = digest(content)
+        if self._digest is not None and self._digest != found:
+            raise DataChangedError(
+                f"{self.path} is no longer what this pipeline first read, so that its processes "
+                "would not tokenize alike; put it back, or build the pipeline anew",
+                path=self.path,
+            )
+        self._digest = found
+        return content
+
+    def _content(self) -> bytes:
+        if self._carried is not None:
+            return self._carried
+        if "://" in self.path:
+            system, path = fsspec.url_to_fs(self.path)
+            return bytes(Requests().call(system, "cat_file", path))
+        with open(self.path, "rb") as file:
+            return file.read()
+
+    def beside(self, name: str) -> bytes | None:
+        """The content of a file in the same local directory, as it was first read; None if there is none."""
+        if name not in self._beside:
+            self._beside[name] = self._read_beside(name)
+        return self._beside[name]
+
+    def _read_beside(self, name: str) -> bytes | None:
+        if "://" in self.path:
+            return None
+        path = os.path.join(os.path.dirname(self.path), name)
+        if not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            return file.read()
+
 
 #: Special tokens before and after a text.
 Affixes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -142,3 +227,67 @@ class Engine(ABC):
 
     @abstractmethod
     def __repr__(self) -> str: ...
+
+
+#: Names of mask tokens in published tokenizers.
+MASKS = ("[MASK]", "<mask>", "<|mask|>")
+#: Of byte-level BPE: a space, a line's end, a tab, as it writes them.
+SPACES = ("Ġ", "Ċ", "ĉ")
+
+
+def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
+    """Of each token, whether a word begins with it: bool ``[tokens]``. None where names do not tell.
+
+    Args:
+        pieces: id of each token.
+
+    >>> begins_word({"play": 0, "##ing": 1, ",": 2})
+    array([ True, False,  True])
+    >>> begins_word({"Ġplay": 0, "ing": 1, "x": 2})
+    array([ True, False, False])
+    """
+    going_on = sum(name.startswith("##") and len(name) > 2 for name in pieces)
+    spaced = sum(name.startswith("Ġ") for name in pieces)
+    barred = sum(name.startswith("▁") for name in pieces)
+    most = max(going_on, spaced, barred)
+    if not most:
+        return None
+    marks = ("##",) if most == going_on else SPACES if most == spaced else ("▁",)
+    found = np.zeros(max(pieces.values()) + 1, dtype=np.bool_)
+    marked = [i for name, i in pieces.items() if name.startswith(marks)]
+    if marks == ("##",):
+        found[:] = True
+        found[marked] = False
+    else:
+        found[marked] = True
+    return found
+
+
+def text_of_bytes(parts: Iterable[bytes | str]) -> str:
+    """The text of tokens, one after the other: bytes of any length, or a text where a token has a name only.
+
+    >>> text_of_bytes([b"h", b"\\xc3", b"\\xa9", "<eos>", b"\\xc3"])
+    'hé<eos>\\\\xc3'
+    """
+    found = []
+    for is_bytes, run in groupby(parts, lambda part: isinstance(part, bytes)):
+        if is_bytes:
+            found.append(b"".join(run).decode("utf-8", "backslashreplace"))  # type: ignore[arg-type]
+        else:
+            found.extend(run)  # type: ignore[arg-type]
+    return "".join(found)
+
+
+def with_unknown(
+    ids: Sequence[int], is_known: Callable[[int], bool], decode: Callable[[list[int]], str]
+) -> str:
+    """The text of token ids, those that are none as ``<5>``.
+
+    >>> with_unknown([1, 2, 99, 1], lambda i: i < 9, lambda ids: "".join(map(str, ids)))
+    '12<99>1'
+    """
+    found = []
+    for known, run in groupby(ids, is_known):
+        some = list(run)
+        found.append(decode(some) if known else "".join(f"<{i}>" for i in some))
+    return "".join(found)

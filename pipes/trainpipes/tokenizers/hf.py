@@ -3,24 +3,183 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.content import File
-from trainpipes.tokenizers.decoding import with_unknown
-from trainpipes.tokenizers.engine import Affixes, Engine
+from trainpipes.tokenizers.engine import Affixes, Engine, File, digest, with_unknown
 from trainpipes.tokenizers.gigatoken import EVERY, Checked, Gigatoken, why_not
-from trainpipes.tokenizers.pairs import Frame, longest_first
 from trainpipes.tokenizers.parallelism import settle
-from trainpipes.tokenizers.ragged import Ragged
-from trainpipes.tokenizers.tokenizer_json import ENDS, PADS, Named, TokenizerJson
+from trainpipes.tokenizers.ragged import Ragged, assemble
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around and between two texts.
+
+    Args:
+        order: which text comes first, and which second: (0, 1) or (1, 0).
+        ids: special tokens before, between and behind.
+        types: type ids of what is before, of one text, between, of the other, behind.
+    """
+
+    order: tuple[int, int]
+    ids: tuple[list[int], list[int], list[int]]
+    types: tuple[int, int, int, int, int]
+
+    @staticmethod
+    def of(probe: Any) -> Frame | None:
+        """From the encoding of two texts of one token each; None if each does not stand there just
+        once, or special tokens side by side have different type ids."""
+        texts = list(probe.sequence_ids)
+        plain = list(probe.special_tokens_mask).count(0)
+        if plain != 2 or texts.count(0) != 1 or texts.count(1) != 1:
+            return None
+        low, high = sorted((texts.index(0), texts.index(1)))
+        cuts = [slice(0, low), slice(low, low + 1), slice(low + 1, high), slice(high, high + 1)]
+        cuts.append(slice(high + 1, None))
+        types = [set(probe.type_ids[cut]) or {0} for cut in cuts]
+        if any(len(found) > 1 for found in types):
+            return None
+        before, first, between, second, behind = (found.pop() for found in types)
+        ids = (probe.ids[cuts[0]], probe.ids[cuts[2]], probe.ids[cuts[4]])
+        order = (texts[low], texts[high])
+        return Frame(order, ids, (before, first, between, second, behind))
+
+    @property
+    def special(self) -> int:
+        """How many special tokens there are."""
+        return sum(map(len, self.ids))
+
+    def join(self, pair: tuple[Ragged, Ragged]) -> tuple[Ragged, Ragged]:
+        """Ids and type ids of the pairs."""
+        before, between, behind = self.ids
+        rows, count = len(pair[0]), len(between)
+        middle = np.tile(np.asarray(between, dtype=np.int32), rows)
+        joint = Ragged(middle, np.arange(rows + 1, dtype=np.int64) * count)
+        segments = [pair[self.order[0]], joint, pair[self.order[1]]]
+        ids, pieces = assemble(segments, before, behind)
+        kinds = np.tile(np.asarray(self.types, dtype=np.int32), rows)
+        return ids, Ragged(np.repeat(kinds, pieces.reshape(-1)), ids.offsets)
+
+
+def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:
+    """Cut pairs to ``room`` tokens together: the longer text down to the other's length, then both.
+    Of an odd number of tokens the one that was longer, else the second, keeps one more.
+    """
+    a, b = first.lengths, second.lengths
+    short, long = np.minimum(a, b), np.maximum(a, b)
+    too_long = short + long > room
+    kept_short = np.where(too_long, np.minimum(short, room // 2), short)
+    kept_long = np.where(too_long, room - kept_short, long)
+    swapped = a > b
+    kept_a = np.where(swapped, kept_long, kept_short)
+    kept_b = np.where(swapped, kept_short, kept_long)
+    return _cut(first, kept_a, side), _cut(second, kept_b, side)
+
+
+def _cut(rows: Ragged, kept: IntArray, side: Side) -> Ragged:
+    """The first tokens of each row, or the last ones if the left side is cut."""
+    if not (kept < rows.lengths).any():
+        return rows
+    starts = rows.offsets[:-1] if side == "right" else rows.offsets[1:] - kept
+    ends = np.cumsum(kept)
+    index = np.repeat(starts - (ends - kept), kept) + np.arange(ends[-1] if len(ends) else 0)
+    return Ragged.of_lengths(rows.values[index], kept)
+
+
+#: Names that end a text in published tokenizers.
+ENDS = ("</s>", "<|endoftext|>", "<eos>", "<|im_end|>", "<|end_of_text|>", "<|eos|>", "[EOS]")
+PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a tokenizer's settings, kept beside its model, say of it.
+
+    Args:
+        eos: token that ends a text.
+        pad: padding token.
+        padding_side: "left" or "right".
+    """
+
+    eos: str | None = None
+    pad: str | None = None
+    padding_side: str | None = None
+
+    @staticmethod
+    def of_config(content: bytes | None) -> Named:
+        """From a ``tokenizer_config.json``; what is not there or not understood is None."""
+        try:
+            config = json.loads(content or b"{}")
+        except (ValueError, RecursionError):
+            return Named()
+        eos, pad, side = (config.get(k) for k in ("eos_token", "pad_token", "padding_side"))
+        return Named(_token(eos), _token(pad), side if side in ("left", "right") else None)
+
+
+def _token(entry: Any) -> str | None:
+    """A token, given as its text or as a dict that holds it."""
+    if isinstance(entry, Mapping):
+        entry = entry.get("content")
+    return entry if isinstance(entry, str) else None
+
+
+@dataclass(frozen=True)
+class TokenizerJson:
+    """Facts of a ``tokenizer.json``.
+
+    Args:
+        fingerprint: of all that shapes ids: what truncates and pads is left out, and so is what
+            only differs by the version of the package that wrote the file.
+        tokens: id of each added token, and of each token with a known name.
+    """
+
+    fingerprint: str
+    tokens: dict[str, int]
+
+    @staticmethod
+    def of(text: str) -> TokenizerJson:
+        """
+        Raises:
+            ValueError: not a ``tokenizer.json``.
+        """
+        content = json.loads(text)
+        if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+            raise ValueError('it is no JSON object with a "model"')
+        model = content["model"]
+        vocab = model.get("vocab")
+        if isinstance(vocab, list):  # Unigram: pairs of a piece and its score
+            vocab = {entry[0]: number for number, entry in enumerate(vocab)}
+        vocab = vocab or {}
+        tokens = {name: vocab[name] for name in (*ENDS, *PADS) if name in vocab}
+        tokens |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
+        if model.get("merges"):
+            model["merges"] = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+        shaping = {
+            k: v for k, v in content.items() if k not in ("version", "truncation", "padding")
+        }
+        canonical = json.dumps(_set_only(shaping), sort_keys=True, separators=(",", ":"))
+        return TokenizerJson(digest(canonical.encode("utf-8", "surrogatepass")), tokens)
+
+
+def _set_only(value: Any) -> Any:
+    """Without options that are off: newer versions write more of them."""
+    if isinstance(value, list):
+        return [_set_only(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        k: _set_only(v) for k, v in value.items() if v is not None and v is not False and v != ""
+    }
 
 
 class HuggingFace(Engine):

@@ -12,8 +12,7 @@ from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.tokenizers.bytes import Bytes
 from trainpipes.tokenizers.callable import Function
-from trainpipes.tokenizers.content import File
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import Engine, File
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.sentencepiece import SentencePiece
 from trainpipes.tokenizers.tiktoken import Tiktoken

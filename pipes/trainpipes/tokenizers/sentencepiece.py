@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import need
 from trainpipes.errors import UnreadableError
-from trainpipes.tokenizers.content import File, digest
-from trainpipes.tokenizers.engine import Affixes, Engine
+from trainpipes.tokenizers.engine import Affixes, Engine, File, digest
 from trainpipes.tokenizers.ragged import Ragged
 
 

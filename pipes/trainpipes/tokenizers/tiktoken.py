@@ -12,8 +12,7 @@ import pyarrow as pa
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.decoding import text_of_bytes
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import Engine, text_of_bytes
 from trainpipes.tokenizers.ragged import Ragged
 
 

@@ -15,9 +15,7 @@ from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.callable import ids_of
-from trainpipes.tokenizers.content import digest
-from trainpipes.tokenizers.decoding import with_unknown
-from trainpipes.tokenizers.engine import Affixes, Engine
+from trainpipes.tokenizers.engine import Affixes, Engine, digest, with_unknown
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.ragged import Ragged
 

@@ -11,9 +11,12 @@ Called by the thread that iterates, by threads of ``ThreadMap``, and in worker p
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +25,14 @@ from numpy.random.bit_generator import ISeedSequence
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
+from trainpipes.engine.pool import Pool
 from trainpipes.errors import DataError
 from trainpipes.kinds.global_draws import DrawWatch
 
 #: Results for the first rows, and what the function raised for the next one, if it did.
 Answer = tuple[list[Any], BaseException | None]
-
 #: The upper counter words of some items: uint64 ``[items, 3]``.
 Words = npt.NDArray[np.uint64]
-
 _NOTHING = np.zeros(4, dtype=np.uint64)
 
 
@@ -138,3 +140,43 @@ class RowCall:
         except BaseException as error:
             return results, error
         return results, None
+
+
+class ThreadMap:
+    """Threads that call one function. They are started when there are rows.
+
+    Args:
+        call: the function.
+        workers: how many threads.
+
+    Attributes:
+        pid: the process that the threads belong to.
+    """
+
+    def __init__(self, call: RowCall, workers: int) -> None:
+        self.pid = os.getpid()
+        self._call = call
+        self._pool = Pool(workers, shares=False, within=True)
+
+    def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
+        """Have the function called for some rows. Returns a function that waits for the answer; who drops it
+        no longer wants the answer."""
+        pool = self._pool
+
+        def wait() -> Answer:
+            answer: Answer = pool.result(ticket)
+            return answer
+
+        ticket = pool.submit(partial(_call, ref(wait), self._call, items, words))
+        return wait
+
+    def close(self) -> None:
+        """Have the threads end."""
+        self._pool.close()
+
+
+def _call(
+    wait: ref[Callable[[], Answer]], call: RowCall, items: Sequence[Any], words: Words | None
+) -> Answer:
+    """Call the function, if anybody still waits for the answer."""
+    return ([], None) if wait() is None else call.each(items, words)

@@ -3,7 +3,6 @@
 schemas         of rows that are Python objects: given, or found
 chain           which stage stands where
 block_table     a source's blocks as arrays, in an epoch's order
-inputs          what is read: the source, and what is known of its rows
 first_rows      finds a schema
 as_columns      the stage that turns Python objects into columns
 arrange         makes a chain of stages as they are written

@@ -23,7 +23,7 @@ from trainpipes.kinds.stage_kinds import (
     RepeatStage,
     Source,
 )
-from trainpipes.storage.caching.holes import DropHoles
+from trainpipes.storage.caching.block_cache import DropHoles
 
 S = TypeVar("S", bound=Stage)
 

@@ -13,12 +13,11 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.row_schema import UnfitRow, table_of_rows
 from trainpipes.columns.row_types import written
 from trainpipes.columns.run import Run
+from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema
-from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.kinds.own_class import is_ours
 from trainpipes.kinds.source import RowSource
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, is_ours
 from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_through
 
 

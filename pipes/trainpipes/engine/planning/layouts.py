@@ -21,10 +21,8 @@ from trainpipes.engine.layout import (
     permutation,
     segments,
 )
-from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.planning.inputs import Inputs
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import RowMixture, RowSource, RowStream
+from trainpipes.engine.planning.chain import Chain, Inputs
+from trainpipes.kinds.source import RandomAccessSource, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import OrderStage
 from trainpipes.state.format import BatchSizes
 

@@ -2,7 +2,6 @@
 
 windows         the windows that a shuffle holds: who needs them, what is read ahead, what is let go
 listed          makes windows of a source that lists its blocks
-numbered        of one whose rows can be had by number
 streamed        of one that can do neither
 open_windows    the windows of a plan, by one of these three
 """

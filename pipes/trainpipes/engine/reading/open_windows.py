@@ -7,12 +7,10 @@ from functools import partial
 from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
-from trainpipes.engine.reading.listed import ListedLoader
-from trainpipes.engine.reading.numbered import NumberedLoader
+from trainpipes.engine.reading.listed import ListedLoader, NumberedLoader
 from trainpipes.engine.reading.streamed import StreamLoader
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import MixedWindows, RowMixture, RowStream
+from trainpipes.kinds.source import MixedWindows, RandomAccessSource, RowMixture, RowStream
 
 #: The part of windows and those read ahead together, and that of what is not shuffled, in bytes.
 AHEAD_SHARE = 5 / 6

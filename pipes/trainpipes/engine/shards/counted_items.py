@@ -25,7 +25,7 @@ from trainpipes.engine.pool import Pool, Ticket, Urgency
 from trainpipes.engine.reading.windows import Window, Windows
 from trainpipes.engine.shards.groups import Group, GroupMaker, fail
 from trainpipes.engine.shards.opener import RUN_ROWS, rows_at_a_time
-from trainpipes.engine.shards.row_errors import is_about_a_row, raise_placed
+from trainpipes.engine.shards.shard_runs import is_about_a_row, raise_placed
 from trainpipes.engine.shards.turns import Turns
 from trainpipes.state.format import Position
 

@@ -2,19 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Collection, MutableSequence
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from trainpipes.columns.block import Pieces
+from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.shards.counted_items import CountedItems
-from trainpipes.engine.shards.known_items import known_items
 from trainpipes.engine.shards.shard_iterator import ShardItems
 from trainpipes.engine.shards.turns import Turns
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
+
+
+class ItemRows(NamedTuple):
+    """The rows of one item.
+
+    Args:
+        ids: number of each in file order over all files, int64 ``[rows]``.
+        epochs: in which each is read, int64 ``[rows]``.
+        pieces: what they are made of, where they are packed.
+    """
+
+    ids: IntArray
+    epochs: IntArray
+    pieces: Pieces | None
+
+
+class KnownItem(NamedTuple):
+    """An item, and which rows it is made of."""
+
+    item: Any
+    rows: ItemRows
+
+
+def known_items(run: Run) -> MutableSequence[Any]:
+    """A run's items as ``Run.unroll`` gives them, each with its rows: what is made when it is taken is so
+    here, too."""
+    items, block, bounds = run.unroll(), run.block, run.bounds
+    count = len(items)
+    if bounds is None:
+        bounds = np.arange(count + 1, dtype=np.int64)
+    epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
+    ids, made_of = block.ids, block.made_of
+
+    def known(k: int) -> KnownItem:
+        rows = slice(int(bounds[k]), int(bounds[k + 1]))
+        pieces = None if made_of is None else made_of.at(rows)
+        found = KnownItem(items[k], ItemRows(ids[rows], epochs[rows], pieces))
+        items[k] = None  # held once
+        return found
+
+    if isinstance(items, LazyBatches):
+        return LazyBatches(known, count)
+    return [known(k) for k in range(count)]
 
 
 class Items(Protocol):

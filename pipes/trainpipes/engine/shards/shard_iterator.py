@@ -14,8 +14,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, Ticket
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.opener import ShardOpener
-from trainpipes.engine.shards.row_errors import is_about_a_row, raise_placed
-from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, is_about_a_row, raise_placed
 from trainpipes.errors import DataError
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.cursor import cursor_text

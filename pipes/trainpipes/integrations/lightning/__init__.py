@@ -17,7 +17,7 @@ from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
-from trainpipes.state.gather import TIMEOUT
+from trainpipes.state.merge import TIMEOUT
 
 need("lightning", "trainpipes.integrations.lightning")
 

@@ -8,7 +8,6 @@ reading       the first step, which reads the input
 placing       the second step, where rows go only when all are read
 writing       the last step, which writes the files
 work          what the steps share
-given         what is repacked
 workers       who does the tasks: threads, or a Ray cluster
 temporary     temporary files, on this machine or at a URL
 temporary_place  where they lie, and whether the disks have room

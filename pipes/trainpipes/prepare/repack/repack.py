@@ -15,18 +15,19 @@ from trainpipes._internal.progress import JobReport
 from trainpipes.errors import ConfigError, TrainpipesError, UnreachableError
 from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.repack.given import (
+from trainpipes.prepare.repack.job import ROW_BYTES, Job
+from trainpipes.prepare.repack.options import Options, about, checked
+from trainpipes.prepare.repack.row_bytes import ROW_COST
+from trainpipes.prepare.repack.temporary import TemporaryFiles
+from trainpipes.prepare.repack.temporary_place import (
+    TemporaryPlace,
+    check_space,
     files_of,
     given_rows,
     inputs_of,
     kept_metadata,
     refuse_inside,
 )
-from trainpipes.prepare.repack.job import ROW_BYTES, Job
-from trainpipes.prepare.repack.options import Options, about, checked
-from trainpipes.prepare.repack.row_bytes import ROW_COST
-from trainpipes.prepare.repack.temporary import TemporaryFiles
-from trainpipes.prepare.repack.temporary_place import TemporaryPlace, check_space
 from trainpipes.prepare.repack.work import Report, unit_bytes
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.inputs import about_inputs

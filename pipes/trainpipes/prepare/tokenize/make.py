@@ -20,7 +20,7 @@ from trainpipes.columns.arrays import one_chunk
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.row_errors import say_where
+from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through

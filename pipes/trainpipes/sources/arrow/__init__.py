@@ -1,6 +1,5 @@
 """Arrow tables, in memory and in files.
 
-take           rows of a table by their numbers
 from_arrow     the stage for a table in memory
 layout         where the record batches of a file lie
 saved_dataset  folders of save_to_disk

@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.text import amount, shown
+from trainpipes.columns.arrays import gathered
 from trainpipes.columns.content import table_digest
-from trainpipes.columns.gathered import gathered
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Place
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.arrow.take import take_rows
+from trainpipes.sources.arrow.reader import take_rows
 
 #: Rows in a block, so that a shuffle has blocks to put in another order.
 BLOCK_ROWS = 8192

@@ -15,17 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.columns.gathered import gathered
-from trainpipes.columns.utf8 import check_sound
+from trainpipes.columns.arrays import check_sound, gathered
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Place
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
-from trainpipes.sources.arrow.reader import ArrowReader
+from trainpipes.sources.arrow.reader import ArrowReader, take_rows
 from trainpipes.sources.arrow.saved_dataset import saved_files
-from trainpipes.sources.arrow.take import take_rows
 from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
 from trainpipes.sources.files.file_errors import changed, gone, unreadable
 from trainpipes.sources.files.file_reader import FileReader

@@ -1,10 +1,8 @@
 """Rows of several pipelines as those of one.
 
-same_columns    rows of several sources that must have the same columns
 row_kinds       of what kind a pipeline's rows are
 common_columns  what rows of several pipelines become, so that they go together
 joined_input    one of several pipelines whose rows are read as those of one source
 concat          one after the other
-side_by_side    rows of several sources with the columns of all
 zip             side by side
 """

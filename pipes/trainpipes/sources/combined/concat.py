@@ -13,8 +13,7 @@ import numpy as np
 
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import LooksAhead, Place, Reader
+from trainpipes.kinds.source import LooksAhead, Place, RandomAccessSource, Reader
 from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
 from trainpipes.sources.files.row_names import file_names
 

@@ -18,14 +18,13 @@ from trainpipes.columns.payload import Payload
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
-from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.chain import Inputs
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Place, Reader, RowSource, read_rows
+from trainpipes.kinds.source import Place, RandomAccessSource, Reader, RowSource, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, Source, put_through
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
-from trainpipes.storage.caching.cache_key import cache_key
+from trainpipes.storage.caching.contents import cache_key
 
 
 class JoiningSource(Source):

@@ -16,11 +16,10 @@ import pyarrow as pa
 from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import LooksAhead, Place, Reader
+from trainpipes.kinds.source import LooksAhead, Place, RandomAccessSource, Reader
 from trainpipes.sources.combined.common_columns import Joined
 from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
-from trainpipes.sources.combined.side_by_side import Clash, NoColumns, check_names, side_by_side
+from trainpipes.sources.combined.row_kinds import Clash, NoColumns, check_names, side_by_side
 
 #: Blocks of a source that one block of the zip is cut of, up to which they are asked for together although
 #: not all may be needed.

@@ -2,5 +2,4 @@
 
 zstd_frames  frames of zstd files, one by one
 streams      streams of bytes, of all kinds of compression
-read_again   counts what is decompressed in vain
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -29,7 +30,6 @@ SUFFIXES = {"gzip": ".gz", "zstd": ".zst", "bzip2": ".bz2", "xz": ".xz"}
 BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
 #: Compressed bytes read at a time, and decompressed ones made at a time, at most.
 INPUT_BYTES, OUTPUT_BYTES = 256 << 10, 1 << 20
-
 #: Where a member begins: in the file, and in the decompressed bytes.
 Entry = tuple[int, int]
 
@@ -181,3 +181,18 @@ class _Members:
         self.entries.append((self._read - len(data), self._made))
         self._member = self._make()
         return True
+
+
+class ReadAgain:
+    """Bytes that the readers of a process decompressed only to reach later ones. Pickled, it is at 0."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return ReadAgain, ()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self.bytes += count

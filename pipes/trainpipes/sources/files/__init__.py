@@ -1,12 +1,9 @@
 """Which files there are, and what all formats need of them.
 
-formats         which reader files are for, by their names
 patterns        patterns of paths, and names that are no data
 remote_listing  files of stores that fsspec knows
 listing         what a path, a folder, a glob or a URL stands for
 list_files      the stage: the files of a data set, in order
-byte_ranges     bytes of a file from a place on, or between two places
-opened_file     a file open for bytes, for readers that want a Python file
 each_file       something done with each file, and what is said of those that fail
 file_errors     what is said of a file that cannot be read
 file_rows       rows of files in blocks: what is the same for all formats

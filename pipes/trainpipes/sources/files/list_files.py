@@ -19,8 +19,8 @@ from trainpipes._internal.text import shown
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
-from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.source import Place, RowSource
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds

@@ -18,8 +18,8 @@ from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.sources.files.schema import plain
-from trainpipes.sources.memory.node_states import plain as as_json
-from trainpipes.sources.memory.node_states import restored
+from trainpipes.sources.memory.from_torchdata import plain as as_json
+from trainpipes.sources.memory.from_torchdata import restored
 
 #: Rows that are fetched at a time.
 BATCH_ROWS = 256

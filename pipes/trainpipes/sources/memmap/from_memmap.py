@@ -20,13 +20,11 @@ from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.blame import each
-from trainpipes.kinds.random_access import RandomAccessSource, even_blocks
-from trainpipes.kinds.source import Place
+from trainpipes.kinds.source import Place, RandomAccessSource, even_blocks
 from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.sources.files.list_files import digests
-from trainpipes.sources.memmap.dataset import MemmapDataset, check_options, tensor_rows
+from trainpipes.sources.memmap.dataset import MemmapDataset, TokenRows, check_options, tensor_rows
 from trainpipes.sources.memmap.manifest import Array
-from trainpipes.sources.memmap.token_rows import TokenRows
 from trainpipes.stages.pad_columns import Ragged
 
 #: Bytes and rows of a block, at most: pieces that a shuffle within a buffer puts in another order.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.bad_cell import BadCell
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import DataError

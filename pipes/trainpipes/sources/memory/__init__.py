@@ -4,6 +4,5 @@ from_iterable   anything that can be iterated
 from_dataset    a map-style dataset
 packed_list     a list that worker processes share without copying it
 from_tensors    tensors, as TensorDataset has them
-node_states     states of such as keep their own, as JSON types
 from_torchdata  a node of torchdata
 """

@@ -18,8 +18,7 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.random_access import RandomAccessSource, even_blocks
-from trainpipes.kinds.source import Place, RowSource, RowStream
+from trainpipes.kinds.source import Place, RandomAccessSource, RowSource, RowStream, even_blocks
 from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader

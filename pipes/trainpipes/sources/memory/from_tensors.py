@@ -15,8 +15,7 @@ from trainpipes.columns.lone_copy import gathered
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Place
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage_kinds import Source
 
 BLOCK_ROWS = 8192

@@ -19,26 +19,26 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from trainpipes._internal.checks import column_name, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.text import cut, shown
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Run
+from trainpipes.columns.run import Run, innermost, levels
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
-from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.planning.schemas import Schemas
-from trainpipes.errors import ConfigError, DataError, TrainpipesError
+from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 from trainpipes.sources.combined.common_columns import CommonColumns
 from trainpipes.sources.mixed.fair_queue import common_total, whole_weights
-from trainpipes.sources.mixed.mix_changes import change_mix
-from trainpipes.sources.mixed.mix_rules import MixRules, Stop
 from trainpipes.sources.mixed.mix_weights import (
+    MixRules,
     Schedule,
+    Stop,
     by_size,
     checked_schedule,
     checked_weights,
@@ -47,7 +47,65 @@ from trainpipes.sources.mixed.mix_weights import (
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.repeat import Repeat
 from trainpipes.stages.token_columns import lengths_of
+from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
+from trainpipes.state.identity import damaged, first_difference, said
+
+#: Options that say what a source's rows are to a mix: they stay.
+KEPT = ("weight_by", "output_column")
+
+
+def change_mix(saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
+    """Make a state of another mix one of the mix at hand; leave it as it is where there was no mix. See
+    ``MixingSource.migrate``."""
+    before, after = saved["stages"][0], now["stages"][0]
+    if before["stage"] != "mix" or before == after:
+        return
+    data = saved["data"].get("sources")
+    if not isinstance(data, dict) or not isinstance(before.get("sources"), dict):
+        raise damaged("it does not say what was mixed")
+    for name in before["sources"]:
+        if name in after["sources"]:
+            _same(f"data/sources/{name}", data.get(name), now["data"]["sources"][name])
+            _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
+    for option in KEPT:
+        _same(f"stages/mix/{option}", before.get(option), after.get(option))
+    if "repeat" in (before.get("stop"), after["stop"]):  # epochs are numbered otherwise
+        _same("stages/mix/stop", before.get("stop"), after["stop"])
+    for shard, cursor in position.cursors.items():
+        if any(level.get("row") for level in levels(cursor)):
+            raise StateError(
+                f"{shard_key(shard)}: a stage after mix() still holds mixed rows, so that the mix "
+                "cannot change here: load the state with the mix as it was; where pack() and "
+                "take() are in the sources, before mix(), it can change"
+            )
+        place = innermost(cursor)
+        place.pop("ahead", None)
+        kept = place.get("sources")
+        if isinstance(kept, dict) and kept:
+            place["sources"] = {
+                name: _without_gone(own) for name, own in kept.items() if name in after["sources"]
+            }
+    saved["data"], saved["stages"][0] = now["data"], after
+
+
+def _without_gone(cursor: Any) -> Any:
+    """A source's cursor, back in the mix if it had left."""
+    if not isinstance(cursor, dict):
+        return cursor
+    return {key: value for key, value in cursor.items() if key != "gone"}
+
+
+def _same(path: str, saved: Any, now: Any) -> None:
+    found = first_difference(saved, now, path)
+    if found is not None:
+        where, old, new = found
+        raise StateError(
+            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
+            "come and go, and their weights, schedule and max_epochs change: a source that stays, and what "
+            "is counted, must be as it was; give a source that is another now another name"
+        )
+
 
 #: Where an epoch ends, for ``explain()``.
 _ENDS = {

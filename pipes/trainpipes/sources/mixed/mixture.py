@@ -17,15 +17,15 @@ import pyarrow as pa
 from trainpipes.columns.row_types import NoColumn, unite
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.inputs import Inputs
+from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.sources.mixed.mix_rules import MixRules
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.sources.mixed.mix_source import MixSource
+from trainpipes.sources.mixed.mix_weights import MixRules
 
 #: Bits of a row's number that are its own, and that tell its source.
 ROW_BITS = 40

@@ -19,17 +19,15 @@ from trainpipes._internal.messages import need_columns
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Place
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.each_file import BadFileError, each_file, opened_file
 from trainpipes.sources.files.file_errors import check_unchanged, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import mapped
-from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.numpy.layout import StoredArray, check_sum, read_arrays
 from trainpipes.sources.numpy.reader import NumpyReader
 from trainpipes.sources.remote.retry import Requests

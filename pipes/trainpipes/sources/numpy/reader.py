@@ -13,10 +13,9 @@ import numpy as np
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import DataError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.each_file import BadFileError, one_line, opened_file
 from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.numpy.layout import StoredArray, loaded
 from trainpipes.sources.remote.retry import Requests
 

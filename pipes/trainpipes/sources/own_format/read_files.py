@@ -22,13 +22,11 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.files.byte_ranges import size_of
-from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.each_file import BadFileError, each_file, opened_file, size_of
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows
 from trainpipes.sources.files.index_file import IndexFile, IndexKind, settled
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.own_format.reader import OwnReader, tables_of
 from trainpipes.sources.remote.retry import Requests
 

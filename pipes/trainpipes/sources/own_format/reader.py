@@ -14,10 +14,9 @@ import pyarrow as pa
 from trainpipes._internal.text import shown
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.options import show
-from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.each_file import BadFileError, one_line, opened_file
 from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
 from trainpipes.sources.files.index_file import forget
-from trainpipes.sources.files.opened_file import opened_file
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:

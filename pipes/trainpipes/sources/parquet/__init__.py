@@ -7,7 +7,6 @@ index         what the footers of all files say, as arrays
 folders       columns that the names of folders make
 filter        which row groups a filter may let a row of through
 wanted        which files and columns are needed
-change        how a file differs from the one that was listed
 file          one file, open
 reader        rows of row groups, a little at a time
 read_parquet  the stage

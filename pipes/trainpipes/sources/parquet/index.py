@@ -20,8 +20,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import (
     SchemaError,
 )
-from trainpipes.sources.files.byte_ranges import read_bytes
-from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
+from trainpipes.sources.files.each_file import BadFileError, each_file, one_line, read_bytes
 from trainpipes.sources.files.index_file import IndexFile, forget, settled
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import one_schema

@@ -19,10 +19,9 @@ from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Place
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.compressed.read_again import ReadAgain
+from trainpipes.sources.compressed.streams import ReadAgain
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.file_reader import FileReader

@@ -14,11 +14,10 @@ import pyarrow as pa
 from trainpipes.errors import DataError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.compressed.streams import open_stream
-from trainpipes.sources.files.byte_ranges import open_at
-from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.each_file import BadFileError, one_line, open_at
 from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.ahead import Ahead
+from trainpipes.sources.remote.file import Ahead
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.tar.layout import BLOCK, Forward
 

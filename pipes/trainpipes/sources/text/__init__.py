@@ -1,6 +1,5 @@
 """Files of text, in blocks of whole rows.
 
-utf8_bytes      whether bytes are UTF-8
 exact_integers  integers that floats would round
 format          what a format tells of itself: where a row ends, and what a row is
 lines           lines, paragraphs, documents

@@ -24,8 +24,7 @@ from trainpipes.sources.compressed.streams import (
     kind_by_name,
     open_stream,
 )
-from trainpipes.sources.files.byte_ranges import open_at, read_range, size_of
-from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.each_file import BadFileError, each_file, open_at, read_range, size_of
 from trainpipes.sources.files.index_file import IndexFile, IndexKind
 from trainpipes.sources.files.kept_index import KeptIndex
 from trainpipes.sources.files.list_files import FileList

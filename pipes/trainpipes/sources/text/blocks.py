@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from trainpipes._internal.text import amount
 from trainpipes.kinds.source import Place
-from trainpipes.sources.compressed.read_again import ReadAgain
+from trainpipes.sources.compressed.streams import ReadAgain
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.list_files import FileList

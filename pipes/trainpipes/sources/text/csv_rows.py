@@ -21,7 +21,7 @@ from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_cells
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
-from trainpipes.sources.text.utf8_bytes import BOM
+from trainpipes.sources.text.row_errors import BOM
 
 FEED, RETURN = 10, 13
 TABBED = (".tsv", ".tab")

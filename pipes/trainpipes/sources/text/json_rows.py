@@ -20,7 +20,7 @@ from trainpipes.sources.text.exact_integers import refuse_rounded_values
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
 from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
 from trainpipes.sources.text.lines import LineCutter
-from trainpipes.sources.text.utf8_bytes import BOM
+from trainpipes.sources.text.row_errors import BOM
 
 WHITE = b" \t\r\n"
 #: What a start's header says of a file that is one array.

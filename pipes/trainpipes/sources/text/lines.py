@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
-from trainpipes.sources.text.utf8_bytes import BOM
+from trainpipes.sources.text.row_errors import BOM
 
 Unit = Literal["line", "paragraph", "document"]
 

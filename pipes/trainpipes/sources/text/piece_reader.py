@@ -14,14 +14,13 @@ import pyarrow as pa
 
 from trainpipes.errors import TrainpipesError
 from trainpipes.sources.compressed.streams import Stream, open_stream
-from trainpipes.sources.files.byte_ranges import open_at, read_range
+from trainpipes.sources.files.each_file import open_at, read_range
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.text.block_index import BlockIndex
 from trainpipes.sources.text.block_scan import check_of
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.row_errors import bad_row, bad_utf8
-from trainpipes.sources.text.utf8_bytes import is_utf8
+from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 
 
 class OtherBytesError(Exception):

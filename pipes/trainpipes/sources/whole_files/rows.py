@@ -21,13 +21,12 @@ from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import UnreadableError
-from trainpipes.kinds.random_access import RandomAccessSource
-from trainpipes.kinds.source import Place
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.ahead import waiting
+from trainpipes.sources.remote.file import waiting
 from trainpipes.sources.remote.retry import Requests
 
 #: Bytes of one Arrow column of bytes, at most, and of a file.

@@ -17,11 +17,11 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.pool import Pool
 from trainpipes.errors import ConfigError, SchemaError, UnreadableError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.pixels import Mode, NoPicture, Pixels, by_pillow, by_torchvision
-from trainpipes.stages.left_out import LeftOut
-from trainpipes.stages.ragged_column import taken
+from trainpipes.stages.label_column import taken
+from trainpipes.stages.targets import LeftOut
 
 #: Parts of a run for each thread. More even out pictures of unequal size.
 CHUNKS = 2

@@ -18,8 +18,7 @@ from trainpipes.engine.calling.row_call import RowKey, row_words
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.made_once import made_once
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.pixels import NoPicture, Pixels
 

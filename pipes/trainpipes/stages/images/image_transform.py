@@ -14,9 +14,8 @@ from trainpipes._internal.checks import column_name, whole_number
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.made_once import made_once
 from trainpipes.kinds.options import identify
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.image_stage import image_of
 from trainpipes.stages.map import Map, same_below

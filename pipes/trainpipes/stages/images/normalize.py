@@ -16,7 +16,7 @@ from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import each
-from trainpipes.kinds.made_once import made_once
+from trainpipes.kinds.stage import made_once
 from trainpipes.stages.images.image_stage import ImageStage
 from trainpipes.stages.images.pixels import Pixels
 

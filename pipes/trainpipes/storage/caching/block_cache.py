@@ -22,15 +22,56 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.block import Block
 from trainpipes.columns.joined import joined_tables
+from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import LooksAhead, Reader, RowSource, read_rows
 from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.cache import LOCK, entry_path, folder, make_room, schema_path
 from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.cache_key import cache_key, digest_of
-from trainpipes.storage.caching.holes import with_holes
+from trainpipes.storage.caching.contents import cache_key, digest_of
 from trainpipes.storage.caching.private_file import FileLock
+
+#: A column of ours: whether a row is there.
+THERE = "trainpipes:there"
+
+
+class DropHoles(RunStage):
+    """Leaves out the rows that a stage below the cache has dropped.
+
+    Where rows are dealt before a condition is asked of them, they are counted as they stand in the files:
+    so a cache of what it lets through has holes until then.
+    """
+
+    keeps_rows = False
+
+    def process(self, run: Run) -> Run:
+        data = run.block.data
+        assert isinstance(data, pa.Table)
+        if (
+            THERE not in data.column_names
+        ):  # the first rows, read past the cache to find their types
+            return run
+        there = np.flatnonzero(to_numpy(data.column(THERE)))
+        block = run.block.with_data(data.drop_columns(THERE))
+        if len(there) == len(run):
+            return run.with_block(block)
+        kept = run.pick(there.astype(np.int64))
+        assert isinstance(kept.block.data, pa.Table)
+        return kept.with_block(kept.block.with_data(kept.block.data.drop_columns(THERE)))
+
+
+def with_holes(table: pa.Table, places: IntArray, rows: int) -> pa.Table:
+    """``rows`` rows, of which those at ``places`` are the table's and all others null, and a column that
+    says so."""
+    found = np.full(rows, -1, dtype=np.int64)
+    found[places] = np.arange(len(places))
+    there = to_arrow(found >= 0)
+    if not table.num_columns:
+        return pa.table({THERE: there})
+    return table.take(to_arrow(found, found < 0)).append_column(THERE, there)
+
 
 #: Most rows of a block in one file, and most bytes of them as they are read.
 FILE_ROWS = 65_536
@@ -43,7 +84,6 @@ PATIENCE = 120.0
 MOST_UNTRIED = 256
 #: The share of ``max_bytes`` that is written before the folder is looked at again: others write there too.
 UNSEEN = 1 / 16
-
 #: A column of ours: which row of its file's stretch of the block each one is.
 NUMBER = "trainpipes:row"
 

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.columns.utf8 import check_whole
+from trainpipes.columns.arrays import check_whole
 from trainpipes.storage.caching.private_file import NotOwnError, make_file, open_file
 
 #: The key of our entry in a file's schema, and what in it the checksum follows.

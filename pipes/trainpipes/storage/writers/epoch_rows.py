@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.arrays import gathered
 from trainpipes.columns.columns import table_of
-from trainpipes.columns.gathered import gathered
 from trainpipes.columns.run import Run
 from trainpipes.engine.column_names import row_schema
 from trainpipes.engine.layout import WindowKey
@@ -22,12 +22,10 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.shards.opener import ShardOpener
-from trainpipes.engine.shards.row_errors import say_where
-from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, say_where
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.kinds.own_class import is_ours
 from trainpipes.kinds.source import RowSource, RowStream
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, is_ours
 from trainpipes.kinds.stage_kinds import RunStage
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.state.checksum import checksum
+from trainpipes.state.cursor import checksum
 
 
 def about_inputs(source: Any) -> dict[str, str]:
