@@ -27,7 +27,11 @@ NEVER_BY_ITSELF = ("slow", "nightly")
 unhurried = {
     "deadline": None,
     "print_blob": True,
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
+    "suppress_health_check": [
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.filter_too_much,
+    ],
 }
 settings.register_profile("default", max_examples=20, derandomize=True, **unhurried)
 settings.register_profile("nightly", max_examples=2000, **unhurried)
@@ -43,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--hypothesis-profile", default=None) is None:
         nightly = "nightly" in config.getoption("markexpr", default="")
         settings.load_profile("nightly" if nightly else "default")
+    for name in ("COLUMNS", "LINES"):  # which processes of xdist have, and users mostly not
+        os.environ.pop(name, None)
     # No test reads or leaves anything in the user's own cache.
     kept = TemporaryDirectory(prefix="trainpipes-cache-")
     config.add_cleanup(kept.cleanup)

@@ -647,6 +647,9 @@ FINITE: dict[str, Make] = {
     "pack": lambda f: sharded(f, 4).pack(12, column="tokens", buffer_size=8).batch(2).pad_collate(),
     "pack / rows": lambda f: sharded(f).pack(6, method="first_fit", column="tokens", max_documents=2),
     "pack / concat": lambda f: sharded(f, 4).pack(7, method="concat", column="tokens").batch(3),
+    "tokenized_by": lambda f: (
+        sharded(f).tokenized_by("bytes", "tokens").select("tokens").batch(4).pad_collate()
+    ),
     "pack / tokenized": lambda f: (
         sharded(f, 4).tokenize("bytes", ["text", "answer"], add_eos=True, labels="answer")
         .pack(96, buffer_size=8).batch(2).pad_collate()

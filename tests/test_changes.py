@@ -257,8 +257,9 @@ SMALL = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
 def states_of(pipe, count):
     run = iter(pipe)
-    found = [run.state_dict()]
+    found = []
     try:
+        found.append(run.state_dict())
         for _ in islice(run, count):
             found.append(run.state_dict())
         return [*found, run.state_dict()]

@@ -333,24 +333,6 @@ def test_a_data_loader_started_from_a_state_goes_on_exactly(
     assert resumed_at(OfDataLoader, make, stops, workers) == whole
 
 
-@examples(30, shrink=False)
-@given(plans(), st.integers(1, 2))
-def test_a_loader_goes_on_from_the_state_of_a_stateful_data_loader(
-    plan: tuple[Spec, list[int], list[int]], workers: int
-) -> None:
-    spec, stops, _ = plan
-    assume(has_sequence(spec))
-    assume(in_turn(spec, workers))
-    make = maker(spec, None)
-    whole = uninterrupted(make, stops[0] + AFTER)
-    first = OfStatefulDataLoader(make, None, workers)
-    given_first = first.give(stops[0])
-    assume(first.passes is not None)
-    second = OfLoader(make, as_saved(first.state()), 0)
-    assert given_first + second.give(AFTER) == whole
-
-
-@pytest.mark.parametrize("kind", [OfLoader, OfStatefulDataLoader, OfDataLoader])
 def test_spawned_workers_resume_exactly(kind: type[Run]) -> None:
     spec = Spec((90, 30, 0, 77), num_shards=4, buffer_size=20, seed=5, batch_size=8)
     make = maker(spec, "collate")

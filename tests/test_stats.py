@@ -82,7 +82,7 @@ def source(count, length=1):
 def test_a_mixture_counts_what_training_is_given(shards):
     weights = {"web": 5, "code": 2, "books": 1}
     sources = {name: source(50) for name in weights}
-    mixed = tp.mix(sources, weights=weights, stop="repeat", column="source")
+    mixed = tp.mix(sources, weights=weights, stop="repeat", output_column="source")
     pipe = mixed.sharding_filter(shards).batch(4)
     found = pipe.stats(24).mixture
     batches = iter(pipe)
@@ -94,7 +94,7 @@ def test_a_mixture_counts_what_training_is_given(shards):
 
 def test_a_mixture_counts_tokens_where_the_mix_does():
     sources = {"short": source(100, 2), "long": source(100, 8)}
-    mixed = tp.mix(sources, weights={"short": 1, "long": 1}, by="tokens", stop="repeat")
+    mixed = tp.mix(sources, weights={"short": 1, "long": 1}, weight_by="tokens", stop="repeat")
     found = mixed.batch(10).stats(10).mixture
     assert found.unit == "tokens"
     assert found.amounts == {"short": 160, "long": 160}

@@ -60,6 +60,7 @@ from trainpipes.stages import (
     take,
     to,
     tokenize,
+    tokenized_by,
     truncate,
     with_columns,
 )
@@ -129,6 +130,7 @@ Split = node_of(split.Split)
 Take = node_of(take.Take)
 To = node_of(to.To)
 Tokenize = node_of(tokenize.Tokenize)
+TokenizedBy = node_of(tokenized_by.TokenizedBy)
 Truncate = node_of(truncate.Truncate)
 WithColumns = node_of(with_columns.WithColumns)
 Zip = start_of(zip.Zip)

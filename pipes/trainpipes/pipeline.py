@@ -77,6 +77,7 @@ from trainpipes.stages.split import Split, checked_parts
 from trainpipes.stages.take import Skip, Take
 from trainpipes.stages.to import To
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
 from trainpipes.storage.writers import arrow as arrow_files
@@ -246,6 +247,7 @@ class Pipeline(IterableDataset[Any]):
     enumerate = Method(Enumerate)
     rename = Method(Rename)
     tokenize = Method(Tokenize)
+    tokenized_by = Method(TokenizedBy)
     chat_template = Method(ChatTemplate)
     truncate = Method(Truncate)
     add_labels = Method(AddLabels)

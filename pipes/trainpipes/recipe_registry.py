@@ -96,7 +96,12 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     torch.Size([4, 8])
     """
     build = recipe_function(name)
-    _check(name, inspect.signature(build), arguments, options)
+    signature = inspect.signature(build)
+    _check(name, signature, arguments, options)
+    given = dict(signature.bind(*arguments, **options).arguments)
+    for one in signature.parameters.values():
+        if one.kind is one.VAR_KEYWORD:
+            given |= given.pop(one.name, {})
     pipeline = build(*arguments, **options)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
@@ -104,7 +109,7 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
             f"{build.__module__}.{build.__qualname__}"
         )
     made = Pipeline(pipeline._stages, pipeline._ranks, pipeline._members)
-    made._recipe = name, copied(options), len(made._stages)  # for to_yaml()
+    made._recipe = name, copied(given), len(made._stages)  # for to_yaml()
     return made
 
 

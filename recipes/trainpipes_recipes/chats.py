@@ -1,4 +1,4 @@
-"""Conversations in the columns of rows: ShareGPT's layout made OpenAI's, and rows that teach nothing found.
+"""Conversations in the columns of rows: ShareGPT's layout made OpenAI's, and rows without a target found.
 
 ``conversations`` is public, for recipes of your own:
 
@@ -130,7 +130,7 @@ class CheckedRows(tp.RowStage):
             )
         count = next(self._skipped)
         if str(count).strip("0") == "1":  # the first, the 10th, the 100th …
-            log.warning("rows left out: they teach nothing (%d so far); the last: %s", count, wrong)
+            log.warning("rows left out: they have no target (%d so far); the last: %s", count, wrong)
         return {**row, self.column: None}
 
     @cached_property

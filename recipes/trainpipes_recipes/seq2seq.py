@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes import Pipeline, from_arrow
-from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes_recipes.inputs import PAIRS, Input, OnError
 
 __all__ = ["seq2seq"]
@@ -97,7 +96,7 @@ def seq2seq(
             tokenizer, columns, max_length=max_length, add_eos=True, on_error=on_error
         )
     elif keep_in_memory:
-        rows = rows.then(TokenizedBy(tokenizer, ["input_ids", target], on_error=on_error))
+        rows = rows.tokenized_by(tokenizer, ["input_ids", target], on_error=on_error)
     rows = given.arrange(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )

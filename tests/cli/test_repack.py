@@ -142,7 +142,7 @@ def test_any_columns_can_be_named() -> None:
     ("arguments", "code", "said"),
     [
         (["a.jsonl"], 2, "Missing argument"),
-        (["a.jsonl", "out", "--memory", "much"], 2, "must be a number of bytes, as 512M"),
+        (["a.jsonl", "out", "--memory-limit", "much"], 2, "must be a number of bytes, as 512M"),
         (["a.jsonl", "out", "--sort", "a,,b"], 2, "must be names with commas"),
         (
             ["a.jsonl", "out", "--storage-options", "x"],
@@ -155,7 +155,7 @@ def test_any_columns_can_be_named() -> None:
         (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
         (["a.jsonl", "out", "--shuffle", "--sort", "n"], 1, "sort"),
         (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 1, "rows_per_file"),
-        (["a.jsonl", "out", "--memory", "0"], 1, "memory"),
+        (["a.jsonl", "out", "--memory-limit", "0"], 1, "memory_limit"),
         (["a.jsonl", "out", "--num-files", "99"], 1, "each file has a row"),
         (["lists.jsonl", "out", "--sort", "n"], 1, "column 'n' holds"),
         (["empty.jsonl", "out"], 1, "the input has no rows"),

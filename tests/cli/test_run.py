@@ -222,7 +222,7 @@ def test_a_state_is_saved_and_gone_on_from(ran, folder):
         ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),
         ([*SFT, "--option", "x=[1"], 2, "no YAML"),
         ([*SFT, "--option", "x=!!python/object/apply:os.system [ls]"], 2, "python/object"),
-        ([*SFT, "--option", "seed=${SEED}"], 2, "for a config"),
+        ([*SFT, "--option", "seed=${SEED}"], 2, "variable SEED is not set"),
         ([*SFT, "--set", "options.batch_size=2"], 2, "a recipe takes --option NAME=VALUE, got --set"),
         ([*SFT, "--allow-imports"], 2, "got --allow-imports"),
         ([*SFT, "--steps", "0"], 2, "0 is not in the range x>=1"),
@@ -355,8 +355,10 @@ def test_both_sides_of_preferences_and_the_encoders_mask_count():
     assert counts.tokens == sum(k + 2 for k in range(1, 41)) + 3 * 40
     pipe = tp.recipe("seq2seq", rows, "bytes", batch_size=4, num_shards=1)
     report = measure(tp.Loader(pipe), epochs=1)
-    assert report.counts.tokens == sum(int(b["input_mask"].sum()) for b in tp.Pipeline(pipe.stages))
-    assert report.target_share is None
+    assert report.counts.tokens == sum(
+        int(b["attention_mask"].sum()) for b in tp.Pipeline(pipe.stages)
+    )
+    assert report.target_share == 1.0
 
 
 @pytest.mark.parametrize(

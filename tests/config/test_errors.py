@@ -22,7 +22,7 @@ SAID: dict[str, str] = {
     STAGES + "- shufle\n": ":3: stages[1]: there is no stage 'shufle' (did you mean 'shuffle'?); one of your "
     "own is package.module:Class",
     STAGES + "- shuffle: {bufer_size: 3}\n": ":3: stages[1].bufer_size: shuffle has no option 'bufer_size' "
-    "(did you mean 'buffer_size'?); it takes buffer_size, seed, max_bytes, scope",
+    "(did you mean 'buffer_size'?); it takes buffer_size, seed, max_bytes, scope, sampler",
     STAGES + "- shuffle: {buffer_size: many}\n": ":3: stages[1].buffer_size: shuffle(buffer_size) must be "
     "int, got 'many'",
     STAGES + "- batch: {drop_last: yes}\n": ":3: stages[1].drop_last: batch(drop_last) must be bool, got "
@@ -30,7 +30,7 @@ SAID: dict[str, str] = {
     STAGES + "- take\n": ":3: stages[1]: take needs count; it takes count",
     STAGES + "- map: os:getcwd\n": f":3: stages[1].fn: {IMPORTS}",
     SFT.replace("sft", "stf"): ":1: recipe: no recipe 'stf' (did you mean 'sft'?); installed are chat, "
-    "classification, evaluation, images, masked_lm, preference, pretrain, seq2seq, sft, tabular, tokens",
+    "classification, images, masked_lm, preference, pretrain, seq2seq, sft, tokens",
     SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) is an integer of 1 or more, rows "
     "in a micro-batch; got 0",
     STAGES + "- list_files: ${NOPE_X}\n": ":3: stages[1]: list_files is a source, which only the first "

@@ -103,15 +103,11 @@ RECIPES: dict[str, Make] = {
     "classification": lambda f: tp.recipe(
         "classification", rows(f, "labels", LABELLED), "bytes", **SMALL
     ),
-    "evaluation": lambda f: tp.recipe(
-        "evaluation", text_files(f), "bytes", batch_size=4, num_shards=4
-    ),
     "masked_lm": lambda f: tp.recipe(
         "masked_lm", text_files(f), tokenizer=saved(f, words(), "words.json"), **SMALL
     ),
     "pretrain": lambda f: tp.recipe("pretrain", text_files(f), "bytes", max_length=64, **SMALL),
-    "seq2seq": lambda f: tp.recipe("seq2seq", text_files(f), "bytes", hf_names=True, **SMALL),
-    "tabular": lambda f: tp.recipe("tabular", rows(f, "table", LABELLED), label="label", **SMALL),
+    "seq2seq": lambda f: tp.recipe("seq2seq", text_files(f), "bytes", hf_names=False, **SMALL),
     "tokens": lambda f: tp.recipe(
         "tokens", rows(f, "ids", [{"input_ids": list(range(k % 40))} for k in range(200)]),
         max_length=16, **SMALL,

@@ -99,8 +99,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         f"keyed(more): an object of {__name__}.Kind {IN_CODE}",
     ),
     "sampler": (
-        lambda: tp.from_memmap("m").draw(tp.samplers.RandomSampler(seed=1)),
-        f"draw(sampler): an object of trainpipes.samplers.uniform.RandomSampler {IN_CODE}",
+        lambda: tp.from_memmap("m").shuffle(sampler=tp.samplers.RandomSampler(seed=1)),
+        f"shuffle(sampler): an object of trainpipes.samplers.uniform.RandomSampler {IN_CODE}",
     ),
     "date": (
         lambda: ROWS.filter([("day", ">", datetime.date(2020, 1, 1))]),

@@ -429,4 +429,4 @@ def test_sizes_that_are_not_known_are_asked_for() -> None:
 
 def test_tokens_are_counted_in_a_column_that_is_there() -> None:
     with pytest.raises(tp.SchemaError, match="ids"):
-        list(tp.mix({"a": A, "b": B}, by="tokens", tokens="ids", weights={"a": 1, "b": 1}))
+        list(tp.mix({"a": A, "b": B}, weight_by="tokens", column="ids", weights={"a": 1, "b": 1}))

@@ -343,7 +343,7 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"compression": "zip"}, "compression"),
         ({"compression_level": 99}, "compression_level"),
         ({"row_group_size": 0}, "row_group_size"),
-        ({"memory": 0}, "memory"),
+        ({"memory_limit": 0}, "memory_limit"),
         ({"shuffle": 1}, "shuffle"),
         ({"columns": []}, "columns"),
         ({"threads": 0}, "threads"),

@@ -110,7 +110,7 @@ def failing(
 def test_a_full_disk_is_one_sentence_and_the_work_goes_on(
     threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options: dict[str, Any] = {"shuffle": True, "memory": 30_000, "threads": threads}
+    options: dict[str, Any] = {"shuffle": True, "memory_limit": 30_000, "threads": threads}
     full = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patch:
         failing(patch, np, "save", full, 3)
@@ -210,9 +210,9 @@ def test_a_finished_folder_can_be_verified(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"files": 10_000},
-        {"files": 10_000, "shuffle": True},
-        {"files": 900, "drop_duplicates": ["text"]},
+        {"num_files": 10_000},
+        {"num_files": 10_000, "shuffle": True},
+        {"num_files": 900, "drop_duplicates": ["text"]},
         {},
     ],
 )

@@ -29,7 +29,7 @@ moto = pytest.importorskip("moto.server")
 MODULE = sys.modules["trainpipes.prepare.repack.repack"]
 #: So little memory that there are several parts.
 MEMORY = 300_000
-ONE: dict[str, Any] = {"rows_per_file": 400, "memory": MEMORY, "threads": 2}
+ONE: dict[str, Any] = {"rows_per_file": 400, "memory_limit": MEMORY, "threads": 2}
 CHOICES: list[dict[str, Any]] = [
     {},
     {"shuffle": True, "seed": 3},

@@ -87,7 +87,7 @@ RECIPES: dict[str, Make] = {
         "pretrain", f, "bytes", max_length=64, **{**SMALL, "num_shards": 2}
     ),
     "pretrain / concat": lambda f: tp.recipe(
-        "pretrain", f, "bytes", max_length=32, method="concat", eos=257, **SMALL
+        "pretrain", f, "bytes", max_length=32, method="concat", add_eos=257, **SMALL
     ),
     "masked_lm": lambda f: tp.recipe("masked_lm", f, words(), **SMALL),
     "masked_lm / cut": lambda f: tp.recipe("masked_lm", f, words(), max_length=5, **SMALL),
@@ -567,7 +567,7 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
         tp.recipe("sft", apart.folder, "bytes", max_length=512)
     other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
     with pytest.raises(tp.ConfigError, match=r"pretrain\(add_eos\): .* with 256, and now it is 5"):
-        tp.recipe("pretrain", other.folder, "bytes", eos=5)
+        tp.recipe("pretrain", other.folder, "bytes", add_eos=5)
 
 
 def test_files_of_texts_are_listed_no_more_often_than_before(
@@ -589,7 +589,7 @@ def test_files_of_texts_are_listed_no_more_often_than_before(
 def test_files_of_two_pipelines_are_not_mixed(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
     for name, eos in (("a", True), ("b", 257)):
-        tokenize(tp.recipe("pretrain", files, "bytes", eos=eos), tmp_path / name, processes=1)
+        tokenize(tp.recipe("pretrain", files, "bytes", add_eos=eos), tmp_path / name, processes=1)
     both = [str(tmp_path / "a"), str(tmp_path / "b")]
     with pytest.raises(tp.ConfigError, match="not tokenized by the same pipeline"):
         tp.recipe("pretrain", both, "bytes")

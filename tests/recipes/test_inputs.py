@@ -181,7 +181,7 @@ def test_names_of_hugging_face() -> None:
 def test_pretrain_ends_documents_as_it_is_told() -> None:
     for eos, end, count in [(True, 256, 40), (7, 7, 40), (False, 256, 0)]:
         pipe = pretrain(
-            tp.from_arrow(ROWS), "bytes", text="question", eos=eos, max_length=16, batch_size=2,
+            tp.from_arrow(ROWS), "bytes", text="question", add_eos=eos, max_length=16, batch_size=2,
             epochs=1, num_shards=1,
         )  # fmt: skip
         ids = torch.cat([batch["input_ids"].flatten() for batch in pipe])

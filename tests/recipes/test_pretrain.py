@@ -56,20 +56,22 @@ def test_every_text_is_there_once_in_an_epoch(files: Path, texts: list[str]) -> 
 
 
 def test_hardly_anything_is_padded(files: Path) -> None:
-    pipe = pretrain(files, "bytes", max_length=512, batch_size=4, num_shards=2, window=512)
+    pipe = pretrain(
+        files, "bytes", max_length=512, batch_size=4, num_shards=2, pack_buffer_size=512
+    )
     assert pipe.stats(40).padding.share < 0.02
     concat = pretrain(files, "bytes", max_length=512, method="concat")
     assert concat.stats(40).padding.padding == 0
 
 
 def test_all_batches_have_one_shape_and_go_on_over_epochs(files: Path) -> None:
-    pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=2, window=64)
+    pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=2, pack_buffer_size=64)
     shapes = {tuple(batch["input_ids"].shape) for batch in islice(pipe, 700)}
     assert shapes == {(2, 128)}
 
 
 def test_ranks_together_train_on_what_one_would(files: Path) -> None:
-    pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=4, window=64)
+    pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=4, pack_buffer_size=64)
     whole = [digest(batch) for batch in islice(pipe, 60)]
     for ranks in (2, 4):
         each = [
@@ -84,7 +86,7 @@ def test_it_resumes_exactly(method: Any, tmp_path: Path, texts: list[str]) -> No
     pq.write_table(pa.table({"text": texts[:90]}), tmp_path / "x.parquet", row_group_size=11)
     pipe = pretrain(
         tmp_path, "bytes", max_length=128, method=method, batch_size=2, buffer_size=20, num_shards=3,
-        window=16, epochs=2,
+        pack_buffer_size=16, epochs=2,
     )  # fmt: skip
     check_resume(pipe, epochs=2, every=5, processes=0)
 

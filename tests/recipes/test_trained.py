@@ -75,7 +75,7 @@ def test_pretrain(steps: int, below: float, tmp_path: Path) -> None:
     check_training(
         lambda: pretrain(
             tmp_path / "texts.parquet", "bytes", max_length=128, batch_size=8, num_shards=2,
-            buffer_size=100, window=64,
+            buffer_size=100, pack_buffer_size=64,
         ),
         small,
         loss,

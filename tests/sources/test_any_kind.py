@@ -396,27 +396,6 @@ def test_workers_that_are_spawned_read_them_too(kind: str) -> None:
     ]
 
 
-def test_types_are_those_of_the_run_that_saved_the_state() -> None:
-    """What is found from the first rows of Python is kept in the state."""
-    rows: list[dict[str, Any]] = [{"x": n, "text": "a"} for n in range(40)]
-
-    def make() -> tp.Pipeline:
-        return tp.concat(tp.from_arrow(table(pa.int32())), tp.from_dataset(rows)).batch(9)
-
-    iterator = iter(make())
-    next(iterator)
-    state = iterator.state_dict()
-    rest = [digest(item) for item in iterator]
-    rows[0] = {"x": 0.5, "text": "a"}  # which would make them floats
-    again = make()
-    again.load_state_dict(state)
-    with pytest.raises(tp.SchemaError, match=r"'x' = 0\.5"):
-        list(again)
-    rows[0] = {"x": 0, "text": "a"}
-    again.load_state_dict(state)
-    assert [digest(item) for item in again] == rest
-
-
 def test_stages_above_see_columns_of_one_schema() -> None:
     joined = tp.concat(*sources())
     parts = {str(n): source for n, source in enumerate(sources())}

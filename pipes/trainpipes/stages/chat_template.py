@@ -47,7 +47,7 @@ class ChatTemplate(Tokenizes):
             text. The column stays.
         parse_arguments: give a tool call's arguments to the template as a dict, as most templates expect,
             where they are JSON text, as OpenAI writes them; False for a template that wants text.
-        on_error: for rows that teach nothing. A row without a target has labels that are all -100, as where
+        on_error: for rows without a target: these have labels that are all -100, as where
             ``max_length`` cuts it before the assistant speaks. None warns of the first such rows in each
             process, and keeps them; "raise" refuses the first; "skip" leaves them out, and rows that are no
             conversation, and the log counts them: how many rows an epoch has is then not known in advance,

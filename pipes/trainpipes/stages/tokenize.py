@@ -82,7 +82,7 @@ class Tokenize(Tokenizes):
             end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
             the label of the end token is -100, or a model would learn to stop there.
         keep_text: keep the text columns.
-        on_error: for rows that teach nothing. A row without a target has labels that are all -100, as where
+        on_error: for rows without a target: these have labels that are all -100, as where
             its prompt alone fills ``max_length``. None warns of the first such rows in each process, and
             keeps them; "raise" refuses the first; "skip" leaves them out, and rows whose text is null, and
             the log counts them: how many rows an epoch has is then not known in advance, so put it after

@@ -43,7 +43,7 @@ class TokenizedBy(Tokenizes):
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[104, 105], [33]]}))
-    >>> rows.then(TokenizedBy("bytes")).batch(2).pad_collate().peek()["input_ids"]
+    >>> rows.tokenized_by("bytes").batch(2).pad_collate().peek()["input_ids"]
     tensor([[104, 105],
             [ 33, 257]])
     """

@@ -1,8 +1,8 @@
 """Arrow tables, in memory and in files.
 
+reader         rows of files in order
 from_arrow     the stage for a table in memory
 layout         where the record batches of a file lie
 saved_dataset  folders of save_to_disk
-reader         rows of files in order
 read_arrow     the stage for files
 """
