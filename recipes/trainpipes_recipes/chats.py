@@ -130,7 +130,9 @@ class CheckedRows(tp.RowStage):
             )
         count = next(self._skipped)
         if str(count).strip("0") == "1":  # the first, the 10th, the 100th …
-            log.warning("rows left out: they have no target (%d so far); the last: %s", count, wrong)
+            log.warning(
+                "rows left out: they have no target (%d so far); the last: %s", count, wrong
+            )
         return {**row, self.column: None}
 
     @cached_property

@@ -127,6 +127,6 @@ def test_a_bomb_in_an_archive_is_refused_by_what_its_header_says(tmp_path):
 
 
 def test_options_are_checked_when_they_are_written_down():
-    for options in ({"block_rows": 0}, {"columns": []}, {"column": ""}):
+    for options in ({"block_rows": 0}, {"columns": []}, {"output_column": ""}):
         with pytest.raises(tp.ConfigError):
             tp.read_numpy("x", **options)

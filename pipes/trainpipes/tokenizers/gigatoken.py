@@ -68,7 +68,18 @@ def why_not(content: Mapping[str, Any], splits_special: bool = False) -> str | N
         return f"its model is {model.get('type')}, and gigatoken does BPE"
     if model.get("dropout"):
         return f"its model has dropout = {model['dropout']!r}"
+    if not _has_bytes(model["vocab"]):
+        return "its vocabulary lacks tokens for some bytes, which gigatoken needs"
     return _added(content)
+
+
+def _has_bytes(vocab: Mapping[str, int]) -> bool:
+    """Whether a vocabulary has a token for each byte, as GPT-2 or as SentencePiece writes bytes."""
+    printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printed)
+    letters = [*map(chr, printed), *(chr(0x100 + n) for n, _ in enumerate(others))]
+    by_number = (f"<0x{byte:02X}>" for byte in range(256))
+    return all(letter in vocab for letter in letters) or all(name in vocab for name in by_number)
 
 
 def _added(content: Mapping[str, Any]) -> str | None:
