@@ -107,7 +107,7 @@ def test_after_kills_at_random_the_same_bytes_come_and_nobody_is_left(
         kept = sum(name.startswith("part-0") for name in os.listdir(out))
     last = subprocess.run(command(texts, out, 2), stdout=subprocess.PIPE, check=True)
     found = json.loads(last.stdout)
-    assert found["files"] <= FILES
+    assert found["kept"] >= kept > 4
     assert contents(out) == whole
 
 

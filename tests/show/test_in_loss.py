@@ -162,10 +162,10 @@ def test_sft_learns_the_response_and_its_end(tokenizer):
 
 
 def test_seq2seq_learns_all_of_the_response():
-    view = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1))
+    view = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1, hf_names=False))
     assert marked(view, "input_ids") == []
     assert marked(view, "target_ids")[0].startswith(" say ")
-    hf = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1, hf_names=True))
+    hf = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1))
     assert marked(hf, "labels")[0].startswith(" say ")
 
 
@@ -201,7 +201,9 @@ def test_token_files_have_labels_everywhere_and_the_first_token_is_not_in_the_lo
 
 def test_masked_tokens_are_shown_with_what_they_were():
     rows = tp.from_dataset([{"text": "some words to hide " * 6}] * 4)
-    tokens = rows.tokenize(bpe()).mask_tokens(0.3, mask_id=0, special_ids=[1, 2, 3], vocab_size=800)
+    tokens = rows.tokenize(bpe()).mask_tokens(
+        0.3, mask_token_id=0, special_ids=[1, 2, 3], vocab_size=800
+    )
     view = only(tokens.batch(2).pad_collate())
     hidden = [p for r in view.texts for p in r.pieces if p.kind == "masked"]
     assert view.tokens[0].layout == "masked"
@@ -212,7 +214,9 @@ def test_masked_tokens_are_shown_with_what_they_were():
 
 def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe(), eos_token="</s>", pad_token="</s>")
-    view = only(tp.recipe("seq2seq", varied(), tokenizer, batch_size=4, num_shards=1))
+    view = only(
+        tp.recipe("seq2seq", varied(), tokenizer, batch_size=4, num_shards=1, hf_names=False)
+    )
     for row in range(4):
         (text,) = marked(view, "target_ids", row)
         assert text.count("</s>") == 1
