@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -49,6 +50,7 @@ def filtered(*rows: int) -> tp.Pipeline:
     return dealt.filter(FailsAt(*rows), version="1").batch(4)
 
 
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 WAYS: dict[str, Callable[[tp.Pipeline], Any]] = {
     "pipeline": lambda pipe: pipe,
     "no threads": lambda pipe: tp.Loader(pipe, threads=0),
@@ -63,7 +65,7 @@ WAYS: dict[str, Callable[[tp.Pipeline], Any]] = {
 @pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [mapped, filtered])
-@pytest.mark.parametrize("number", [0, 1, 20, 43])
+@pytest.mark.parametrize("number", [SLOW(0), 1, SLOW(20), 43])
 def test_batches_before_one_that_fails_are_given(make: Any, way: str, number: int) -> None:
     expected = list(make())
     failing = expected[number][-1]["x"]

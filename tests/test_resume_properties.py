@@ -333,7 +333,13 @@ def test_a_data_loader_started_from_a_state_goes_on_exactly(
     assert resumed_at(OfDataLoader, make, stops, workers) == whole
 
 
-@pytest.mark.parametrize("kind", [OfLoader, OfStatefulDataLoader, OfDataLoader])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        OfLoader,
+        *(pytest.param(k, marks=pytest.mark.slow) for k in (OfStatefulDataLoader, OfDataLoader)),
+    ],
+)
 def test_spawned_workers_resume_exactly(kind: type[Run]) -> None:
     spec = Spec((90, 30, 0, 77), num_shards=4, buffer_size=20, seed=5, batch_size=8)
     make = maker(spec, "collate")

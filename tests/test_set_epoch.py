@@ -95,7 +95,9 @@ def test_set_epoch_changes_nothing_where_that_epoch_comes_next(
 
 
 @EVERY_WAY
-@pytest.mark.parametrize("named", [0, 1, 2, 5])
+@pytest.mark.parametrize(
+    "named", [0, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))]
+)
 def test_the_first_call_after_a_load_names_the_loaded_epoch(
     kind: Any, options: dict[str, Any], named: int
 ) -> None:

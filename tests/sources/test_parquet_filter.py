@@ -98,7 +98,7 @@ def filters(draw: st.DrawFn, names: list[str], table: pa.Table, depth: int = 2) 
     return (compared == False) if choice == 4 else compared  # noqa: E712
 
 
-@examples(750)
+@examples(300)
 @given(data=st.data())
 def test_no_row_that_matches_is_left_out_and_none_is_given_that_does_not(
     data: st.DataObject,
@@ -106,18 +106,18 @@ def test_no_row_that_matches_is_left_out_and_none_is_given_that_does_not(
     names = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True))
     table = data.draw(tables(names))
     filter = data.draw(filters(names, table))
+    options: dict[str, Any] = {
+        "row_group_size": 3,
+        "use_dictionary": data.draw(st.booleans()),
+        "write_statistics": data.draw(st.sampled_from([True, True, True, False])),
+        "store_schema": data.draw(st.booleans()),
+    }
+    cut = data.draw(st.integers(0, len(table)))
     try:
         wanted = table.filter(filter)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return  # Arrow has no such function of this type
     with TemporaryDirectory() as folder:
-        options: dict[str, Any] = {
-            "row_group_size": 3,
-            "use_dictionary": data.draw(st.booleans()),
-            "write_statistics": data.draw(st.sampled_from([True, True, True, False])),
-            "store_schema": data.draw(st.booleans()),
-        }
-        cut = data.draw(st.integers(0, len(table)))
         pq.write_table(table.slice(0, cut), f"{folder}/0.parquet", **options)
         pq.write_table(table.slice(cut), f"{folder}/1.parquet", **options)
         found = list(tp.read_parquet(folder, filter=filter))

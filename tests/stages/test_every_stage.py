@@ -25,10 +25,10 @@ def test_no_stage_is_missing_here():
 def test_a_stage_resumes_exactly(name, folder):
     pipe = FINITE[name](folder)
     if " / " in name:  # a variant before some items
-        report = check_resume(pipe, processes=0, every=5, epochs=2)
+        report = check_resume(pipe, processes=0, every=7, epochs=2)
     else:  # a stage before every other item, some of a later epoch, and in another process
-        report = check_resume(pipe, processes=0, every=2, epochs=2)
-        check_resume(pipe, processes=1, every=7, epochs=3)
+        report = check_resume(pipe, processes=0, every=4, epochs=2)
+        check_resume(pipe, processes=1, every=11, epochs=3)
     assert report.items[0] >= 3
     print(f"{name}: {report}")  # noqa: T201
 
@@ -36,8 +36,8 @@ def test_a_stage_resumes_exactly(name, folder):
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_stage_resumes_exactly(name, folder):
     pipe = ENDLESS[name](folder)
-    assert check_resume(pipe, limit=16, epochs=2, processes=0).items == (16, 16)
-    far = check_resume(pipe, limit=40, epochs=2, every=9, processes=1)
+    assert check_resume(pipe, limit=12, epochs=2, every=3, processes=0).items == (12, 12)
+    far = check_resume(pipe, limit=40, epochs=2, every=19, processes=1)
     assert far.items == (40, 40)
 
 
