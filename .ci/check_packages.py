@@ -14,7 +14,7 @@ from pathlib import Path
 
 #: Bytes, at most.
 LARGEST = {".whl": 1_500_000, ".gz": 2_500_000}
-PACKAGES = ("trainpipes", "trainpipes.cli", "trainpipes_recipes")
+PACKAGES = ("trainpipes", "trainpipes_recipes")
 
 
 def faults_of_wheel(wheel: Path) -> Iterator[str]:

@@ -179,7 +179,7 @@ def each_by_itself(output: Path) -> list[str]:
     for trainer in (
         Trainer(model(), args, train_dataset=pipeline("counted")),
         SFTTrainer(
-            model(), trl_args, train_dataset=rows(), processing_class=tokenizer(),
+            model(), trl_args, train_dataset=pipeline("counted"), processing_class=tokenizer(),
         ),
     ):  # fmt: skip
         try:
