@@ -173,10 +173,6 @@ Image.new("RGB", (8, 8)).save(file, "JPEG")
 rows = tp.from_dataset([{"image": file.getvalue(), "label": k % 2} for k in range(8)])
 assert images(rows, size=4, batch_size=2, num_shards=1).peek()["images"].shape == (2, 3, 4, 4)
 """,
-    "plot": """
-from trainpipes.look.shuffle_quality import shuffle_quality
-shuffle_quality(texts.shuffle(4)).plot()
-""",
 }
 
 
