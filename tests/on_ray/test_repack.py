@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from repack_driver import MEMORY, kills_once, rows, table
 
 DRIVER = Path(__file__).parent / "repack_driver.py"
-ONE: dict[str, Any] = {"rows_per_file": 800, "memory": MEMORY}
+ONE: dict[str, Any] = {"rows_per_file": 800, "memory_limit": MEMORY}
 CHOICES: list[dict[str, Any]] = [
     {},
     {"shuffle": True, "seed": 3, "row_group_size": 64},

@@ -80,7 +80,7 @@ def test_repack_writes_the_files_of_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MODULE, "LEAST_MEMORY", 1)
-    how = {"rows_per_file": 500, "memory": 300_000, **how}
+    how = {"rows_per_file": 500, "memory_limit": 300_000, **how}
     repack(given, tmp_path / "here", **how)
     url = f"s3://shared/packed {len(how)}"
     done = repack(given, url, engine="ray", storage_options=options, **how)
@@ -114,7 +114,7 @@ repack(rows, "s3://shared/killed", engine="ray", address=address, **json.loads(o
 def test_a_driver_that_is_killed_goes_on_by_the_same_call(
     given: Path, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    how = {"shuffle": True, "rows_per_file": 500, "memory": 300_000}
+    how = {"shuffle": True, "rows_per_file": 500, "memory_limit": 300_000}
     address = ray.get_runtime_context().gcs_address
     words = [str(given), str(tmp_path / "mark"), address]
     words.append(json.dumps({**how, "storage_options": options}))
@@ -152,7 +152,7 @@ def test_writers_write_the_files_of_one_process(
     done.verify()
     before = done.files
     assert getattr(pipe, method)(f"{url}/", num_files=7, engine="ray").files == before
-    with pytest.raises(tp.ConfigError, match=r"wrote with files: 7, now 8"):
+    with pytest.raises(tp.ConfigError, match=r"wrote with num_files: 7, now 8"):
         getattr(pipe, method)(url, num_files=8, engine="ray")
 
 

@@ -132,7 +132,7 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
         texts,
         tmp_path / "packed",
         "--shuffle",
-        "--files",
+        "--num-files",
         3,
         "--engine",
         "ray",
