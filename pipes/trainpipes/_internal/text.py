@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import signal
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -120,3 +121,16 @@ def amount(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} TB"
+
+
+def how_ended(code: int | None) -> str:
+    """How a process ended, by its exit code.
+
+    >>> how_ended(1), how_ended(-15)
+    ('has ended with exit code 1', 'was ended by signal 15 (SIGTERM)')
+    """
+    if code is None or code >= 0:
+        return f"has ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in {*signal.Signals} else "unknown"
+    hint = ", as the system does where memory runs out," if name == "SIGKILL" else ""
+    return f"was ended by signal {-code} ({name}){hint}"

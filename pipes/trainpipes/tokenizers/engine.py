@@ -118,9 +118,6 @@ class Engine(ABC):
         self._locks: dict[int, threading.Lock] = {}
         self._turns: dict[int, threading.Lock] = {}
 
-    #: Packages that do the work, as they are imported.
-    packages: Sequence[str] = ()
-
     @abstractmethod
     def _load(self) -> Any:
         """What does the work; nobody else holds it."""

@@ -246,10 +246,6 @@ class HuggingFace(Engine):
         content |= {"truncation": None, "padding": None, "post_processor": None}
         return Gigatoken(json.dumps(content))
 
-    @property
-    def packages(self) -> Sequence[str]:  # type: ignore[override]
-        return ("tokenizers", "gigatoken") if self._refusal() is None else ("tokenizers",)
-
     def runs_on(self) -> str:
         plain = f"tokenizers {version('tokenizers')}"
         why = self._refusal()

@@ -25,8 +25,6 @@ class SentencePiece(Engine):
         model: a file, or a ``SentencePieceProcessor``.
     """
 
-    packages = ("sentencepiece",)
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         need("sentencepiece", "a SentencePiece model")

@@ -25,8 +25,6 @@ class Tiktoken(Engine):
         encoding: a ``tiktoken.Encoding``, or the name of one that tiktoken knows.
     """
 
-    packages = ("tiktoken",)
-
     def __init__(self, encoding: Any) -> None:
         super().__init__()
         need("tiktoken", "a tiktoken encoding")

@@ -27,8 +27,6 @@ class Slow(Engine):
         tokenizer: a ``PreTrainedTokenizer``.
     """
 
-    packages = ("transformers",)
-
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
         self._tokenizer = tokenizer
@@ -148,10 +146,6 @@ class Directory(Engine):
         if hasattr(tokenizer, "backend_tokenizer"):
             return HuggingFace(tokenizer, self._fast)
         return Slow(tokenizer)
-
-    @property
-    def packages(self) -> Sequence[str]:  # type: ignore[override]
-        return ("transformers", *self._engine.packages)
 
     @property
     def _engine(self) -> Engine:

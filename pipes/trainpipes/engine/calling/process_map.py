@@ -11,7 +11,6 @@ import atexit
 import multiprocessing
 import os
 import pickle
-import signal
 import socket
 import threading
 import time
@@ -23,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 from weakref import WeakSet, ref
 
+from trainpipes._internal.text import how_ended
 from trainpipes.engine.calling.process_worker import (
     Message,
     pickled,
@@ -319,12 +319,7 @@ class _Worker(threading.Thread):
         if process.exitcode is None:
             process.kill()
             process.join(PATIENCE)
-        code = process.exitcode
-        if code is None or code >= 0:
-            return f"worker process {process.pid} has ended with exit code {code}"
-        name = signal.Signals(-code).name if -code in {*signal.Signals} else "unknown"
-        hint = ", as the system does where memory runs out," if name == "SIGKILL" else ""
-        return f"worker process {process.pid} was ended by signal {-code} ({name}){hint}"
+        return f"worker process {process.pid} {how_ended(process.exitcode)}"
 
     def _not_ready(self, how: str) -> TrainpipesError:
         cure = (

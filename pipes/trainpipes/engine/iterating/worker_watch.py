@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from torch.utils.data._utils import signal_handling
 
+from trainpipes._internal.text import how_ended
 from trainpipes.engine.iterating.worker_message import WorkerMemory
 from trainpipes.errors import WorkerError
 
@@ -71,8 +71,9 @@ class WorkerWatch:
             if m is None
             else f"while it made batch {m} of shard {m % num_shards}"
         )
+        process = self._workers[worker]
         return WorkerError(
-            f"worker {worker} of the Loader {_how_it_ended(self._workers[worker])} {at}; "
+            f"worker {worker} of the Loader (process {process.pid}) {how_ended(process.exitcode)} {at}; "
             "loader.load_state_dict(loader.state_dict()) goes on after the last batch that came, with fewer "
             "workers if memory ran out; num_workers=0 shows what a function does there"
         )
@@ -112,12 +113,3 @@ def _watch(workers: Sequence[BaseProcess], died: list[int]) -> None:
                     died.append(n)
     for worker in alive.values():
         worker.kill()
-
-
-def _how_it_ended(process: BaseProcess) -> str:
-    code = process.exitcode
-    if code is None or code >= 0:
-        return f"(process {process.pid}) has ended with exit code {code}"
-    name = signal.Signals(-code).name if -code in {*signal.Signals} else "unknown"
-    hint = ", as the system does where memory runs out," if name == "SIGKILL" else ""
-    return f"(process {process.pid}) was ended by signal {-code} ({name}){hint}"

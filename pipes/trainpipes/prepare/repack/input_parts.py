@@ -50,7 +50,6 @@ class Part:
         runs: names of its runs; None where its rows are kept as they come.
         again: rows that it has before itself, where duplicates are looked for.
         next: where the input goes on after it; None at its end.
-        notes: that the input needs to go on there.
     """
 
     first: int
@@ -62,7 +61,6 @@ class Part:
     runs: list[str] | None = None
     again: int = 0
     next: dict[str, Any] | None = None
-    notes: dict[str, Any] | None = None
 
     @property
     def schema(self) -> pa.Schema:

@@ -13,13 +13,11 @@ is written anew gets files of new names, and its manifest is replaced last.
 from __future__ import annotations
 
 import json
-import math
 import os
 import zlib
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
 import numpy.typing as npt
 
 from trainpipes.errors import UnreadableError
@@ -59,11 +57,6 @@ class Column:
     crc32: int = 0
     offsets_crc32: int = 0
     file: str = ""
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of one number of ``shape``."""
-        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
     @property
     def offsets_file(self) -> str:
