@@ -79,7 +79,9 @@ class ShuffleQuality:
             ("files in a batch", self.files_per_batch, 1, f"{self.random_files_per_batch:.1f}"),
             ("spread of a file", self.file_spread, 2, "1.00"),
         ]
-        table = [f"{'rows':<20}{of} of {self.files:,} files, batches of {self.batch_size}"]
+        table = [
+            f"{'rows':<20}{of} of {self.files:,} file{'s'[: self.files != 1]}, batches of {self.batch_size}"
+        ]
         for label, value, digits, random in lines:
             if value is not None:
                 table.append(f"{label:<20}{value:<10.{digits}f}random: {random}")
