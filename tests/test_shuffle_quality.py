@@ -179,7 +179,7 @@ def test_nothing_is_read_where_all_rows_are_kept():
 def test_small_and_empty_orders_have_numbers_too():
     assert shuffle_quality([]).rows == 0
     assert shuffle_quality([0]).neighbours_kept == 0
-    assert "of 1 files" in str(shuffle_quality([0, 1, 2]))
+    assert "of 1 file" in str(shuffle_quality([0, 1, 2]))
 
 
 def test_what_is_no_order_is_refused():
