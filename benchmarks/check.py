@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import trainpipes
+import trainpipes_recipes
 from benchmarks import environments
 from benchmarks.alone import ALONE, NEEDS
 from benchmarks.contestants import ENTRIES
@@ -118,7 +119,8 @@ def measured(name: str, tiny: bool, folder: Path) -> dict[str, Any]:
             "cannot": f"needs {NEEDS[name]}; python -m benchmarks --check --install",
         }
     command = [python, "-m", "benchmarks.alone", name, *(["--tiny"] if tiny else [])]
-    places = [str(Path(trainpipes.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    roots = (trainpipes.__file__, trainpipes_recipes.__file__)
+    places = [*(str(Path(root).parents[1]) for root in roots), os.environ.get("PYTHONPATH", "")]
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=own)
     if done.returncode:
