@@ -30,14 +30,19 @@ class OneAtATime:
     """Held while an iterator makes an item. Of threads that ask at the same time the second one is refused,
     as a generator does: items would be repeated and lost.
 
-    An iterator calls ``take``, and where that gives False ``wait``; then ``done``.
+    An iterator calls ``take`` within a ``try``, and where that gives False ``wait``; then ``done``, unless it
+    was refused. So Ctrl-C between two lines does not leave it held.
     """
 
     def __init__(self) -> None:
-        lock = threading.Lock()
-        self.take = lock.acquire
-        self.done = lock.release
+        self._lock = threading.Lock()
+        self.take = self._lock.acquire
         self._looks = False
+
+    def done(self) -> None:
+        """Let it go. Nothing, where it was not taken yet."""
+        if self._lock.locked():
+            self._lock.release()
 
     def wait(self) -> None:
         """Wait for a state that is being taken.
@@ -57,15 +62,18 @@ class OneAtATime:
         """While the state is taken, which is that of no item where one is being made."""
         self._looks = True
         try:
-            if not self.take(False):
-                raise RuntimeError(
-                    "state_dict() while another thread, or a function of the pipeline's own, takes an item: "
-                    "iterator already executing; take states in the thread that iterates"
-                )
+            held = True
             try:
+                if not self.take(False):
+                    held = False
+                    raise RuntimeError(
+                        "state_dict() while another thread, or a function of the pipeline's own, takes an "
+                        "item: iterator already executing; take states in the thread that iterates"
+                    )
                 yield
             finally:
-                self.done()
+                if held:
+                    self.done()
         finally:
             self._looks = False
 
