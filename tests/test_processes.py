@@ -72,11 +72,12 @@ def test_a_forked_child_looks_for_types_while_a_thread_of_its_parent_does() -> N
         assert go_on.wait(60)
         return {"x": x}
 
-    searching = tp.from_dataset(range(10)).map(slow, version="1").select("x").batch(2)
+    searching = tp.from_dataset(range(10)).map(slow, version="1").batch(2).pad_collate()
     thread = threading.Thread(target=lambda: next(iter(searching)))
     thread.start()
     assert at_work.wait(60)
-    other = tp.from_dataset(range(10)).map(lambda x: {"x": x}, version="1").select("x").batch(2)
+    rows = tp.from_dataset(range(10)).map(lambda x: {"x": x}, version="1")
+    other = rows.batch(2).pad_collate()
     try:
         assert _in_child(lambda: next(iter(other)), 20) == 0
     finally:

@@ -24,7 +24,7 @@ made = 0
 
 
 def counting(row: dict[str, Any]) -> bool:
-    global made  # noqa: PLW0603
+    global made
     made += 1
     return bool(row["x"] % 3)
 
