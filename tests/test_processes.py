@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import subprocess
 import sys
@@ -65,11 +66,13 @@ def _in_child(work: Any, seconds: float = 60.0) -> int:
 
 
 def test_a_forked_child_looks_for_types_while_a_thread_of_its_parent_does() -> None:
-    at_work, go_on = threading.Event(), threading.Event()
+    at_work, go_on, calls = threading.Event(), threading.Event(), []
 
     def slow(x: int) -> dict[str, int]:
-        at_work.set()
-        assert go_on.wait(60)
+        calls.append(x)
+        if calls.count(0) == 2:  # for the row, and for the types of columns
+            at_work.set()
+            assert go_on.wait(60)
         return {"x": x}
 
     searching = tp.from_dataset(range(10)).map(slow, version="1").batch(2).pad_collate()
@@ -125,3 +128,62 @@ def test_copies_of_a_pipeline_in_workers_agree_on_the_epoch(start: str) -> None:
     for found, expected in zip(epochs, alone, strict=False):
         keyed = {tuple(row["x"] for row in batch) for batch in found}
         assert keyed == {tuple(row["x"] for row in batch) for batch in expected}
+
+
+def test_workers_do_not_read_all_data_in_memory_to_name_the_pipeline(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainpipes.sources.arrow import from_arrow
+
+    digest, file = from_arrow.table_digest, tmp_path / "processes"
+
+    def noted(table: pa.Table) -> str:
+        with file.open("a") as out:
+            out.write(f"{os.getpid()}\n")
+        return digest(table)
+
+    monkeypatch.setattr(from_arrow, "table_digest", noted)
+    rows = tp.from_arrow(pa.table({"x": range(200)})).sharding_filter(4)
+    loader = tp.Loader(rows.filter([("x", ">", 20)]).batch(4), num_workers=2)
+    assert sum(map(len, loader)) == 179
+    assert set(file.read_text().split()) == {str(os.getpid())}
+
+
+class _Interrupted(BaseException):
+    """Stands for the exception of a signal's handler."""
+
+
+def test_a_signal_between_two_lines_leaves_no_iterator_locked() -> None:
+    """Wherever in the library its handler may run while an item is asked for, the next one comes."""
+    for place in range(1, 400):
+        batches = iter(tp.from_dataset(range(12)).batch(3))
+        assert next(batches) == [0, 1, 2]
+        steps, before = 0, {}
+
+        def interrupt(frame: Any, event: str, _: Any) -> Any:
+            nonlocal steps
+            if not frame.f_code.co_filename.endswith(("one_pass.py", "pass_iterator.py")):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                code = frame.f_code.co_code
+                last = dis.opname[code[before.get(frame, 0)]]  # noqa: B023
+                before[frame] = frame.f_lasti  # noqa: B023
+                # Python runs handlers after these only.
+                steps += last.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+                if steps == place:  # noqa: B023
+                    steps += 1
+                    raise _Interrupted
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            next(batches)
+        except _Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+        if steps < place:
+            break
+        assert next(batches) in ([3, 4, 5], [6, 7, 8]), place
+    assert place > 5

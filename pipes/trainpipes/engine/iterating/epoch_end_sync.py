@@ -133,7 +133,7 @@ class EpochEndSync(Prefetcher):
         return self._last is not None and self._last.over
 
     def _look_ahead(self) -> None:
-        """Have taken what comes next; agree on it where that is due, which is before the same item for all."""
+        """Have taken what comes next, and agree on it where that is due: for all before the same item."""
         if self._raised or self._ends:
             return
         held = min(self._held + 1 + MORE, AHEAD)

@@ -31,18 +31,14 @@ class OneAtATime:
     as a generator does: items would be repeated and lost.
 
     An iterator calls ``take`` within a ``try``, and where that gives False ``wait``; then ``done``, unless it
-    was refused. So Ctrl-C between two lines does not leave it held.
+    was refused. A signal's handler runs after calls, never before ``done`` then: Ctrl-C does not leave it held.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.take = self._lock.acquire
+        lock = threading.Lock()
+        self.take = lock.acquire
+        self.done = lock.release
         self._looks = False
-
-    def done(self) -> None:
-        """Let it go. Nothing, where it was not taken yet."""
-        if self._lock.locked():
-            self._lock.release()
 
     def wait(self) -> None:
         """Wait for a state that is being taken.
