@@ -63,7 +63,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         position: where the first pass starts.
         memory: that the rank's workers share with the process that trains.
         schemas: those of the rows that are known.
-        identity: of the pipeline, where cursors name it: each worker would else read all data in memory for it.
+        identity: of the pipeline, where cursors name it: each worker would else read all data for that.
     """
 
     stages: Sequence[Stage]

@@ -31,7 +31,7 @@ class OneAtATime:
     as a generator does: items would be repeated and lost.
 
     An iterator calls ``take`` within a ``try``, and where that gives False ``wait``; then ``done``, unless it
-    was refused. A signal's handler runs after calls, never before ``done`` then: Ctrl-C does not leave it held.
+    was refused. Handlers of signals run after calls, so not before ``done``: Ctrl-C does not leave it held.
     """
 
     def __init__(self) -> None:
