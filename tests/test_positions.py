@@ -496,3 +496,19 @@ def test_a_state_of_an_epochs_end_goes_on_with_the_next_in_workers(
         pipe.load_state_dict(state)
         loader = kind(pipe, batch_size=None, num_workers=workers, persistent_workers=persistent)
         assert [sorted(given_by(loader)) for _ in range(3)] == expected[1:]
+
+
+def test_a_state_beyond_the_step_at_which_ranks_end_together_is_refused() -> None:
+    rows = tp.from_dataset(range(60)).sharding_filter(4, split="stride")
+    pipe = rows.filter(lambda x: x < 20 or x % 4 != 1, version="1").batch(3)
+    batches, numbers = iter(pipe), []
+    for _ in batches:
+        m = batches.state_dict()["m"]
+        numbers.append(m - 1 if m else numbers[-1] + 1)
+    hole = next(m for m in range(100) if m not in numbers)
+    assert hole < numbers[-1]  # shards end at different steps
+    ranks = pipe.distributed(rank=0, world_size=2)
+    assert ranks.state_at(hole // 2)["m"] == hole // 2 * 2
+    with pytest.raises(tp.StateError, match=rf"has {hole // 2} batches for each of 2 ranks, got"):
+        ranks.state_at(hole // 2 + 1)
+    assert pipe.state_at(len(numbers))  # one process goes on to the last shard's end

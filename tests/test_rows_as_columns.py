@@ -414,3 +414,17 @@ SPAWNED = """
     if __name__ == "__main__":
         main()
 """
+
+
+def test_a_filter_of_batches_is_not_asked_for_rows() -> None:
+    rows = [{"x": i, "text": str(i)} for i in range(20)]
+    batches = tp.from_dataset(rows).batch(4).filter(lambda batch: batch[0]["x"] % 8 == 0)
+    found = list(batches.collate(format="arrow"))
+    assert [batch["x"].to_pylist() for batch in found] == [
+        [0, 1, 2, 3],
+        [8, 9, 10, 11],
+        [16, 17, 18, 19],
+    ]
+    assert [batch["x"].tolist() for batch in batches.collate()] == [
+        b["x"].to_pylist() for b in found
+    ]

@@ -366,7 +366,8 @@ def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
     >>> list(with_context(rows, "ask", "of"))
     [{'ask': 'Add:\\n\\n1 + 1'}, {'ask': 'Sing!'}]
     """
-    return rows.with_columns(_Joined(prompt, context), format="arrow").drop_columns(context)
+    joined = rows.with_columns(_Joined(prompt, context), format="arrow", thread_safe=True)
+    return joined.drop_columns(context)
 
 
 @dataclass(frozen=True)

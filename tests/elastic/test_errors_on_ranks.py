@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "errors_on_ranks.py"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [5, 21])
+@pytest.mark.parametrize("step", [6, 29])
 def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(
     workers: int, step: int, tmp_path: Path
 ) -> None:
@@ -29,3 +29,17 @@ def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(
     assert all(f"cannot take row {failing}" in text for text in second["told"])
     assert first["told"] == sequence[2 * step + 2 : 2 * step + 6 : 2]
     assert second["state"]["m"] == 2 * step  # the batch that failed was not given
+
+
+def test_one_rank_alone_may_ask_whether_a_batch_was_the_last(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "lone_questions_on_ranks.py"
+    run = Launch(script, 2, tmp_path, str(tmp_path))
+    assert run.wait(100) == 0, run.said()
+    first, second = (json.loads((tmp_path / f"asked-{rank}.json").read_text()) for rank in (0, 1))
+    sequence = [[row["x"] for row in batch] for batch in uneven()]
+    for way in ("plain", "placed"):
+        steps = len(second[way])
+        assert first[way] == sequence[: 2 * steps : 2]
+        assert second[way] == sequence[1 : 2 * steps : 2]
+        assert first[f"{way} answers"] == [False] * (steps - 1) + [True]
+        assert first[f"{way} made"] < 300  # the first batch waits for two, not for sixteen

@@ -268,6 +268,7 @@ class Pool:
         lock = threading.RLock()
         # Both together: to make a condition may collect garbage, and so close this pool.
         self._lock, self._changed = lock, threading.Condition(lock)
+        self._tasks = tuple(deque() for _ in Urgency)  # the parent does its own
         self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
         self._reading_ahead = 0
         self._paused = False

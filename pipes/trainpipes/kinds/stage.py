@@ -141,7 +141,7 @@ class Stage:
         role: what the stage is to the plan.
         keeps_rows: whether one row comes out for each row that goes in, in order.
         thread_safe: whether several threads may call it at once. Set for our stages that call no function
-            of the user; your own stage may set it.
+            of the user, and an option of those that do; your own stage may set it.
         in_caller: whether only the thread that iterates (or a worker process) may call it, since it uses
             what the training loop uses too, such as torch's generator.
         share: the share of rows that it lets through on average, if known in advance.
@@ -168,7 +168,7 @@ class Stage:
     """
 
     role: ClassVar[Role] = "rows"
-    thread_safe: ClassVar[bool] = False
+    thread_safe = False
     in_caller = False
     versioned: ClassVar[str | None] = None
     free: ClassVar[frozenset[str]] = frozenset()

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.checks import flag
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import BadCell
@@ -36,12 +37,14 @@ class ColumnFunction(RunStage):
         fn: the function.
         format: what it takes.
         version: names it in states; see ``map``.
+        thread_safe: whether several threads may call it at once; see ``map``.
     """
 
     needs_columns = True
     finds_types = True
     asks_inputs = True
     versioned = "fn"
+    free = frozenset({"thread_safe"})
     draws_by = (
         "draw in a map(fn, rng=True) before it, or in a TableStage, whose open() gets the numbers and "
         "epochs of the rows (docs/extend.md has an example)"
@@ -51,8 +54,10 @@ class ColumnFunction(RunStage):
     _: KW_ONLY
     format: Format = "arrow"
     version: str | None = None
+    thread_safe: bool = False
 
     def check(self) -> None:
+        flag(self.thread_safe, f"{self.name}(thread_safe)")
         if not callable(self.fn):
             raise ConfigError(f"{self.name}(fn) takes a function of columns, got {shown(self.fn)}")
 

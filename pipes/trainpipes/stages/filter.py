@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from trainpipes._internal.checks import flag
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
@@ -52,6 +53,7 @@ class Filter(RunStage):
             where null counts as False; or conditions that all hold, as pyarrow has them:
             ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, and a list of such lists, of which one holds.
         version: names the function in checkpoints; see ``map``.
+        thread_safe: whether several threads may call the function at once; see ``map``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
     >>> pipe = tp.from_arrow(pa.table({"x": [1, 2, 3]}))
@@ -65,11 +67,15 @@ class Filter(RunStage):
         "keeps a share of the rows"
     )
 
+    free = frozenset({"thread_safe"})
+
     predicate: Callable[[Any], bool] | pc.Expression | Sequence[Any]
     _: KW_ONLY
     version: str | None = None
+    thread_safe: bool = False
 
     def check(self) -> None:
+        flag(self.thread_safe, "filter(thread_safe)")
         if isinstance(self.predicate, list | tuple):
             as_expression(self.predicate, "filter(predicate)")
         elif not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import checked_schema
+from trainpipes._internal.checks import checked_schema, flag
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
@@ -39,6 +39,7 @@ class FlatMap(CutStage):
             same row. No row may be None.
         version: names the function in checkpoints; see ``map``.
         schema: Arrow types of the columns that it returns; see ``map``.
+        thread_safe: whether several threads may call the function at once; see ``map``.
 
     Raises:
         DataError: the function returned something other than a list or iterator of rows, such as a dict or a
@@ -62,14 +63,16 @@ class FlatMap(CutStage):
         "draw in a map(fn, rng=True) before it, which adds what was drawn to the row, such as a seed for "
         "numpy.random.default_rng()"
     )
-    free = frozenset({"schema"})
+    free = frozenset({"schema", "thread_safe"})
 
     fn: Callable[[Any], Iterable[Any]]
     _: KW_ONLY
     version: str | None = None
     schema: pa.Schema | None = None
+    thread_safe: bool = False
 
     def check(self) -> None:
+        flag(self.thread_safe, "flat_map(thread_safe)")
         if not callable(self.fn):
             raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(self.fn)}")
         checked_schema(self.schema, "flat_map(schema)")

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import KW_ONLY
 from functools import partial
 from multiprocessing import get_all_start_methods
@@ -15,7 +16,7 @@ from weakref import finalize
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import checked_schema, whole_number
+from trainpipes._internal.checks import checked_schema, flag, whole_number
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
@@ -69,6 +70,9 @@ class Map(RunStage):
         version: names the function in checkpoints instead of its module and name: change it when
             what the function does changes.
         num_workers: threads or processes that call it; 0 for the thread that iterates.
+        thread_safe: whether several threads may call the function at once: then those that work ahead do,
+            and after an error call it again for the rows of that batch. Otherwise the thread that iterates
+            calls it, and all stages of the chain.
         method: "thread", for a function that several threads may call at once; or "process", where the
             function, items and results must pickle.
         schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``: rows are then columns
@@ -93,7 +97,7 @@ class Map(RunStage):
     per_row = True
     makes_objects = True
     versioned = "fn"
-    free = frozenset({"num_workers", "method", "start_method", "schema"})
+    free = frozenset({"num_workers", "method", "start_method", "schema", "thread_safe"})
     elsewhere = dict.fromkeys(("batched", "batch_size"), COLUMNS) | {
         "num_proc": "use num_workers=..., method='process'",
         "remove_columns": "map() replaces the row; drop_columns() leaves columns out",
@@ -114,8 +118,10 @@ class Map(RunStage):
     method: Kind = "thread"
     start_method: StartMethod | None = None
     schema: pa.Schema | None = None
+    thread_safe: bool = False
 
     def check(self) -> None:
+        flag(self.thread_safe, "map(thread_safe)")
         if not callable(self.fn):
             raise ConfigError(f"map(fn) takes a function of one row, got {shown(self.fn)}")
         whole_number(self.seed, None, "map(seed)", "the seed of the generators that rng=True gives")
@@ -159,7 +165,7 @@ class Map(RunStage):
     @property
     def runs_user_code(self) -> bool:
         # With workers the function is called elsewhere, so that any thread may wait for it.
-        return not self.has_workers
+        return not (self.has_workers or self.thread_safe)
 
     @property
     def has_workers(self) -> bool:
@@ -215,8 +221,8 @@ class Calls:
         self._lock = threading.Lock()
 
     def here(self, run: Run) -> Answer:
-        """Call the function for each item, in this thread; one thread at a time."""
-        with self._lock:
+        """Call the function for each item, in this thread; one thread at a time, unless it is thread-safe."""
+        with nullcontext() if self._stage.thread_safe else self._lock:
             return self._call.each(run.unroll(), self._words(run))
 
     def submit(self, run: Run) -> Callable[[], Answer] | None:

@@ -26,6 +26,7 @@ class WithColumns(ColumnFunction):
             error names that row in its file.
         format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
+        thread_safe: whether several threads may call it at once; see ``map``.
 
     Raises:
         DataError: the function returned another number of rows; or with "numpy" or "torch", a column of

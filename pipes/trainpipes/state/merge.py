@@ -5,7 +5,7 @@ States of a counted pipeline have no cursors and are all alike. Others are put t
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -149,7 +149,7 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
     """The values of some ranks, in their order. Each of them calls this, as often as the others.
 
     Args:
-        value: this rank's; it has to pickle.
+        value: this rank's, of JSON's types.
         ranks: global ranks that gather, with this one.
         timeout: seconds to wait for the others.
         what: is gathered, for an error.
@@ -168,7 +168,7 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
     place, came = "", 0
     for attempt in count():  # those before it have failed
         place = f"{call}.{attempt}"
-        store.set(f"{place}/{own}", pickle.dumps(value))  # type: ignore[arg-type]  # it takes bytes
+        store.set(f"{place}/{own}", json.dumps(value))
         came = store.add(f"{place}/came", 1)
         if came > 0:
             break
@@ -188,7 +188,7 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
     if before:  # all have it, since they have come to this call
         for key in (own, "came", "decision"):
             store.delete_key(f"{before}/{key}")
-    return [pickle.loads(store.get(f"{place}/{rank}")) for rank in ranks]
+    return [json.loads(store.get(f"{place}/{rank}")) for rank in ranks]
 
 
 def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:

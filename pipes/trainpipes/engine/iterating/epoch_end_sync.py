@@ -1,9 +1,9 @@
 """How ranks end an epoch at the same step, where shards end at steps that nobody knows in advance.
 
-Each rank looks a few steps ahead; then all agree, by one all-reduce of a single number, on the first
-micro-batch that is missing on any of them. What lies before it is delivered, in whole steps; there
-the epoch ends for all. Without that, a rank that has ended leaves the others waiting in their
-next collective.
+Each rank looks some steps ahead: two at first, then more and more up to 16. Before what was agreed on is used
+up, all agree, by one all-reduce of a single number, on the first micro-batch that is missing on any of them.
+What lies before it is delivered, in whole steps; there the epoch ends for all. Without that, a rank that has
+ended leaves the others waiting in their next collective.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from trainpipes.engine.iterating.prefetcher import Prefetcher
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
 
-#: Steps between two agreements.
-AHEAD = 16
+#: Items that are held at most; how many more are taken than given until there are so many.
+AHEAD, MORE = 16, 1
 _NONE_MISSING = (1 << 62) - 1
 
 #: The least of one integer of each rank.
@@ -110,7 +110,10 @@ class EpochEndSync(Prefetcher):
             )
         self._topology = topology
         self._origin = origin
-        self._agreed = False  # whether what was taken is
+        #: How many items a rank holds that has not failed, and on how many of them all ranks agreed: the same
+        #: on all ranks. After each item there is one at least, so that one rank alone may ask whether that
+        #: was the last.
+        self._held = self._agreed = 0
         self._ends = False
         self._raised: Exception | None = None
 
@@ -118,21 +121,32 @@ class EpochEndSync(Prefetcher):
         self._look_ahead()
         if self._raised is None:
             try:
-                return self._give()
+                item = self._give()
+                self._held, self._agreed = self._held - 1, self._agreed - 1
+                return item
             except Exception as error:
                 self._raised = error
         raise self._raised
 
+    def is_last(self, alone: bool) -> bool:
+        """Whether the item given last is the last of the pass. No other rank has to ask."""
+        return self._last is not None and self._last.over
+
     def _look_ahead(self) -> None:
-        if self._raised or self._ends or (self._agreed and self._taken):
+        """Have taken what comes next, and agree on it where that is due: for all before the same item."""
+        if self._raised or self._ends:
             return
-        self._agreed = False
-        agree = agreement_over(self._topology)
-        while len(self._taken) < AHEAD and self._error is None:
+        held = min(self._held + 1 + MORE, AHEAD)
+        is_due = self._agreed <= held // 2
+        agree = agreement_over(self._topology) if is_due else None
+        while len(self._taken) < held and self._error is None:
             self._take()
+        self._held = held
+        if agree is None:
+            return
         ended = isinstance(self._error, StopIteration)
         first = agree(self._taken[-1][2].upcoming if ended else _NONE_MISSING)
-        self._agreed = True
+        self._agreed = held
         if first != _NONE_MISSING:
             self._ends = True
             world = self._topology.world_size

@@ -63,6 +63,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         position: where the first pass starts.
         memory: that the rank's workers share with the process that trains.
         schemas: those of the rows that are known.
+        identity: of the pipeline, where cursors name it: each worker would else read all data for that.
     """
 
     stages: Sequence[Stage]
@@ -71,6 +72,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
     position: Position
     memory: WorkerMemory
     schemas: dict[str, pa.Schema | None] = field(default_factory=dict)
+    identity: str | None = None
 
     def __iter__(self) -> Iterator[WorkerMessage]:
         info = get_worker_info()
@@ -81,6 +83,8 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         """The plan of the worker that asks, for all its passes."""
         plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
         plan.inputs.schemas.adopt(self.schemas)
+        if self.identity is not None:
+            plan.identity = self.identity
         return plan
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
@@ -194,7 +198,10 @@ class LoaderWorkers:
             memory = WorkerMemory(workers, self.ahead)
             inputs = plan.inputs
             known = inputs.schemas.known()
-            data = WorkerDataset(self._sent, inputs.source, ranks, position, memory, known)
+            identity = None if plan.counted else plan.identity
+            data = WorkerDataset(
+                self._sent, inputs.source, ranks, position, memory, known, identity
+            )
             loader = self._processes(data, workers)
         return data.memory, self._messages(loader, data, watch)
 

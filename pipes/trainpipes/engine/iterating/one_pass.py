@@ -30,7 +30,8 @@ class OneAtATime:
     """Held while an iterator makes an item. Of threads that ask at the same time the second one is refused,
     as a generator does: items would be repeated and lost.
 
-    An iterator calls ``take``, and where that gives False ``wait``; then ``done``.
+    An iterator calls ``take`` within a ``try``, and where that gives False ``wait``; then ``done``, unless it
+    was refused. Handlers of signals run after calls, so not before ``done``: Ctrl-C does not leave it held.
     """
 
     def __init__(self) -> None:
@@ -57,15 +58,18 @@ class OneAtATime:
         """While the state is taken, which is that of no item where one is being made."""
         self._looks = True
         try:
-            if not self.take(False):
-                raise RuntimeError(
-                    "state_dict() while another thread, or a function of the pipeline's own, takes an item: "
-                    "iterator already executing; take states in the thread that iterates"
-                )
+            held = True
             try:
+                if not self.take(False):
+                    held = False
+                    raise RuntimeError(
+                        "state_dict() while another thread, or a function of the pipeline's own, takes an "
+                        "item: iterator already executing; take states in the thread that iterates"
+                    )
                 yield
             finally:
-                self.done()
+                if held:
+                    self.done()
         finally:
             self._looks = False
 

@@ -4,16 +4,21 @@ A plain ``DataLoader`` forks or spawns its workers at ``iter()`` and calls nothi
 so the parent cannot count passes; and after a ``break`` workers of two passes may start side by
 side. All copies of a pipeline therefore share a few numbers in memory: the workers of one pass
 know it by what they alone were given and by how often each has been iterated, and the first one to
-start claims the next pass for them all.
+start claims the next pass for them all. The numbers move to shared memory just before the first fork, or when
+they are sent to a spawned process: a process that has no workers needs none, and no semaphore.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
+import threading
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
+from types import TracebackType
 from typing import Any, ClassVar, TypeAlias
+from weakref import WeakSet
 
 from torch.utils.data._utils.worker import WorkerInfo
 
@@ -52,9 +57,53 @@ class _Numbers(Structure):
     ]
 
 
-_first = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
-#: One for all pipelines: held for microseconds. A lock reaches forked processes or spawned ones.
-_lock: Any = multiprocessing.get_context(_first).Lock()
+class _Lock:
+    """A lock of this process's threads, and from its first fork on of the forked processes, too."""
+
+    def __init__(self) -> None:
+        self._threads = threading.RLock()
+        self._processes: Any = None
+
+    def share(self) -> None:
+        if self._processes is None:
+            self._processes = multiprocessing.get_context("fork").RLock()
+
+    def renew(self) -> None:
+        """In a forked child: the thread that held it may not be there."""
+        self._threads = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        if self._processes is not None:
+            self._processes.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._processes is not None:
+            self._processes.release()
+        self._threads.release()
+
+
+#: One for all pipelines: held for microseconds.
+_lock = _Lock()
+_counters: WeakSet[PassCounter] = WeakSet()
+
+
+def _before_fork() -> None:
+    try:
+        _lock.share()
+        for counter in list(_counters):
+            counter.share()
+    except OSError:  # without shared memory there are no workers either
+        pass
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_lock.renew)
 
 
 def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
@@ -93,9 +142,19 @@ class PassCounter:
 
     def __init__(self, upcoming: int = 0, fixed: int | None = None) -> None:
         self.fixed = fixed
-        self.now: Any = sharedctypes.RawValue(_Numbers)
+        self.now: Any = _Numbers()
         self.now.upcoming, self.now.named = upcoming, -1
-        self._lock = _lock
+        self._is_shared = False
+        self._lock: Any = _lock
+        _counters.add(self)
+
+    def share(self) -> None:
+        """Have the numbers in shared memory."""
+        if not self._is_shared:
+            with self._lock:
+                shared = sharedctypes.RawValue(_Numbers)
+                memmove(addressof(shared), addressof(self.now), sizeof(_Numbers))
+                self.now, self._is_shared = shared, True
 
     def after(self, number: int) -> int:
         """The pass that follows pass ``number``."""
@@ -115,8 +174,8 @@ class PassCounter:
         Returns:
             the number of this load.
         """
-        now = self.now
         with self._lock:
+            now = self.now
             now.loads += 1
             now.upcoming = epoch
             now.loaded = 2 * now.loads + within
@@ -126,8 +185,8 @@ class PassCounter:
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be number ``epoch`` in the caller's counting. A loaded position stays, and is
         what the caller calls so."""
-        now = self.now
         with self._lock:
+            now = self.now
             if not now.loaded:
                 if epoch + now.offset < 0:
                     raise ConfigError(
@@ -154,8 +213,8 @@ class PassCounter:
 
     def outrun(self, number: int, load: int) -> None:
         """A ``Loader`` over this pipeline begins a pass, from ``load`` if that is one of the pipeline's."""
-        now = self.now
         with self._lock:
+            now = self.now
             if now.loaded in (0, load):
                 now.loaded, now.elsewhere = 0, 1
                 now.upcoming = max(now.upcoming, number + 1)
@@ -168,8 +227,8 @@ class PassCounter:
 
     def settle(self, shared: Shared, number: int) -> None:
         """Say that the pass of these workers is ``number``: a state told one of them."""
-        now = self.now
         with self._lock:
+            now = self.now
             found = self._find(shared) or self._enter(shared, -1, 0)
             if found.number != number:
                 found.number = number
@@ -180,8 +239,8 @@ class PassCounter:
 
     def go_on(self, number: int, shared: Shared | None) -> None:
         """A pass had nothing left where it started, and is ``number`` now, in all its workers."""
-        now = self.now
         with self._lock:
+            now = self.now
             found = None if shared is None else self._find(shared)
             if found is not None:
                 if found.number == number:
@@ -214,6 +273,7 @@ class PassCounter:
     def __getstate__(self) -> dict[str, Any]:
         if context.get_spawning_popen() is None:
             return {"fixed": self.fixed, "stands": bytes(self.now)}
+        self.share()
         if self._lock is _lock:
             self._lock = multiprocessing.get_context("spawn").Lock()
         return vars(self)
@@ -224,3 +284,4 @@ class PassCounter:
             memmove(addressof(self.now), state["stands"], sizeof(_Numbers))
         else:
             vars(self).update(state)
+            _counters.add(self)

@@ -59,9 +59,12 @@ class PassIterator:
         return self
 
     def __next__(self) -> Any:
-        if not self._one_at_a_time.take(False):
-            self._one_at_a_time.wait()
+        held = True
         try:
+            if not self._one_at_a_time.take(False):
+                held = False
+                self._one_at_a_time.wait()
+                held = True
             rest = self._rest
             asked = perf_counter()
             item = self._first() if rest is None else next(rest)
@@ -76,7 +79,8 @@ class PassIterator:
                 self._current.close()
             raise
         finally:
-            self._one_at_a_time.done()
+            if held:
+                self._one_at_a_time.done()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -100,16 +104,20 @@ class PassIterator:
         >>> [(batch, batches.is_last()) for batch in batches]
         [([0, 1], False), ([2], True)]
         """
-        if not self._one_at_a_time.take(False):
-            self._one_at_a_time.wait()
+        held = True
         try:
+            if not self._one_at_a_time.take(False):
+                held = False
+                self._one_at_a_time.wait()
+                held = True
             if self._rest is None or self._current is None:  # none was given
                 return False
             is_last = self._current.is_last()
             self._rest = self._current.items
             return is_last
         finally:
-            self._one_at_a_time.done()
+            if held:
+                self._one_at_a_time.done()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: integers and strings in a flat dict."""

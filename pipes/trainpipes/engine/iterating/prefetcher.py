@@ -49,6 +49,8 @@ class Prefetcher:
         Args:
             alone: whether this consumer is the only one, so that the pass is over where it ends.
         """
+        if not self._depth and isinstance(self._source, Prefetcher):
+            return self._source.is_last(alone)
         if self._last is None:
             self._last = self._source.state()
         if not self._last.over and not self._taken:

@@ -258,12 +258,17 @@ class Session:
         walked = 0 if plan.counted else m
         start = replace(self.start_of(epoch), m=m - walked)
         walk = OnePass(plan, Topology(), start)
+        if isinstance(walk.items, ConsumerIterator) and plan.counts.ends_unevenly:
+            walk.items.ends_at_holes = (
+                world > 1 and not plan.chain.ragged
+            )  # as the ranks do together
         for taken in counted(range(walked), "making the batches before it", walked, "batches"):
             try:
                 next(walk)
             except StopIteration:
                 raise StateError(
-                    f"state_at(batches_delivered): the epoch ended after {taken} batches, got {batches}"
+                    f"state_at(batches_delivered): an epoch has {taken // world} batches for each of {world} "
+                    f"ranks, got {batches}"
                 ) from None
         return walk.state()
 

@@ -100,14 +100,21 @@ class WorkerMemory:
         self._numbers[_EPOCH] = -1
         self._numbers[_UNPACKED + workers :] = [-1] * workers
         # Pages that no message comes to are never there.
-        self._room: Any = memoryview(mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES))
+        self._map: Any = mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES)
+        self._room: Any = memoryview(self._map)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_room": None}
+        return {**vars(self), "_room": None, "_map": None}
 
     def begin(self, epoch: int) -> None:
         """The next pass starts at the start of an epoch."""
+        self.shrink()
         self._numbers[_EPOCH], self._numbers[_DUE] = epoch, 0
+
+    def shrink(self) -> None:
+        """Give back the pages that messages came to: no worker is at work."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE)
 
     @property
     def start(self) -> int | None:

@@ -153,8 +153,10 @@ def _add(
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     """What the first rows become."""
-    # Batches are made of rows as they are, in an order that says nothing of their columns.
-    stages = [stage for stage in below if stage.role != "batch"]
+    # Batches are made of rows as they are, in an order that says nothing of their columns; what is called for
+    # batches is not called for rows.
+    cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
+    stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
     chain = open_chain(stages, lambda _: _Runs(rows), dict(START))
     while True:
         try:

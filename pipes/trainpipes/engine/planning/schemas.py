@@ -6,13 +6,14 @@ the pipelines that are mixed or joined. Any thread may ask for one; one is looke
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
+from trainpipes._internal.fork_lock import ForkLock
+
 #: Held while a schema is looked for: functions of the user's may be called for it.
-searching = threading.RLock()
+searching = ForkLock()
 
 
 class Schemas:

@@ -20,13 +20,13 @@ met; by tokens the first row is of another source.
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 
+from trainpipes._internal.fork_lock import ForkLock
 from trainpipes.engine.layout import IntArray
 
 #: The largest sum of weights that is kept as it is; beyond, shares are rounded to 2**-40.
@@ -159,7 +159,7 @@ class _Period:
 
 #: What was kept, or how many rows were asked for so far.
 _periods: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], _Period | int] = OrderedDict()
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def _period(weights: tuple[int, ...], phases: tuple[int, ...], rows: int) -> _Period | None:

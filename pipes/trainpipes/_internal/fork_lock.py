@@ -1,0 +1,43 @@
+"""A lock that a forked process does not inherit locked."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+from weakref import WeakSet
+
+
+class ForkLock:
+    """A reentrant lock for a ``with`` statement. It is new in a forked child: the thread that held it in the
+    parent is not there to let it go."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _all.add(self)
+
+    def renew(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._lock.release()
+
+
+_all: WeakSet[ForkLock] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for lock in list(_all):
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,189 @@
+"""What forks, and processes without shared memory, find."""
+
+from __future__ import annotations
+
+import dis
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import trainpipes as tp
+from trainpipes.engine.pool import Pool, Urgency
+
+WITHOUT_SHARED_MEMORY = """
+import os, tempfile
+import _multiprocessing, multiprocessing.synchronize, multiprocessing.heap
+
+def refused(*arguments, **options):
+    raise OSError("no space left in /dev/shm")
+
+multiprocessing.synchronize._multiprocessing.SemLock = refused
+multiprocessing.heap.Arena.__init__ = refused
+tempfile.mkstemp = refused
+
+import pyarrow as pa
+import trainpipes as tp
+
+pipe = tp.from_arrow(pa.table({"x": range(100)})).sharding_filter(4).shuffle(20, seed=1).batch(5)
+loader = tp.Loader(pipe.collate(), threads=2)
+batches = iter(loader)
+first = next(batches)["x"].tolist()
+state = loader.state_dict()
+loader.load_state_dict(state)
+child = os.fork()
+if not child:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(first, sum(len(batch["x"]) for batch in loader))
+"""
+
+
+def test_a_chain_without_workers_needs_no_shared_memory() -> None:
+    command = [sys.executable, "-c", WITHOUT_SHARED_MEMORY]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.rstrip().endswith("95")
+
+
+def _in_child(work: Any, seconds: float = 60.0) -> int:
+    """The exit code of a forked child that does something."""
+    child = os.fork()
+    if not child:
+        timer = threading.Timer(seconds, os._exit, (9,))
+        timer.daemon = True
+        timer.start()
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_looks_for_types_while_a_thread_of_its_parent_does() -> None:
+    at_work, go_on, calls = threading.Event(), threading.Event(), []
+
+    def slow(x: int) -> dict[str, int]:
+        calls.append(x)
+        if calls.count(0) == 2:  # for the row, and for the types of columns
+            at_work.set()
+            assert go_on.wait(60)
+        return {"x": x}
+
+    searching = tp.from_dataset(range(10)).map(slow, version="1").batch(2).pad_collate()
+    thread = threading.Thread(target=lambda: next(iter(searching)))
+    thread.start()
+    assert at_work.wait(60)
+    rows = tp.from_dataset(range(10)).map(lambda x: {"x": x}, version="1")
+    other = rows.batch(2).pad_collate()
+    try:
+        assert _in_child(lambda: next(iter(other)), 20) == 0
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def test_a_forked_child_does_not_do_what_its_parent_has_queued(tmp_path: Any) -> None:
+    pool, go_on = Pool(1), threading.Event()
+    busy = threading.Event()
+    pool.submit(lambda: (busy.set(), go_on.wait(60)), Urgency.ITEMS)
+    assert busy.wait(60)
+    done = tmp_path / "done"
+    pool.submit(lambda: done.open("a").write(f"{os.getpid()}\n"), Urgency.READING)
+
+    def child() -> None:
+        own = pool.submit(lambda: 1, Urgency.READING)
+        assert pool.result(own) == 1
+        pool.join()
+
+    try:
+        assert _in_child(child) == 0
+    finally:
+        go_on.set()
+        pool.join()
+    written = done.read_text().split() if done.exists() else []
+    assert str(os.getpid()) in written or not written
+    assert all(int(pid) == os.getpid() for pid in written)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_copies_of_a_pipeline_in_workers_agree_on_the_epoch(start: str) -> None:
+    from torch.utils.data import DataLoader
+
+    pipe = tp.from_arrow(pa.table({"x": range(64)})).sharding_filter(4).shuffle(64, seed=2).batch(4)
+    alone = [list(pipe) for _ in range(3)]
+    pipe.set_epoch(0)
+    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=start)
+    epochs = [list(loader) for _ in range(3 if start == "fork" else 2)]
+
+    def rows(epoch: Any) -> list[int]:
+        return sorted(row["x"] for batch in epoch for row in batch)
+
+    assert [rows(epoch) for epoch in epochs] == [list(range(64))] * len(epochs)
+    for found, expected in zip(epochs, alone, strict=False):
+        keyed = {tuple(row["x"] for row in batch) for batch in found}
+        assert keyed == {tuple(row["x"] for row in batch) for batch in expected}
+
+
+def test_workers_do_not_read_all_data_in_memory_to_name_the_pipeline(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainpipes.sources.arrow import from_arrow
+
+    digest, file = from_arrow.table_digest, tmp_path / "processes"
+
+    def noted(table: pa.Table) -> str:
+        with file.open("a") as out:
+            out.write(f"{os.getpid()}\n")
+        return digest(table)
+
+    monkeypatch.setattr(from_arrow, "table_digest", noted)
+    rows = tp.from_arrow(pa.table({"x": range(200)})).sharding_filter(4)
+    loader = tp.Loader(rows.filter([("x", ">", 20)]).batch(4), num_workers=2)
+    assert sum(map(len, loader)) == 179
+    assert set(file.read_text().split()) == {str(os.getpid())}
+
+
+class _Interrupted(BaseException):
+    """Stands for the exception of a signal's handler."""
+
+
+def test_a_signal_between_two_lines_leaves_no_iterator_locked() -> None:
+    """Wherever in the library its handler may run while an item is asked for, the next one comes."""
+    for place in range(1, 400):
+        batches = iter(tp.from_dataset(range(12)).batch(3))
+        assert next(batches) == [0, 1, 2]
+        steps, before = 0, {}
+
+        def interrupt(frame: Any, event: str, _: Any) -> Any:
+            nonlocal steps
+            if not frame.f_code.co_filename.endswith(("one_pass.py", "pass_iterator.py")):
+                return None
+            frame.f_trace_opcodes = True
+            if event == "opcode":
+                code = frame.f_code.co_code
+                last = dis.opname[code[before.get(frame, 0)]]  # noqa: B023
+                before[frame] = frame.f_lasti  # noqa: B023
+                # Python runs handlers after these only.
+                steps += last.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
+                if steps == place:  # noqa: B023
+                    steps += 1
+                    raise _Interrupted
+            return interrupt
+
+        sys.settrace(interrupt)
+        try:
+            next(batches)
+        except _Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+        if steps < place:
+            break
+        assert next(batches) in ([3, 4, 5], [6, 7, 8]), place
+    assert place > 5
