@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
 
+from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
@@ -70,16 +69,7 @@ def check_options(kind: Any, root: type) -> None:
 
 T = TypeVar("T")
 #: One for all: what is made may ask for what else is.
-_lock = threading.RLock()
-
-
-def _renew() -> None:
-    """A child's may have been taken by a thread that it has not."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew)
+_lock = ForkLock()
 
 
 class made_once(Generic[T]):
