@@ -141,7 +141,7 @@ def test_options_that_do_not_go_together(line, folder, capsys):
     [
         ("nothing.pt", "is not there"),
         ("", "path must be"),
-        ("sums.parquet/x", "Not a directory"),
+        ("sums.parquet/x", "is not there"),
         ("sums.parquet", "is of no known format"),
         ("s3://bucket/x", "copy the checkpoint here"),
         ("evil.pt", "nothing of it is read"),

@@ -27,7 +27,7 @@ from trainpipes._internal.text import escaped
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
-from trainpipes.look.values import MOST_CELLS, Array, head
+from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.mask_tokens import MaskTokens
@@ -39,8 +39,7 @@ from trainpipes.tokenizers.engine import Engine
 #: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
 IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
 LABELS = re.compile(r"(|.*[_.])(?:labels|target_ids)")
-#: What may stand beside ids, after the same prefix.
-MASKS = ("attention_mask", "input_mask")
+#: What may stand beside ids, after the same prefix, and says what is in the loss.
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 #: Rows of a ragged column that are looked at, and what stands where a row has no number.
 MOST_ROWS, MISSING = 4096, -(1 << 63)
@@ -214,7 +213,7 @@ def _with_labels(
         return next((one for one in grids if one is not None and one.shape == ids.shape), None)
 
     engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
-    mask = beside(*MASKS) if segments is None else segments
+    mask = beside(*MASKS)
     there, told = ids != MISSING, mask is not None
     if mask is not None:
         there &= mask > 0

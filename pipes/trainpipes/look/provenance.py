@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from trainpipes._internal.secrets import hidden
+from trainpipes._internal.table import table
 from trainpipes._internal.text import cut
 from trainpipes.columns.block import WHOLE, Block, Pieces
 from trainpipes.columns.payload import payload_rows
@@ -46,58 +48,28 @@ class RowPlace(Place):
     tokens: tuple[int, int] | None = None
 
 
-class Provenance(Sequence[RowPlace]):
+class Provenance(list[RowPlace]):
     """Where the rows of one batch come from: a ``RowPlace`` for each, in the batch's order. Of a packed row
     there is one for each of its documents, of a row of ``zip`` one for each source.
 
-    Worked out when it is looked at. Printed, it is a table, with files as they stand in the folder that all
-    of them have in common.
+    Printed, it is a table, with files as they stand in the folder that all of them have in common.
     """
 
     def __init__(self, rows: ItemRows, inputs: Inputs) -> None:
-        self._rows = rows
+        super().__init__()
         self._inputs = inputs
-
-    @cached_property
-    def _pieces(self) -> Pieces:
-        """What each row is made of: itself, where it is not packed."""
-        rows = self._rows
-        return Pieces.whole(rows.ids, rows.epochs) if rows.pieces is None else rows.pieces
-
-    @cached_property
-    def _places(self) -> list[RowPlace]:
-        found = []
-        ids, epochs, starts, lengths, bounds = (column.tolist() for column in self._pieces)
+        pieces = Pieces.whole(rows.ids, rows.epochs) if rows.pieces is None else rows.pieces
+        ids, epochs, starts, lengths, bounds = (column.tolist() for column in pieces)
+        self._ids: list[int] = []  # of each place
         for index, (first, stop) in enumerate(pairwise(bounds)):
             for n in range(first, stop):
                 segment = tokens = None
                 if lengths[n] != WHOLE:
-                    segment = n - first + 1
-                    tokens = (starts[n], starts[n] + lengths[n])
-                for p in self._inputs.places_of(ids[n]):
+                    segment, tokens = n - first + 1, (starts[n], starts[n] + lengths[n])
+                for p in inputs.places_of(ids[n]):
                     place = (p.path, p.row_group, p.row, p.source)
-                    found.append(RowPlace(*place, index, epochs[n], segment, tokens))
-        return found
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    @overload
-    def __getitem__(self, index: int) -> RowPlace: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[RowPlace]: ...
-    def __getitem__(self, index: Any) -> Any:
-        return self._places[index]
-
-    def __iter__(self) -> Iterator[RowPlace]:
-        return iter(self._places)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Provenance):
-            return NotImplemented
-        return self._places == other._places
-
-    __hash__ = None  # type: ignore[assignment]
+                    self.append(RowPlace(*place, index, epochs[n], segment, tokens))
+                    self._ids.append(ids[n])
 
     def __repr__(self) -> str:
         return self.table([])
@@ -106,15 +78,11 @@ class Provenance(Sequence[RowPlace]):
     def texts(self) -> list[str]:
         """The first text among the columns of each place's row, as its source gives it; "" where it has none,
         or where a row can't be read by its number (streams). Reads these rows."""
-        rows = self._pieces.ids.tolist()
-        readers: dict[int, tuple[RowSource, Reader]] = {}
-        try:  # those of a row group one after the other
-            found = {row: _text_of(self._inputs, row, readers) for row in sorted(set(rows))}
-        finally:
-            for source, reader in readers.values():
-                if reader is not source:
-                    reader.close()
-        return [found[row] for row in rows for _ in self._inputs.places_of(row)]
+        with ExitStack() as opened:
+            readers: dict[int, Reader] = {}
+            rows = sorted(set(self._ids))  # those of a row group one after the other
+            found = {row: _text_of(self._inputs, row, readers, opened) for row in rows}
+        return [found[row] for row in self._ids]
 
     def table(self, texts: Sequence[str]) -> str:
         """The places as a table of text, with the columns that tell them apart, and files as they stand in
@@ -135,12 +103,7 @@ class Provenance(Sequence[RowPlace]):
                 columns[title] = ["" if v is None else _said(v) for v in values]
         if any(texts):
             columns["text"] = [cut(" ".join(text[: 2 * TEXT].split()), TEXT) for text in texts]
-        widths = [max(map(len, [name, *cells])) for name, cells in columns.items()]
-        lines = [list(columns), *map(list, zip(*columns.values(), strict=True))]
-        return "\n".join(
-            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
+        return table([list(columns), *zip(*columns.values(), strict=True)])
 
 
 #: Titles of a table's columns, by what they show.
@@ -159,13 +122,14 @@ def _said(value: Any) -> str:
     return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else str(value)
 
 
-def _text_of(inputs: Inputs, row: int, readers: dict[int, tuple[RowSource, Reader]]) -> str:
+def _text_of(inputs: Inputs, row: int, readers: dict[int, Reader], opened: ExitStack) -> str:
     """The first text of a row, as its source gives it; "" where there is none.
 
     Args:
         inputs: where the rows are.
         row: its number there.
         readers: by source, those that were opened; one more may be.
+        opened: closes them.
     """
     if isinstance(inputs.source, RowMixture):
         inputs, row, _ = inputs.source.where(inputs, row)
@@ -173,9 +137,11 @@ def _text_of(inputs: Inputs, row: int, readers: dict[int, tuple[RowSource, Reade
     if not isinstance(source, RowSource):
         return ""
     if id(source) not in readers:
-        readers[id(source)] = source, source.reader()
+        readers[id(source)] = reader = source.reader()
+        if reader is not source:
+            opened.callback(reader.close)
     block, own = inputs.blocks.where(row)
-    data = read_rows(source, readers[id(source)][1], block, own, own + 1)
+    data = read_rows(source, readers[id(source)], block, own, own + 1)
     late = inputs.chain.opener.late()
     if isinstance(late, RunStage):
         data = late.process(unplaced(Block(data, np.array([row], dtype=np.int64)))).block.data
