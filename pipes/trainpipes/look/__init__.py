@@ -12,7 +12,8 @@ if TYPE_CHECKING:
         read_states,
         summarize,
     )
-    from trainpipes.look.inspect import Inspection, inspect_files
+    from trainpipes.look.inspect import inspect_files
+    from trainpipes.look.inspect_result import Inspection
 
 __all__ = [
     "Fit",
