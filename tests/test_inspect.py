@@ -314,7 +314,7 @@ def test_a_sample_is_spread_over_all_files_and_row_groups(tmp_path: Path) -> Non
 def test_no_row_is_sampled_twice(
     rows: int, sample: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainpipes.look.inspect_sample.DEPTH_BYTES", 1000)
+    monkeypatch.setattr("trainpipes.look.inspect_reading.DEPTH_BYTES", 1000)
     for n in range(2):
         own = {"n": np.arange(n * rows, (n + 1) * rows)}
         parquet(tmp_path / f"{n}.parquet", own, row_group_size=600 if n else 10**6)
@@ -332,7 +332,7 @@ def test_of_a_huge_row_group_and_of_wide_rows_only_a_part_is_read(
     size = path.stat().st_size
     assert size > 95_000_000
     assert bytes_read(lambda: inspect_files(path)) < size * 2 / 3
-    monkeypatch.setattr("trainpipes.look.inspect_sample.LOCAL_BYTES", 400_000)
+    monkeypatch.setattr("trainpipes.look.inspect_reading.LOCAL_BYTES", 400_000)
     assert 50 <= inspect_files(path).sampled_rows <= 100
     rows = {"text": ["x" * 4000, "y" * 4000] * 10_000}  # a footer says less than they are
     assert inspect_files(parquet(path, rows, use_dictionary=True)).sampled_rows < 1000
