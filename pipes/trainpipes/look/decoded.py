@@ -96,7 +96,8 @@ def _add(found: KnownIds, stage: Stage) -> None:
             found.own |= set(made) - {"input_ids"}
         for name in made:
             other = found.engines.get(name, stage.maker)
-            found.engines[name] = stage.maker if _alike(other, stage.maker) else None
+            same = other is not None and other.fingerprint() == stage.maker.fingerprint()
+            found.engines[name] = stage.maker if same else None
     elif isinstance(stage, Rename):
         for old, new in stage.names.items():
             if old in found.engines:
@@ -109,10 +110,6 @@ def _add(found: KnownIds, stage: Stage) -> None:
         found.masked = True
     elif isinstance(stage, EncodeLabels):
         found.classes[stage.output_column] = _names(stage.classes)
-
-
-def _alike(one: Engine | None, other: Engine) -> bool:
-    return one is other or (one is not None and one.fingerprint() == other.fingerprint())
 
 
 def _names(classes: Any) -> Mapping[int, str]:
@@ -135,7 +132,6 @@ class TokenGrid:
         name: of the column.
         ids: ``[B, L]``.
         there: which cells hold a token, bool ``[B, L]``; the others are padding.
-        told: whether the item says what is padding; else the tokenizer's pad token does.
         engine: the tokenizer; None to show numbers.
         layout: of the labels, as above; "" where there are none.
         labels: the column of labels that belong to these ids; "" where there is none.
@@ -148,7 +144,6 @@ class TokenGrid:
     name: str
     ids: Array
     there: Array
-    told: bool = True
     engine: Engine | None = None
     layout: str = ""
     labels: str = ""
@@ -157,21 +152,13 @@ class TokenGrid:
     starts: Array | None = None
 
     @property
-    def tokens(self) -> int:
-        return int(np.count_nonzero(self.there))
-
-    @property
     def padding(self) -> int:
-        return int(self.there.size) - self.tokens
+        return int(np.count_nonzero(~self.there))
 
     @property
     def loss_count(self) -> int:
         """Targets of the loss; those on padding are counted, as the loss does."""
         return 0 if self.in_loss is None else int(np.count_nonzero(self.in_loss))
-
-    @property
-    def loss_on_padding(self) -> int:
-        return 0 if self.in_loss is None else int(np.count_nonzero(self.in_loss & ~self.there))
 
 
 def token_grids(
@@ -214,12 +201,12 @@ def _with_labels(
 
     engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
     mask = beside(*MASKS)
-    there, told = ids != MISSING, mask is not None
+    there = ids != MISSING
     if mask is not None:
         there &= mask > 0
     elif there.all() and not of_row:
         there = _unpadded(ids, engine)
-    made = TokenGrid(name, ids, there, told or MISSING in ids, engine)
+    made = TokenGrid(name, ids, there, engine)
     if segments is not None:
         made = replace(made, starts=_starts(segments[:, 1:] != segments[:, :-1], there))
     elif positions is not None:

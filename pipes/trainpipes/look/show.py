@@ -279,17 +279,19 @@ def _with_classes(facts: Facts, value: Any, known: KnownIds) -> Facts:
 
 def _counts(grid: TokenGrid) -> TokenCounts:
     in_loss = None if grid.in_loss is None else grid.loss_count
-    name, cells = escaped(grid.name, NAME), int(grid.ids.size)
-    return TokenCounts(name, grid.layout, cells, grid.tokens, grid.padding, in_loss)
+    name, cells, padding = escaped(grid.name, NAME), int(grid.ids.size), grid.padding
+    return TokenCounts(name, grid.layout, cells, cells - padding, padding, in_loss)
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:
     """What stands out: of a row, nothing about what it lacks."""
     for grid in grids:
         name = escaped(grid.name, NAME)
-        if grid.loss_on_padding:
-            yield f"{name}: {grid.loss_on_padding:,} labels on padding are in the loss: make them -100"
-        if grid.in_loss is not None and not grid.loss_count and grid.layout != "own":
+        if grid.in_loss is None:
+            continue
+        if on_padding := int(np.count_nonzero(grid.in_loss & ~grid.there)):
+            yield f"{name}: {on_padding:,} labels on padding are in the loss: make them -100"
+        if not grid.loss_count and grid.layout != "own":
             yield f"{name}: no token is in the loss"
     if batch is not None and grids and not any(w in n for n in batch for w in ("label", "target")):
         yield "no labels beside the token ids: nothing says which of them are in the loss"
