@@ -176,8 +176,10 @@ def test_nothing_is_there(tmp_path):
     assert "none of its 1 files holds one" in refused(tmp_path / "empty")
     (tmp_path / "zero.pt").write_bytes(b"")
     assert "of no known format" in refused(tmp_path / "zero.pt")
-    with pytest.raises(TrainpipesError, match="copy the checkpoint here"):
-        read_states("s3://bucket/checkpoint.pt")
+    for path in ("s3://bucket/checkpoint.pt", ""):
+        with pytest.raises(TrainpipesError, match="copy the checkpoint here"):
+            read_states(path)
+    assert "is not there" in refused(tmp_path / "zero.pt" / "x")
 
 
 @pytest.mark.parametrize(

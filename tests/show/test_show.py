@@ -522,22 +522,3 @@ def test_ragged_tensors_can_be_shown(layout):
     text = repr(tp.show({"x": ragged, "input_ids": ragged}))
     assert "batch  dict of 2, 2 rows" in text
     assert "5 tokens; padding 1 of 6 cells" in text
-
-
-def test_a_tokenizer_makes_text_of_ids():
-    pipe = tp.from_dataset([{"text": "Hello"}]).tokenize("bytes", "text").batch(1).pad_collate()
-    batch = next(iter(pipe))
-    assert "Hello" in repr(tp.show(batch, tokenizer="bytes"))
-    assert "72 101" in repr(tp.show(batch))
-
-
-def test_show_takes_rows_of_one_or_more():
-    with pytest.raises(tp.ConfigError, match=r"show\(rows\)"):
-        tp.show({}, rows=0)
-
-
-def test_pipelines_and_loaders_are_plain_text_in_a_notebook():
-    pipe = tp.list_files("missing/a.parquet").read_parquet().shuffle(100).batch(4)
-    for one in (pipe, tp.Loader(pipe)):
-        assert not hasattr(one, "_repr_html_")
-        assert ".shuffle(100)" in repr(one)
