@@ -24,8 +24,8 @@ from trainpipes.errors import MissingFilesError, StateError, UnreadableError
 
 #: The index of a folder of ``torch.distributed.checkpoint``, and bytes of one value in it, at most.
 INDEX, MOST_VALUE = ".metadata", 1 << 26
-#: What every file with a state holds, and how files of each format begin.
-MARK, ZIP, PICKLE = b"trainpipes", b"PK\x03\x04", b"\x80"
+#: What every file with a state holds, and how one of ``torch.save`` begins.
+MARK, ZIP = b"trainpipes", b"PK\x03\x04"
 #: Keys under which a StatefulDataLoader keeps the states of its workers.
 ABOVE = ("_snapshot", "fetcher_state")
 #: The module, and the names elsewhere, that an index of ``torch.distributed.checkpoint`` may use.
@@ -48,9 +48,6 @@ def read_file(path: Path) -> Any:
     head = _head(path)
     if head.startswith(ZIP):
         return _load(path, path)
-    if head.startswith(PICKLE):  # torch.save before 1.6
-        with path.open("rb") as file:
-            return _load(file, path)
     if not _is_json(head):
         raise _refused(
             path,
@@ -73,7 +70,7 @@ def mentions_us(path: Path) -> bool:
             with zipfile.ZipFile(path) as archive:
                 names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
                 return any(MARK in archive.read(name) for name in names)
-        if not (head.startswith((PICKLE, ZIP)) or _is_json(head)):
+        if not (head.startswith(ZIP) or _is_json(head)):
             return False
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as found:
             return found.find(MARK) >= 0
@@ -146,7 +143,7 @@ def _load(source: Any, path: Path, what: str = "") -> Any:
     """What ``torch.save`` wrote.
 
     Args:
-        source: a path, which is mapped into memory, or an open file.
+        source: a path, which is mapped into memory, or its content.
         path: for errors.
         what: which part of it, for errors.
     """
