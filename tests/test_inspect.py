@@ -629,6 +629,12 @@ def test_rows_sorted_by_a_label_are_told(files: int, tmp_path: Path) -> None:
     assert "--shuffle" in said(found, "clustered")
 
 
+def test_sorted_rows_that_can_be_read_one_by_one_need_a_global_shuffle(tmp_path: Path) -> None:
+    tp.write_memmap(tmp_path / "rows", {"label": np.repeat(range(4), 25_000)})
+    told = said(inspect_files(tmp_path / "rows"), "clustered")
+    assert told.endswith('-> .shuffle(scope="global")')
+
+
 @pytest.mark.parametrize(("mixed", "expected"), [(0.1, True), (0.5, False)])
 def test_rows_are_told_to_be_sorted_if_most_are(
     mixed: float, expected: bool, tmp_path: Path

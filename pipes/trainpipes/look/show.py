@@ -200,7 +200,7 @@ def show_next(session: Session, count: int, rows: int) -> Preview:
     """
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
-    found = preview(islice(session.coming(), count), session.plan, rows=rows)
+    found = preview(islice(session.coming(), count), session.plan, rows)
     if not len(found):
         raise DataError(
             "show() shows the first items of the next epoch, and that gives nothing: see explain() for what "
@@ -209,17 +209,13 @@ def show_next(session: Session, count: int, rows: int) -> Preview:
     return found
 
 
-def preview(items: Iterable[Any], plan: Plan, *, rows: int = 4, first: int = 0) -> Preview:
-    """Items of the pipeline with that plan; the first one has the number ``first``."""
-    known, is_batch = known_ids(plan), makes_batches(plan)
-    word = "batch" if is_batch else "row"
-    numbered = enumerate(items, first)
-    return Preview([_view(item, known, f"{word} {k:,}", is_batch, rows) for k, item in numbered])
-
-
-def makes_batches(plan: Plan) -> bool:
-    """Whether the items of a plan are batches."""
-    return plan.chain.batch is not None or plan.chain.opener.makes_batches
+def preview(items: Iterable[Any], plan: Plan, rows: int = 4) -> Preview:
+    """Items of the pipeline with that plan."""
+    known = known_ids(plan)
+    is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
+    title = "batch {:,}" if is_batch else "row {:,}"
+    numbered = enumerate(items)
+    return Preview([_view(item, known, title.format(k), is_batch, rows) for k, item in numbered])
 
 
 def _is_batch(item: Any) -> bool:
