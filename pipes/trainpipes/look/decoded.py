@@ -74,10 +74,10 @@ class KnownIds:
         return next(iter(different.values())) if len(different) == 1 else None
 
 
-def known_ids(plan: Plan | None) -> KnownIds:
-    """What the stages of a plan say; nothing where there is none."""
+def known_ids(plan: Plan) -> KnownIds:
+    """What the stages of a plan say."""
     found = KnownIds()
-    for stage in () if plan is None else _stages(plan.inputs):
+    for stage in _stages(plan.inputs):
         _add(found, stage)
     return found
 

@@ -150,7 +150,7 @@ class Preview:
     def __repr__(self) -> str:
         at_terminal = sys.stdout is not None and sys.stdout.isatty()
         text = self.text(width=terminal_width() if at_terminal else WIDTH)
-        return COLORED.sub(ON_TERMINAL, text) if in_color(sys.stdout) else text
+        return COLORED.sub(ON_TERMINAL, text) if at_terminal and in_color(sys.stdout) else text
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         page = COLORED.sub(IN_NOTEBOOK, html.escape(self.text()))
