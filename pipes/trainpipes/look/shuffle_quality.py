@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
@@ -13,18 +13,16 @@ import numpy.typing as npt
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
 from trainpipes.columns.run import Run
-from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RandomAccessSource, Reader, RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.look.lengths import walk
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.batch import Batch
-from trainpipes.state.format import Position
 
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
@@ -221,19 +219,6 @@ def _touches(in_file: IntArray, n: int, size: int) -> npt.NDArray[np.float64]:
     for drawn in range(size):
         none *= np.maximum(0.0, n - in_file - drawn) / max(1, n - drawn)
     return 1.0 - none
-
-
-def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
-    """The items of an epoch of a plan, over all ranks."""
-    items = OnePass(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
-    try:
-        while True:
-            try:
-                yield next(items)
-            except StopIteration:
-                return
-    finally:
-        items.close()
 
 
 def _file_lengths(source: RowSource) -> IntArray:

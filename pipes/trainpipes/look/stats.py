@@ -17,12 +17,12 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.label_counts import label_counts
+from trainpipes.look.lengths import walk
 from trainpipes.look.shuffle_quality import (
     BATCH_SIZE,
     Numbered,
     ShuffleQuality,
     order_quality,
-    walk,
 )
 from trainpipes.look.values import Array, masks_of
 from trainpipes.pipeline import Pipeline
