@@ -18,8 +18,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.look.lengths import walk
-from trainpipes.look.shuffle_quality import Numbered
+from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.stages.batch import Batch

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
@@ -254,7 +255,7 @@ def _measured(plan: Plan) -> dict[Stage, float]:
         into, out = counts[stage] = _Count(), _Count()
         chain += [_Tally(into), fresh, _Tally(out)]
     chain += [Take(most)] if place == len(stages) else []
-    sample = Plan.of([*chain, _Uncollated()], plan.inputs.source, plan.inputs.schemas, quiet=True)
+    sample = Plan.of([*chain, Numbered()], plan.inputs.source, plan.inputs.schemas, quiet=True)
     next(walk(sample), None)  # finds the types that functions make, by rows that pass here, too
     for into, out in counts.values():
         into.items = out.items = 0
@@ -294,8 +295,20 @@ class _Tally(RunStage):
         return run
 
 
-class _Uncollated(RunStage):
-    """Makes nothing of items that are not made of yet: they are only counted."""
+class Numbered(RunStage):
+    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says of a block.
+
+    Args:
+        sizes: a list, since a mix says what its rows count only when it is open.
+    """
+
+    holds_data = True
+
+    sizes: Sequence[Any] = ()
 
     def process(self, run: Run) -> Run:
-        return run if run.items is not None else run.with_items([0] * len(run))
+        ids = run.block.ids
+        sizes = self.sizes[0](run.block) if self.sizes else np.ones(len(ids), np.int64)
+        bounds = range(len(ids) + 1) if run.bounds is None else run.bounds.tolist()
+        items: list[Any] = [(ids[a:b], sizes[a:b]) for a, b in pairwise(bounds)]
+        return run.with_items(items)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,13 @@ import numpy.typing as npt
 
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
-from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RandomAccessSource, Reader, RowSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.look.lengths import walk
+from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.batch import Batch
 
@@ -224,25 +222,6 @@ def _touches(in_file: IntArray, n: int, size: int) -> npt.NDArray[np.float64]:
 def _file_lengths(source: RowSource) -> IntArray:
     files, lengths = source.file_of_block, source.lengths
     return lengths if files is None else np.bincount(files, weights=lengths).astype(np.int64)
-
-
-class Numbered(RunStage):
-    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says of a block.
-
-    Args:
-        sizes: a list, since a mix says what its rows count only when it is open.
-    """
-
-    holds_data = True
-
-    sizes: Sequence[Any] = ()
-
-    def process(self, run: Run) -> Run:
-        ids = run.block.ids
-        sizes = self.sizes[0](run.block) if self.sizes else np.ones(len(ids), np.int64)
-        bounds = range(len(ids) + 1) if run.bounds is None else run.bounds.tolist()
-        items: list[Any] = [(ids[a:b], sizes[a:b]) for a, b in pairwise(bounds)]
-        return run.with_items(items)
 
 
 class _Numbers(RandomAccessSource):

@@ -17,10 +17,9 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.label_counts import label_counts
-from trainpipes.look.lengths import walk
+from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import (
     BATCH_SIZE,
-    Numbered,
     ShuffleQuality,
     order_quality,
 )
