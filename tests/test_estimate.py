@@ -78,6 +78,16 @@ def test_it_is_close(name: str) -> None:
     )
 
 
+def test_rows_by_which_types_are_found_are_not_counted() -> None:
+    late = pc.field("row") > 500
+    expected = tp.Loader(tp.from_arrow(TABLE).filter(late)).estimate_len()
+    assert tp.Loader(tp.from_arrow(TABLE).map(_same).filter(late)).estimate_len() == expected
+
+
+def _same(row: dict[str, Any]) -> dict[str, Any]:
+    return row
+
+
 def test_it_is_exact_where_all_rows_are_read() -> None:
     few = tp.from_arrow(TABLE.slice(0, 900))
     for pipe in (

@@ -65,7 +65,7 @@ def test_bytes_are_said_in_the_same_units_everywhere(files):
 def test_it_says_who_gets_what(files):
     said = pipeline(files).explain(world_size=2, num_workers=2)
     assert said.num_batches == 187
-    assert "each worker  3 shards, 744 to 752 rows: 1.1% apart" in str(said)
+    assert said.window_bytes * 4 == pytest.approx(pipeline(files).explain().window_bytes, abs=4)
     assert "2 worker processes of each rank" in str(said)
 
 

@@ -153,7 +153,7 @@ def test_odd_names_break_nothing():
 
 
 @given(st.text(min_size=1, max_size=60))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_name_stays_in_its_line(name):
     mermaid = diagram(tp.mix({name: rows()}, weights={name: 1}))
     assert mermaid.count("\n") + 1 == len(mermaid.splitlines())

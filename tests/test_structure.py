@@ -186,7 +186,7 @@ def test_the_library_imports_no_optional_package_at_its_top():
     }
     for path in SOURCES:
         there = known | frameworks if "integrations" in path.parts else known
-        there = there | {"click", "rich"} if "cli" in path.parts else there
+        there = there | {"click"} if "cli" in path.parts else there
         for module, top in imports_of(path):
             assert not top or module.split(".")[0] in there, f"{path.name} imports {module}"
 

@@ -59,8 +59,6 @@ def save(value: Any, path: Path, layout: str) -> Path:
     """Write a checkpoint and give its path."""
     if layout == "torch":
         torch.save(value, path)
-    elif layout == "old torch":
-        torch.save(value, path, _use_new_zipfile_serialization=False)
     elif layout == "json":
         path.write_text(json.dumps(value))
     elif layout == "dcp":

@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import zipfile
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +25,7 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
 from trainpipes.errors import TrainpipesError
-from trainpipes.look.checkpoint import read_states, summarize
+from trainpipes.look import read_states, summarize
 
 
 class Trap:
@@ -59,7 +58,7 @@ def refused(path: Path) -> str:
 # Layouts
 
 
-@pytest.mark.parametrize("layout", ["torch", "old torch", "json", "dcp"])
+@pytest.mark.parametrize("layout", ["torch", "json", "dcp"])
 @pytest.mark.parametrize(
     ("wrap", "keys"),
     [
@@ -86,7 +85,7 @@ def test_weights_beside_it_are_not_read(tmp_path, monkeypatch):
     path = save(weights, tmp_path / "large.pt", "torch")
     small = save({"loader": state()}, tmp_path / "small.pt", "torch")
     code = (
-        "import sys, resource; from trainpipes.look.checkpoint import read_states\n"
+        "import sys, resource; from trainpipes.look import read_states\n"
         "read_states(sys.argv[2])\n"  # what this imports is not the weights
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "(found,) = read_states(sys.argv[1])\n"
@@ -149,7 +148,7 @@ def test_a_folder_is_looked_through(tmp_path):
 
 def test_a_folder_says_which_of_its_files_cannot_be_read(tmp_path, sprung):
     save(state(), tmp_path / "good.json", "json")
-    (tmp_path / "bad.pt").write_bytes(pickle.dumps({"trainpipes": Trap()}))
+    torch.save({"trainpipes": Trap()}, tmp_path / "bad.pt")
     (tmp_path / "cut.pt").write_bytes(save(state(), tmp_path / "x.pt", "torch").read_bytes()[:-900])
     (tmp_path / "x.pt").unlink()
     bad, cut, good = read_states(tmp_path)
@@ -177,8 +176,10 @@ def test_nothing_is_there(tmp_path):
     assert "none of its 1 files holds one" in refused(tmp_path / "empty")
     (tmp_path / "zero.pt").write_bytes(b"")
     assert "of no known format" in refused(tmp_path / "zero.pt")
-    with pytest.raises(TrainpipesError, match="copy the checkpoint here"):
-        read_states("s3://bucket/checkpoint.pt")
+    for path in ("s3://bucket/checkpoint.pt", ""):
+        with pytest.raises(TrainpipesError, match="copy the checkpoint here"):
+            read_states(path)
+    assert "is not there" in refused(tmp_path / "zero.pt" / "x")
 
 
 @pytest.mark.parametrize(
@@ -202,10 +203,8 @@ def test_what_another_library_saved_is_named(value, said, tmp_path):
         (b"{", "is no JSON, or is cut short"),
         (b"[" * 200_000, "is no JSON"),
         (b'{"a": 1e999999, "b": ' + b"9" * 10_000 + b"}", "is no JSON"),
-        (b"PK\x03\x04", "is damaged or cut short"),
-        (b"\x80", "use another checkpoint"),
-        (b"\x80\x02}q\x00.", "not of torch.save"),
-        (b"\x80\x04\x95\xff\xff\xff\xff\xff\xff\xff\x7f", "nothing of it is read"),
+        (b"PK\x03\x04", "is damaged, cut short"),
+        (pickle.dumps({"trainpipes": 2}), "is of no known format"),
         (b"\xff\xfe{", "is of no known format"),
         (struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(50), "is of no known format"),
         (gzip.compress(b"{}", mtime=0), "is of no known format"),
@@ -237,19 +236,10 @@ def test_what_may_not_be_read_says_so(tmp_path):
 # Hostile files
 
 
-@pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
-def test_a_pickle_that_would_run_something_runs_nothing(protocol, tmp_path, sprung):
-    path = tmp_path / "evil.pt"
-    path.write_bytes(pickle.dumps({"trainpipes": 2, "m": Trap()}, protocol))
-    assert "nothing of it is read" in refused(path)
-
-
-@pytest.mark.parametrize("new", [True, False])
-def test_torch_save_of_objects_is_refused_with_the_way_out(new, tmp_path, sprung):
+def test_torch_save_of_objects_is_refused_with_the_way_out(tmp_path, sprung):
     for value, name in ((Trap(), "exec"), (SimpleNamespace(a=1), "SimpleNamespace")):
         path = tmp_path / "evil.pt"
-        checkpoint = {"loader": state(), "args": value}
-        torch.save(checkpoint, path, _use_new_zipfile_serialization=new)
+        torch.save({"loader": state(), "args": value}, path)
         told = refused(path)
         assert name in told
         assert "nothing of it is read" in told
@@ -298,13 +288,6 @@ def test_a_dcp_index_cannot_lead_out_of_its_folder(tmp_path):
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
     (found,) = read_states(path)
     assert "is damaged" in found.problem
-
-
-def test_an_archive_that_grows_when_it_is_read_is_refused(tmp_path):
-    path = tmp_path / "bomb.pt"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", b"\x80\x02" + bytes(200_000_000))
-    assert "torch.save has not written" in refused(path)
 
 
 def test_an_archive_of_something_else_is_refused(tmp_path):
@@ -357,10 +340,10 @@ def _saved() -> list[tuple[bytes, str]]:
     if not _SAVED:
         folder = Path(os.environ["TRAINPIPES_CACHE"])
         value = {"loader": state(uncounted()), "w": torch.arange(4), "l": OrderedDict(a=1)}
-        for kind in ("torch", "old torch", "json"):
+        for kind in ("torch", "json"):
             saved = {**value, "w": None} if kind == "json" else value
             path = save(saved, folder / f"saved-{os.getpid()}", kind)
-            _SAVED.append((path.read_bytes(), kind.replace(" ", "-")))
+            _SAVED.append((path.read_bytes(), kind))
     return _SAVED
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import trainpipes as tp
 from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
-from trainpipes.look.checkpoint import FoundState, StateSummary, fits, read_states, summarize
+from trainpipes.look import FoundState, StateSummary, fits, read_states, summarize
 
 
 def summary_of(pipe: tp.Pipeline, steps: int = 2) -> StateSummary:

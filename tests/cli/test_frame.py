@@ -18,7 +18,7 @@ from cli.command import START, environment, trainpipes
 from trainpipes.cli import console
 from trainpipes.cli.app import command_line, run
 
-HEAVY = ("torch", "numpy", "pyarrow", "pandas", "rich", "yaml")
+HEAVY = ("torch", "numpy", "pyarrow", "pandas", "yaml")
 NAMES = ["recipes", "inspect", "run", "repack", "tokenize", "state"]
 
 
@@ -123,7 +123,7 @@ def test_a_wrong_command_line_is_exit_code_2(line, said, capsys):
         ),
         (
             tp.DataError("a[bold]b[/bold]\x1b[2Jc\rd\x07: :smile: é"),
-            "a[bold]b[/bold]\\x1b[2Jc\\x0dd\\x07: :smile: é",
+            "a[bold]b[/bold]\\x1b[2Jc\\rd\\x07: :smile: é",
         ),
         (ValueError("x" * 9999), f"ValueError: {'x' * 2000}… (--debug shows where)"),
     ],
@@ -148,7 +148,8 @@ def test_ctrl_c_in_a_callback_whose_exceptions_python_ignores_is_not_lost(fails)
         held = type("Held", (), {})()
         reference = weakref.ref(held, lambda _: signal.raise_signal(signal.SIGINT))
         del held
-        time.sleep(20)
+        for _ in range(400):  # a sleep is not cut short by a signal that Python sends itself
+            time.sleep(0.05)
         assert reference() is None
 
     assert fails(work) == (130, "error: stopped\n")
@@ -181,11 +182,11 @@ def test_a_missing_package_is_one_line_that_installs_it():
     hide = (
         "import importlib.util\n"
         "found = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda n, p=None: None if n in ('rich', 'yaml') else found(n, p)"
+        "importlib.util.find_spec = lambda n, p=None: None if n in ('click', 'yaml') else found(n, p)"
     )
     told = trainpipes("recipes", before=hide)
     assert (told.returncode, told.stdout) == (1, "")
-    assert told.stderr == "error: rich, pyyaml not installed: pip install rich pyyaml\n"
+    assert told.stderr == "error: click, pyyaml not installed: pip install click pyyaml\n"
 
 
 # Streams
@@ -227,7 +228,7 @@ def test_characters_that_stdout_lacks_are_spelt_out():
     code = (
         "from trainpipes.cli.app import run; run(['fail']); from trainpipes.cli import console as c"
     )
-    code += "\nc.out().print('é → \\udc80'); c.print_json('é')"
+    code += "\nc.out('é → \\udc80'); c.print_json('é')"
     for encoding, shown in (
         ("ascii", '\\xe9 \\u2192 \\udc80\n"\\u00e9"\n'),
         ("utf-8", 'é → \\udc80\n"é"\n'),

@@ -43,7 +43,7 @@ def test_json_lines_become_parquet(capsys: pytest.CaptureFixture[str]) -> None:
     lines("my data/b.jsonl")
     assert run(["repack", "my data/*.jsonl", "out put", "--shuffle", "--num-files", "2"]) == 0
     done = capsys.readouterr()
-    assert re.match(r"files +2 +\nrows +60 +\nrow groups +2 +\nsize ", done.out)
+    assert re.match(r"files +2\nrows +60\nrow groups +2\nsize ", done.out)
     assert f"trainpipes inspect '{Path('out put').absolute()}'" in done.out
     assert done.err == "look at it:\n"
     found = numbers("out put")

@@ -73,21 +73,6 @@ def as_json(ran):
 # What runs
 
 
-def test_a_recipe_is_run_and_summed_up(ran):
-    code, out, err = ran(*SFT, "--option", "batch_size=10", "--option", "num_shards=4")
-    assert code == 0
-    assert re.fullmatch(
-        r"! \d\d% of the cells are padding: sft has no option against it; in .*", err
-    )
-    lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in out.splitlines())
-    assert list(lines) == ["batches", "rows", "tokens", "padding", "start", "then"]
-    assert lines["batches"] == "20; an epoch has 20"
-    assert lines["rows"] == "200"
-    assert lines["tokens"].endswith("of them targets of the loss")
-    assert re.fullmatch(r"first batch after [\d.]+ s, 5 for warm-up after [\d.]+ s", lines["start"])
-    assert re.fullmatch(r"[\d.,]+ batches/s, [\d,]+ rows/s, [\d,]+ tokens/s", lines["then"])
-
-
 def test_a_config_is_run_with_changes(as_json):
     found = as_json("run", "train.yaml", "--set", "options.batch_size=20")
     assert (found["steps"], found["rows"]) == (10, 200)
@@ -252,15 +237,6 @@ def test_what_is_wrong_is_said_in_a_sentence(arguments, code, said, ran):
     assert "Traceback" not in err
 
 
-def test_storage_options_are_a_json_object_and_never_shown(ran, folder):
-    (folder / "secret.json").write_text("hunter2")
-    for given in ("hunter2", '["hunter2"]', '{"token": hunter2}', "@secret.json"):
-        code, out, err = ran(*SFT, "--storage-options", given)
-        assert (code, "must be a JSON object" in err) == (2, True)
-        assert "hunter2" not in out + err
-    assert "cannot be read" in ran(*SFT, "--storage-options", "@nowhere.json")[2]
-
-
 @pytest.mark.parametrize("how", [[], ["--num-workers", "1"]], ids=["here", "in a worker"])
 def test_a_bad_row_is_named_without_a_traceback(how, ran, folder, failed_workers_let_go):
     rows = pa.table({"prompt": ["a"] * 40, "response": [*["b"] * 39, None]})
@@ -418,13 +394,6 @@ def test_a_single_batch_has_no_rate():
     assert json.loads(json.dumps(report.to_dict()))["rows"] == 4
 
 
-def test_the_pipeline_that_is_run_is_left_as_it_was():
-    pipe = pairs(40).map(slow).batch(4)
-    before = [vars(stage).copy() for stage in pipe.stages]
-    measure(tp.Loader(pipe), steps=3)
-    assert [vars(stage) for stage in pipe.stages] == before
-
-
 # Advice
 
 
@@ -436,10 +405,6 @@ def of(pipe, recipe=None, **counts):
 
 
 PADDED = docs().batch(8).pad_collate()
-
-
-def test_what_is_well_says_nothing():
-    assert of(PADDED, padding=19, waited=0.09) == ""
 
 
 def test_advice_names_options_of_the_recipe_in_use():

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 __all__ = ["main"]
 
 #: What the command itself needs, by the name that it is imported by, and what pip calls it.
-PACKAGES = {"click": "click", "rich": "rich", "yaml": "pyyaml"}
+PACKAGES = {"click": "click", "yaml": "pyyaml"}
 
 
 def main() -> None:

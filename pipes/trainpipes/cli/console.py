@@ -1,52 +1,41 @@
 """What the command prints: results to stdout; notes, warnings and errors to stderr.
 
-Rich decides on colours: ``NO_COLOR`` takes them away, ``FORCE_COLOR`` gives them to a pipe. Text of files and
-errors is never markup, and control characters in it are spelt out.
+Control characters in texts of files and errors are spelt out.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-#: Columns where no terminal says how many it has.
-WIDTH = 100
-#: Control characters but for line breaks and tabs, and those that turn the direction of text.
-_CONTROL = {
-    code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"
-} | {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+from trainpipes._internal.table import in_color, table, terminal_width
+from trainpipes._internal.text import escaped
 
 
-def out() -> Console:
-    """The console of results."""
-    return _console(stderr=False)
+def out(text: str = "") -> None:
+    """Print a result."""
+    sys.stdout.write(f"{printable(text)}\n")
 
 
 def print_json(value: Any) -> None:
-    """A result for a script: one JSON value; NaN and infinity, which JSON lacks, as null."""
+    """Print a result for a script: one JSON value; NaN and infinity, which JSON lacks, as null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     is_utf = encoding.startswith("utf")
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf))  # noqa: T201
+    sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf) + "\n")
 
 
 def print_pairs(*pairs: tuple[str, str]) -> None:
-    """Results, each with its name before it."""
-    from rich.table import Table
-    from rich.text import Text
+    """Print results, each with its name before it."""
+    print_table(pairs)
 
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in pairs:
-        table.add_row(Text(name, "bold"), printable(text))
-    out().print(table)
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows of cells."""
+    out(table([list(map(printable, row)) for row in rows], terminal_width()))
 
 
 def public_fields(value: Any) -> dict[str, Any]:
@@ -56,17 +45,19 @@ def public_fields(value: Any) -> dict[str, Any]:
 
 def note(text: str) -> None:
     """Something that is good to know, to stderr."""
-    _to_stderr(printable(text))
+    with suppress(OSError, ValueError):  # nobody reads it
+        sys.stderr.write(f"{printable(text)}\n")
+        sys.stderr.flush()
 
 
 def warning_line(text: str) -> None:
     """A warning, in one line, to stderr."""
-    _labelled("warning", "yellow", " ".join(text.split()))
+    _labelled("warning:", 33, " ".join(text.split()))
 
 
 def error_line(text: str) -> None:
     """What went wrong, to stderr."""
-    _labelled("error", "bold red", text)
+    _labelled("error:", 31, text)
 
 
 def printable(text: str) -> str:
@@ -75,27 +66,14 @@ def printable(text: str) -> str:
     >>> printable("red \x1b[31m")
     'red \\x1b[31m'
     """
-    return text.translate(_CONTROL)
+    return "\n".join(map(escaped, text.split("\n")))
 
 
-def _console(stderr: bool) -> Console:
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    known = stream.isatty() or os.environ.get("COLUMNS")
-    width = None if known else WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
-
-
-def _labelled(label: str, style: str, text: str) -> None:
-    from rich.text import Text
-
-    _to_stderr(Text.assemble((f"{label}:", style), f" {printable(text)}"))
-
-
-def _to_stderr(text: Any) -> None:
+def _labelled(label: str, color: int, text: str) -> None:
     with suppress(OSError, ValueError):  # nobody reads it
-        _console(stderr=True).print(text, soft_wrap=True)
+        label = f"\x1b[{color}m{label}\x1b[0m" if in_color(sys.stderr) else label
+        sys.stderr.write(f"{label} {printable(text)}\n")
+        sys.stderr.flush()
 
 
 def _finite(value: Any) -> Any:

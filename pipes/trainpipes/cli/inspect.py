@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
-from trainpipes.cli.options import STORAGE_OPTIONS
+from trainpipes.cli.console import out, print_json
+from trainpipes.cli.options import AS_JSON, COUNT, STORAGE_OPTIONS, option
 from trainpipes.cli.options import storage_options as given_options
 
 
 @click.command("inspect")
 @click.argument("files", nargs=-1, required=True)
-@click.option(
-    "--tokenizer",
-    help="Count tokens with this tokenizer: a path, a folder, or bytes. Left out, bytes are counted.",
-)
-@click.option(
-    "--column",
-    multiple=True,
-    help="Measure the lengths of this column. Repeatable: lengths of several are added.",
-)
-@click.option("--max-length", type=click.IntRange(1), help="Report rows longer than this.")
-@click.option("--rows", type=click.IntRange(0), default=3, show_default=True, help="Rows to show.")
-@click.option(
-    "--sample",
-    type=click.IntRange(1),
-    default=10_000,
-    show_default=True,
-    help="The most rows to look at.",
-)
+@option("--tokenizer", help="Count tokens with it: a path, a folder, or bytes; bytes if left out.")
+@option("--column", multiple=True, help="Measure its lengths; those of several are added.")
+@option("--max-length", type=COUNT, help="Report rows longer than this.")
+@option("--rows", type=click.IntRange(0), default=3, help="Rows to show.")
+@option("--sample", type=COUNT, default=10_000, help="The most rows to look at.")
 @STORAGE_OPTIONS
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--strict", is_flag=True, help="Exit with 1 if there is a warning.")
+@AS_JSON
+@option("--strict", is_flag=True, help="Exit with 1 if there is a warning.")
 def command(
     files: tuple[str, ...],
     column: tuple[str, ...],
@@ -53,10 +40,13 @@ def command(
       trainpipes inspect 'data/*.parquet' --tokenizer bytes --column text
     """
     storage = given_options(storage_options)
-    from trainpipes.look.inspect import inspect_files
+    from trainpipes.look import inspect_files
 
     found = inspect_files(list(files), column=column or None, storage_options=storage, **options)
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        out(str(found))
     if found.unreadable:
         more = len(found.unreadable) - 1
         raise click.ClickException(

@@ -8,17 +8,17 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from trainpipes import Loader
+from trainpipes._internal.progress import Progress
+from trainpipes.errors import DataError
+from trainpipes.loader import Loader
+from trainpipes.look.values import MASKS, rows_of
 
 #: Batches of a run for which nothing says how long it is.
 DEFAULT_STEPS = 100
 #: Warm-up is a quarter of the batches, and no more than these: by then each of 24 shards has begun.
 MOST_WARM_UP = 25
-#: What stands beside token ids, after the same prefix, and is 0 where there is padding.
-MASKS = ("attention_mask", "input_mask", "segment_ids")
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Counts:
     def add(self, item: Any, is_batch: bool) -> None:
         """Count one more item."""
         self.steps += 1
-        self.rows += _rows(item) if is_batch else 1
+        self.rows += (rows_of(item) or 0) if is_batch else 1
         for values in item if isinstance(item, list) else [item]:
             if isinstance(values, Mapping):
                 self._add_tokens(values)
@@ -150,8 +150,6 @@ def measure(
     Raises:
         DataError: an epoch gives nothing.
     """
-    from trainpipes._internal.progress import Progress
-
     if steps is None and seconds is None and epochs is None:
         steps, epochs = DEFAULT_STEPS, 1
     stages = loader.pipeline.stages
@@ -184,8 +182,6 @@ def measure(
 
 
 def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
-    from trainpipes import DataError
-
     for _ in itertools.count() if epochs is None else range(epochs):
         item = None
         for item in loader:
@@ -194,15 +190,3 @@ def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
             raise DataError(
                 "the pipeline gives nothing: see explain() for what the stages make of the rows"
             )
-
-
-def _rows(batch: Any) -> int:
-    """Rows of a batch: the length of the first of its values that has two dimensions, or else one."""
-    if isinstance(batch, Mapping):
-        batch = tuple(batch.values())
-    is_columns = isinstance(batch, list) and all(getattr(one, "ndim", 0) for one in batch)
-    if not is_columns and not isinstance(batch, tuple):
-        return len(batch) if hasattr(batch, "__len__") else 1
-    inner = [one for one in batch if hasattr(one, "__len__") and not isinstance(one, str)]
-    wide = [one for one in inner if getattr(one, "ndim", 2) > 1]
-    return _rows((wide or inner or [0])[0])

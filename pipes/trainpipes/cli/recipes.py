@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.console import note, out, print_json, print_pairs
+from trainpipes.cli.console import note, out, print_json, print_pairs, print_table
 from trainpipes.cli.options import AS_JSON
 from trainpipes.cli.pipelines import recipe_names
 
@@ -36,12 +36,8 @@ def command(context: click.Context, as_json: bool) -> None:
     if as_json:
         print_json([_as_json(one) for one in found])
         return
-    from rich.table import Table
-
-    table = Table("recipe", "what it makes", "needs", "columns", box=None, padding=(0, 2, 0, 0))
-    for one in found:
-        table.add_row(one.name, one.summary, ", ".join(one.needs), ", ".join(one.columns))
-    out().print(table)
+    rows = [(one.name, one.summary, ", ".join(one.needs), ", ".join(one.columns)) for one in found]
+    print_table([("recipe", "what it makes", "needs", "columns"), *rows])
     note("trainpipes recipes show NAME tells the options of one")
 
 
@@ -58,15 +54,13 @@ def show(name: str) -> None:
 
     file, _ = _file(name)  # first, since it says which names there are
     (found,) = (one for one in recipes() if one.name == name)
-    from rich.table import Table
-
     print_pairs(("recipe", f"{name}: {found.summary}"), ("file", file))
-    table = Table("option", "default", "what it is", box=None, padding=(0, 2, 0, 0))
+    rows = [("option", "default", "what it is")]
     for name, told in _as_json(found)["options"].items():
         default = "needed" if told["needed"] else told["default"]
-        table.add_row(name, default, told["text"])
-    out().print()
-    out().print(table)
+        rows.append((name, default, told["text"]))
+    out()
+    print_table(rows)
 
 
 @command.command("copy")

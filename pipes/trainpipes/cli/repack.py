@@ -110,4 +110,4 @@ def command(
         ("took", f"{done.seconds:,.1f} s"),
     )
     note("look at it:")
-    out().print(f"trainpipes inspect {shlex.quote(done.folder)}", soft_wrap=True)
+    out(f"trainpipes inspect {shlex.quote(done.folder)}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.console import error_line, out, print_json, print_pairs, printable
+from trainpipes.cli.console import error_line, out, print_json, print_pairs
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
@@ -75,7 +75,7 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
             told.append({"problem": str(error)})
             pairs = [("problem", str(error))]
         if not as_json:
-            out().print(printable(one.where), style="bold", soft_wrap=True)
+            out(one.where)
             print_pairs(*pairs)
     if as_json:
         places = [
@@ -99,7 +99,7 @@ def _show_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
         elif not as_json:
             done = "" if one.share is None else f", {one.share:.1%} of the epoch done"
             ranks = f"{world_size} rank{'s' * (world_size > 1)}"
-            out().print(printable(f"{where}: loads on {ranks}{done}"), soft_wrap=True)
+            out(f"{where}: loads on {ranks}{done}")
     return 1 if any(one.problem for one in tried) else 0
 
 

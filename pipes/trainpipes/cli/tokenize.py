@@ -80,7 +80,7 @@ def command(
         ("took", f"{seconds:,.1f} s"),
     )
     note("train with:")
-    out().print(train, soft_wrap=True)
+    out(train)
 
 
 def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from trainpipes._internal.text import cut, shown
 from trainpipes.engine.layout import divisors, slots_before
 from trainpipes.engine.topology import Topology
-from trainpipes.errors import MissingFilesError, StateError, TrainpipesError, UnreadableError
+from trainpipes.errors import MissingFilesError, StateError, TrainpipesError
 from trainpipes.look.checkpoint_files import INDEX, check_regular, mentions_us, read_dcp, read_file
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Saved, read, unrecognized_state_error
@@ -23,8 +23,8 @@ from trainpipes.state.merge import merge_states
 
 __all__ = ["Fit", "FoundState", "StateSummary", "fits", "read_states", "summarize"]
 
-#: Files of a folder that are looked at, and how deep in it.
-MOST_FILES, MOST_FOLDERS_DEEP = 20_000, 4
+#: Files of a folder, at most.
+MOST_FILES = 20_000
 #: Dicts and lists that are looked into, entries of one of them, and how deep.
 MOST_LOOKED_INTO, MOST_ENTRIES, MOST_DEEP = 200_000, 100_000, 40
 #: Places of one object that are looked at.
@@ -253,23 +253,17 @@ def _in_folder(folder: Path) -> list[FoundState]:
 
 def _files(folder: Path) -> Iterator[Path]:
     """The files to look at, by name; of a folder of ``torch.distributed.checkpoint`` its index."""
-
-    def fail(error: OSError) -> None:
-        raise UnreadableError(f"{folder}: {error.strerror}", path=str(folder)) from error
-
-    count = 0
-    for place, folders, names in os.walk(folder, onerror=fail):
-        deep = len(Path(place).relative_to(folder).parts) >= MOST_FOLDERS_DEEP
-        folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-        count += len(names)
-        if count > MOST_FILES:
-            raise StateError(
-                f"{folder} has more than {MOST_FILES:,} files: give the folder of one checkpoint",
-                path=str(folder),
-            )
-        for name in sorted(names):
-            if name == INDEX or not (name.startswith(".") or name.endswith(OTHERS)):
-                yield Path(place, name)
+    found = list(islice(folder.rglob("*"), MOST_FILES + 1))
+    if len(found) > MOST_FILES:
+        raise StateError(
+            f"{folder} has more than {MOST_FILES:,} files: give the folder of one checkpoint",
+            path=str(folder),
+        )
+    for path in sorted(found):
+        *above, name = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") for part in (*above, name.removeprefix(INDEX)))
+        if path.is_file() and not hidden and not name.endswith(OTHERS):
+            yield path
 
 
 def _states_in(value: Any, path: str) -> Iterator[FoundState]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 import json
 import mmap
+import os
 import pickle
 import re
-import stat
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -22,12 +22,10 @@ import torch
 from trainpipes._internal.text import cut
 from trainpipes.errors import MissingFilesError, StateError, UnreadableError
 
-#: The index of a folder of ``torch.distributed.checkpoint``.
-INDEX = ".metadata"
-#: Bytes of a file that is read as a whole: JSON, an index, and one value of a state.
-MOST_JSON, MOST_INDEX, MOST_VALUE = 1 << 28, 1 << 30, 1 << 26
-#: What every file with a state holds.
-MARK = b"trainpipes"
+#: The index of a folder of ``torch.distributed.checkpoint``, and bytes of one value in it, at most.
+INDEX, MOST_VALUE = ".metadata", 1 << 26
+#: What every file with a state holds, and how one of ``torch.save`` begins.
+MARK, ZIP = b"trainpipes", b"PK\x03\x04"
 #: Keys under which a StatefulDataLoader keeps the states of its workers.
 ABOVE = ("_snapshot", "fetcher_state")
 #: The module, and the names elsewhere, that an index of ``torch.distributed.checkpoint`` may use.
@@ -38,7 +36,6 @@ PLAIN = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("pathlib", "PosixPath"),
 }
-WAY_OUT = "save the state by itself, torch.save(loader.state_dict(), path), or as JSON"
 
 
 def read_file(path: Path) -> Any:
@@ -49,40 +46,36 @@ def read_file(path: Path) -> Any:
         UnreadableError: it cannot be read.
     """
     head = _head(path)
-    if head.startswith(b"PK\x03\x04"):
-        _check_archive(path)
+    if head.startswith(ZIP):
         return _load(path, path)
-    if head.startswith(b"\x80"):  # torch.save before 1.6
-        with path.open("rb") as file:
-            return _load(file, path)
-    if head.lstrip()[:1] in (b"{", b"["):
-        return _read_json(path)
-    raise StateError(
-        f"{path} is of no known format: a state is in a file of torch.save, in JSON, or in a folder of "
-        "torch.distributed.checkpoint",
-        path=str(path),
-    )
+    if not _is_json(head):
+        raise _refused(
+            path,
+            "is of no known format: a state is in a file of torch.save, in JSON, or in a folder of "
+            "torch.distributed.checkpoint",
+        )
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"is no JSON, or is cut short ({cut(str(error))})") from None
 
 
 def mentions_us(path: Path) -> bool:
     """Whether a file may hold a state: it is of a format that is read, and names us. Weights are not read."""
     try:
-        if not path.is_file() or path.stat().st_size < len(MARK):
+        if not path.is_file():
             return False
         head = _head(path)
-        if head.startswith(b"PK\x03\x04") and zipfile.is_zipfile(path):
+        if head.startswith(ZIP) and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
                 return any(MARK in archive.read(name) for name in names)
-        if head[:1] == b"\x80" or head[:2] == b"PK" or head.lstrip()[:1] in (b"{", b"["):
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-            ):
-                return content.find(MARK) >= 0
-    except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile):
-        pass
-    return False
+        if not (head.startswith(ZIP) or _is_json(head)):
+            return False
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as found:
+            return found.find(MARK) >= 0
+    except (OSError, UnreadableError, ValueError, RuntimeError, zipfile.BadZipFile):
+        return False
 
 
 def read_dcp(folder: Path) -> Any:
@@ -118,18 +111,23 @@ def check_regular(path: Path) -> None:
         MissingFilesError: it is not there.
         UnreadableError: it is something else.
     """
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise MissingFilesError(
-            f"{path} is not there: give the file or folder of a checkpoint", path=str(path)
-        ) from None
-    except OSError as error:
-        raise UnreadableError(f"{path}: {error.strerror}", path=str(path)) from error
-    if not stat.S_ISREG(mode):
-        raise UnreadableError(
-            f"{path} is no regular file: give the file or folder of a checkpoint", path=str(path)
-        )
+    way_out = "give the file or folder of a checkpoint"
+    if not os.path.exists(path):
+        raise MissingFilesError(f"{path} is not there: {way_out}", path=str(path))
+    if not os.path.isfile(path):
+        raise UnreadableError(f"{path} is no regular file: {way_out}", path=str(path))
+
+
+def _refused(path: Path, why: str) -> StateError:
+    return StateError(f"{path} {why}", path=str(path))
+
+
+def _damaged(path: Path, why: str) -> StateError:
+    return _refused(path, f"{why}: use another checkpoint")
+
+
+def _is_json(head: bytes) -> bool:
+    return head.lstrip()[:1] in (b"{", b"[")
 
 
 def _head(path: Path) -> bytes:
@@ -141,33 +139,14 @@ def _head(path: Path) -> bytes:
         raise UnreadableError(f"{path}: {error.strerror}", path=str(path)) from error
 
 
-def _check_archive(path: Path) -> None:
-    """Raise if an archive would take more memory than it has bytes: ``torch.save`` never compresses."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-    except Exception as error:  # of many kinds, where it is damaged
-        raise StateError(
-            f"{path} is damaged or cut short ({cut(str(error))}): use another checkpoint",
-            path=str(path),
-        ) from None
-    stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-    if not stored or sum(entry.file_size for entry in entries) > path.stat().st_size:
-        raise StateError(
-            f"{path} is an archive that torch.save has not written: give a checkpoint as it was saved",
-            path=str(path),
-        )
-
-
 def _load(source: Any, path: Path, what: str = "") -> Any:
     """What ``torch.save`` wrote.
 
     Args:
-        source: a path, which is mapped into memory, or an open file.
+        source: a path, which is mapped into memory, or its content.
         path: for errors.
         what: which part of it, for errors.
     """
-    name = f"{path}{what}"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old tensors
@@ -176,39 +155,18 @@ def _load(source: Any, path: Path, what: str = "") -> Any:
             )
     except pickle.UnpicklingError as error:
         found = re.search(r"(?:GLOBAL|class) ([\w.]*\w)", str(error))
-        why = (
-            f"it holds {cut(found[1])}, whose code could run"
-            if found
-            else "it is not of torch.save"
-        )
-        raise StateError(
-            f"{name}: nothing of it is read: {why} (torch.load, weights_only=True); {WAY_OUT}",
-            path=str(path),
+        why = f"holds {cut(found[1])}, whose code could run" if found else "is not of torch.save"
+        raise _refused(
+            path,
+            f"{what}{why}: nothing of it is read (torch.load, weights_only=True); save the state by itself, "
+            "torch.save(loader.state_dict(), path), or as JSON",
         ) from None
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # of many kinds, where it is damaged
         why = next(iter(str(error).splitlines()), "") or type(error).__name__
-        raise StateError(
-            f"{name} is damaged, cut short, or not of torch.save ({cut(why, 120)}): use another checkpoint",
-            path=str(path),
-        ) from None
-
-
-def _read_json(path: Path) -> Any:
-    if path.stat().st_size > MOST_JSON:
-        raise StateError(
-            f"{path} is JSON of {path.stat().st_size:,} bytes, and no state is so large: give the file that "
-            "the state was saved to",
-            path=str(path),
-        )
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise StateError(
-            f"{path} is no JSON, or is cut short ({cut(str(error))}): use another checkpoint",
-            path=str(path),
-        ) from None
+        why = f"is damaged, cut short, or not of torch.save ({cut(why, 120)})"
+        raise _damaged(path, what + why) from None
 
 
 class _IndexReader(pickle.Unpickler):
@@ -216,7 +174,8 @@ class _IndexReader(pickle.Unpickler):
     tensors and files."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in PLAIN or (module == "torch" and _is_dtype(name)):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if (module, name) in PLAIN or is_dtype:
             return super().find_class(module, name)
         if module == METADATA and name.isidentifier():
             found = super().find_class(module, name)
@@ -225,26 +184,17 @@ class _IndexReader(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it names {cut(f'{module}.{name}')}, whose code could run")
 
 
-def _is_dtype(name: str) -> bool:
-    return isinstance(getattr(torch, name, None), torch.dtype)
-
-
 def _read_index(path: Path) -> Any:
     check_regular(path)
-    problem = "it is too large"
-    if path.stat().st_size <= MOST_INDEX:
-        try:
-            index = _IndexReader(io.BytesIO(path.read_bytes())).load()
-            if isinstance(getattr(index, "state_dict_metadata", None), Mapping):
-                return index
-            problem = "it lists no values"
-        except Exception as error:  # of many kinds, where it is damaged
-            problem = cut(str(error) or type(error).__name__)
-    raise StateError(
-        f"{path} is no index of torch.distributed.checkpoint, or is cut short ({problem}): use another "
-        "checkpoint",
-        path=str(path),
-    )
+    try:
+        index = _IndexReader(io.BytesIO(path.read_bytes())).load()
+        if isinstance(getattr(index, "state_dict_metadata", None), Mapping):
+            return index
+        problem = "it lists no values"
+    except Exception as error:  # of many kinds, where it is damaged
+        problem = cut(str(error) or type(error).__name__)
+    why = f"is no index of torch.distributed.checkpoint, or is cut short ({problem})"
+    raise _damaged(path, why)
 
 
 def _outermost(home: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -258,12 +208,9 @@ def _value(folder: Path, name: str, place: Any) -> Any:
     path = folder / str(place.relative_path)
     inside = path.resolve().is_relative_to(folder.resolve())
     if not inside or place.offset < 0 or not 0 < place.length < MOST_VALUE:
-        raise StateError(
-            f"{folder / INDEX} is damaged: it says that {name} is at {place.offset} in "
-            f"{place.relative_path!r}; use another checkpoint",
-            path=str(folder),
-        )
+        where = f"{name} is at {place.offset} in {place.relative_path!r}"
+        raise _damaged(folder / INDEX, f"is damaged: it says that {where}")
     check_regular(path)
     with path.open("rb") as file:
         file.seek(place.offset)
-        return _load(io.BytesIO(file.read(place.length)), path, f", {name}")
+        return _load(io.BytesIO(file.read(place.length)), path, f", {name}, ")

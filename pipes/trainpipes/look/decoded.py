@@ -27,7 +27,7 @@ from trainpipes._internal.text import escaped
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
-from trainpipes.look.values import MOST_CELLS, Array, head
+from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
 from trainpipes.stages.columns import Rename
 from trainpipes.stages.encode_labels import EncodeLabels
 from trainpipes.stages.mask_tokens import MaskTokens
@@ -39,8 +39,7 @@ from trainpipes.tokenizers.engine import Engine
 #: Names of columns of token ids and of labels, which may have a prefix such as "chosen_".
 IDS = re.compile(r"(|.*[_.])(?:input_ids|token_ids)")
 LABELS = re.compile(r"(|.*[_.])(?:labels|target_ids)")
-#: What may stand beside ids, after the same prefix.
-MASKS = ("attention_mask", "input_mask")
+#: What may stand beside ids, after the same prefix, and says what is in the loss.
 LOSS_MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 #: Rows of a ragged column that are looked at, and what stands where a row has no number.
 MOST_ROWS, MISSING = 4096, -(1 << 63)
@@ -75,10 +74,10 @@ class KnownIds:
         return next(iter(different.values())) if len(different) == 1 else None
 
 
-def known_ids(plan: Plan | None) -> KnownIds:
-    """What the stages of a plan say; nothing where there is none."""
+def known_ids(plan: Plan) -> KnownIds:
+    """What the stages of a plan say."""
     found = KnownIds()
-    for stage in () if plan is None else _stages(plan.inputs):
+    for stage in _stages(plan.inputs):
         _add(found, stage)
     return found
 
@@ -97,7 +96,8 @@ def _add(found: KnownIds, stage: Stage) -> None:
             found.own |= set(made) - {"input_ids"}
         for name in made:
             other = found.engines.get(name, stage.maker)
-            found.engines[name] = stage.maker if _alike(other, stage.maker) else None
+            same = other is not None and other.fingerprint() == stage.maker.fingerprint()
+            found.engines[name] = stage.maker if same else None
     elif isinstance(stage, Rename):
         for old, new in stage.names.items():
             if old in found.engines:
@@ -110,10 +110,6 @@ def _add(found: KnownIds, stage: Stage) -> None:
         found.masked = True
     elif isinstance(stage, EncodeLabels):
         found.classes[stage.output_column] = _names(stage.classes)
-
-
-def _alike(one: Engine | None, other: Engine) -> bool:
-    return one is other or (one is not None and one.fingerprint() == other.fingerprint())
 
 
 def _names(classes: Any) -> Mapping[int, str]:
@@ -136,7 +132,6 @@ class TokenGrid:
         name: of the column.
         ids: ``[B, L]``.
         there: which cells hold a token, bool ``[B, L]``; the others are padding.
-        told: whether the item says what is padding; else the tokenizer's pad token does.
         engine: the tokenizer; None to show numbers.
         layout: of the labels, as above; "" where there are none.
         labels: the column of labels that belong to these ids; "" where there is none.
@@ -149,7 +144,6 @@ class TokenGrid:
     name: str
     ids: Array
     there: Array
-    told: bool = True
     engine: Engine | None = None
     layout: str = ""
     labels: str = ""
@@ -158,21 +152,13 @@ class TokenGrid:
     starts: Array | None = None
 
     @property
-    def tokens(self) -> int:
-        return int(np.count_nonzero(self.there))
-
-    @property
     def padding(self) -> int:
-        return int(self.there.size) - self.tokens
+        return int(np.count_nonzero(~self.there))
 
     @property
     def loss_count(self) -> int:
         """Targets of the loss; those on padding are counted, as the loss does."""
         return 0 if self.in_loss is None else int(np.count_nonzero(self.in_loss))
-
-    @property
-    def loss_on_padding(self) -> int:
-        return 0 if self.in_loss is None else int(np.count_nonzero(self.in_loss & ~self.there))
 
 
 def token_grids(
@@ -214,13 +200,13 @@ def _with_labels(
         return next((one for one in grids if one is not None and one.shape == ids.shape), None)
 
     engine, segments, positions = known.engine(name), beside("segment_ids"), beside("position_ids")
-    mask = beside(*MASKS) if segments is None else segments
-    there, told = ids != MISSING, mask is not None
+    mask = beside(*MASKS)
+    there = ids != MISSING
     if mask is not None:
         there &= mask > 0
     elif there.all() and not of_row:
         there = _unpadded(ids, engine)
-    made = TokenGrid(name, ids, there, told or MISSING in ids, engine)
+    made = TokenGrid(name, ids, there, engine)
     if segments is not None:
         made = replace(made, starts=_starts(segments[:, 1:] != segments[:, :-1], there))
     elif positions is not None:

@@ -13,8 +13,7 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import amount, cut
 from trainpipes.engine.column_names import columns, columns_if_known
-from trainpipes.engine.iterating.loader_workers import share_out
-from trainpipes.engine.layout import Layout, divisors, slots_before
+from trainpipes.engine.layout import Layout, divisors
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
@@ -140,9 +139,8 @@ def explain(
     chain, shards = plan.chain, plan.chain.num_shards
     Topology(0, world_size).check(shards, chain.shard is not None, chain.opener.one_consumer)
     batches = exact_length(plan, 0, world_size)
-    processes = _shares(plan, world_size, num_workers)
     window = _window_rows(plan)
-    held = _window_bytes(plan, processes)
+    held = _window_bytes(plan, world_size * max(1, num_workers))
     source_lines = plan.inputs.source.describe()
     lines = [
         *_stage_lines(plan),
@@ -157,8 +155,6 @@ def explain(
     if plan.layouts.usual.num_spans > 1 and not plan.mixed:
         said = "parts of the rows, read side by side: batches come from them in turn"
         lines.append(("spans", f"{plan.layouts.usual.num_spans} {said}"))
-    if world_size > 1 or num_workers:
-        lines += _share_lines(plan, processes, num_workers)
     lines += _shuffle_lines(plan, window)
     if held:
         what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
@@ -255,14 +251,14 @@ def _window_rows(plan: Plan) -> int | None:
     return max(_largest(layout, span) for span in {0, layout.num_spans - 1})
 
 
-def _window_bytes(plan: Plan, processes: list[list[int]]) -> int | None:
-    """Bytes of the windows that one process holds, of all sources of a mix together; None where rows have no
-    known size, or are not mixed."""
+def _window_bytes(plan: Plan, processes: int) -> int | None:
+    """Bytes of the windows that each of so many processes holds, of all sources of a mix together; None where
+    rows have no known size, or are not mixed."""
     found = 0
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     window = _window_rows(plan)
     if row_bytes and window and plan.chain.buffer is not None and plan.chain.drawn is None:
-        spans = max(len({s % layout.num_spans for s in own}) for own in processes)
+        spans = min(layout.num_spans, -(-plan.chain.num_shards // processes))
         found = math.ceil(row_bytes * window * spans)
     found += sum(_window_bytes(source, processes) or 0 for source in plan.mixed.values())
     return found or None
@@ -274,45 +270,6 @@ def _largest(layout: Layout, span: int) -> int:
         return 0
     start, stop = layout.span(span)
     return -(-(stop - start) // count)
-
-
-def _shares(plan: Plan, world_size: int, num_workers: int) -> list[list[int]]:
-    """The shards of each process: of each worker where there are some, else of each rank."""
-    layout = plan.layouts.of(plan.chain.first_epoch(0))
-    found = []
-    for rank in range(world_size):
-        shards = list(range(rank, plan.chain.num_shards, world_size))
-        workers = max(1, min(num_workers, len(shards)))
-        owners = share_out(shards, layout.num_spans, workers)
-        found += [[s for s in shards if owners[s] == worker] for worker in range(workers)]
-    return found
-
-
-def _share_lines(plan: Plan, processes: list[list[int]], num_workers: int) -> Lines:
-    """How much each process gets, and how evenly."""
-    counts = [sum(_rows(plan, shard) for shard in shards) for shards in processes]
-    said = f"{_range(list(map(len, processes)))} shards"
-    if plan.inputs.epoch_rows:
-        spread = (max(counts) - min(counts)) / max(1, sum(counts) / len(counts))
-        said += f", {_range(counts)} rows: {spread:.1%} apart"
-    return [("each worker" if num_workers else "each rank", said)]
-
-
-def _range(counts: list[int]) -> str:
-    least, most = min(counts), max(counts)
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _rows(plan: Plan, shard: int) -> int:
-    """Rows that a shard delivers, as planned."""
-    if plan.counts.known:
-        count = slots_before(plan.counts.batches_in_epoch, shard, plan.chain.num_shards)
-        return count * plan.chain.batch_size
-    layout = plan.layouts.of(plan.chain.first_epoch(0))
-    if not isinstance(layout, Layout):
-        return 0
-    start, stop = layout.span(shard % layout.num_spans)
-    return (stop - start) // layout.sharers
 
 
 def _notes(plan: Plan, window_rows: int | None) -> list[str]:

@@ -18,9 +18,16 @@ from trainpipes.columns.arrays import has_text, is_number, is_utf8, replaced, to
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.look.inspect_findings import findings_of
-from trainpipes.look.inspect_reading import ColumnFacts, Found, find_files
+from trainpipes.look.inspect_reading import (
+    NAMES,
+    ColumnFacts,
+    Found,
+    Sample,
+    find_files,
+    plain_array,
+    read_sample,
+)
 from trainpipes.look.inspect_result import Column, Inspection, Lengths, RowGroups
-from trainpipes.look.inspect_sample import NAMES, Sample, plain_array, read_sample
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 

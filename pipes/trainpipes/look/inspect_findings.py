@@ -13,9 +13,8 @@ from trainpipes._internal.text import amount, cut
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError
-from trainpipes.look.inspect_reading import Found
+from trainpipes.look.inspect_reading import NAMES, Found, Sample
 from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
-from trainpipes.look.inspect_sample import NAMES, Sample
 from trainpipes.sources.files.schema import one_schema
 
 #: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.

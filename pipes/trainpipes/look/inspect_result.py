@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
-from trainpipes._internal.text import amount
+from trainpipes._internal.table import folded, table, terminal_width
+from trainpipes._internal.text import amount, escaped
 
 #: Columns, and unreadable files, that are printed; ``to_dict`` has them all.
 MOST_COLUMNS, MOST_UNREADABLE = 40, 20
-#: Characters of a line where there is no terminal.
-WIDTH = 100
 
 Rows = list[list[str]]
 
@@ -98,7 +94,7 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """What was found in data files. Prints as tables, also in notebooks.
+    """What was found in data files. Prints as tables.
 
     Attributes:
         reader: the function that reads the files, such as "read_parquet".
@@ -142,59 +138,15 @@ class Inspection:
         return dataclasses.asdict(self)
 
     def __repr__(self) -> str:
-        if find_spec("rich") is None:
-            return "\n".join(self._plain_lines())
-        from rich.console import Console
-
-        width = shutil.get_terminal_size((WIDTH, 0)).columns
-        console = Console(color_system=None, width=width, force_jupyter=False)
-        with console.capture() as printed:
-            console.print(self, crop=False)
-        return "\n".join(map(str.rstrip, printed.get().splitlines()))
-
-    def _repr_html_(self) -> str | None:
-        if find_spec("rich") is None:
-            return None
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), record=True, width=WIDTH, force_jupyter=False)
-        console.print(self, crop=False)
-        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from rich.table import Table
-        from rich.text import Text
-
-        for heads, rows in self._tables():
-            table = Table(box=None, pad_edge=False, show_header=bool(heads))
-            for n in range(len(rows[0])):
-                table.add_column(heads[n] if heads else "", overflow="fold")
-            for row in rows:
-                table.add_row(*map(Text, row))
-            yield table
-            yield ""
-        for line in self._lines():
-            copied = line.startswith(("  ->", "cannot be read"))  # a command or a path
-            yield Text(line, no_wrap=copied, overflow="ignore" if copied else "fold")
-
-    def _plain_lines(self) -> Iterator[str]:
-        for heads, rows in self._tables():
-            for row in [heads, *rows] if heads else rows:
-                yield "  ".join(row)
-            yield ""
-        yield from self._lines()
-
-    def _tables(self) -> Iterator[tuple[list[str], Rows]]:
-        """The tables, as heads and rows of legible text."""
-        for heads, rows in (
-            ([], self._summary()),
-            (["column", "type", "nulls", "empty", "size"], self._columns()),
-            ([f"row {n + 1}" for n in range(len(self.shown))], self._shown()),
-            (["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"], self._lengths()),
-        ):
+        width = terminal_width()
+        found = []
+        for rows in (self._summary(), self._columns(), self._shown(), self._lengths()):
             if rows:
-                padding = [""] * (len(rows[0]) - len(heads)) if heads else []
-                yield padding + heads, [list(map(_legible, row)) for row in rows]
+                found += [table([list(map(escaped, row)) for row in rows], width), ""]
+        for line in map(escaped, self._lines()):
+            copied = line.startswith(("  ->", "cannot be read"))  # a command or a path
+            found += [line] if copied else folded(line, width)
+        return "\n".join(found)
 
     def _summary(self) -> Rows:
         about = "" if self.rows_counted else "about "
@@ -214,7 +166,8 @@ class Inspection:
         return told
 
     def _columns(self) -> Rows:
-        told = [
+        told = [["column", "type", "nulls", "empty", "size"]] if self.columns else []
+        told += [
             [
                 one.name,
                 one.type,
@@ -230,11 +183,15 @@ class Inspection:
         if not self.shown:
             return []
         names = list(dict.fromkeys(name for row in self.shown for name in row))
-        told = [[name, *(row.get(name, "") for row in self.shown)] for name in names[:MOST_COLUMNS]]
+        told = [["", *(f"row {n + 1}" for n in range(len(self.shown)))]]
+        told += [
+            [name, *(row.get(name, "") for row in self.shown)] for name in names[:MOST_COLUMNS]
+        ]
         return told + _more(len(names) - MOST_COLUMNS, len(self.shown) + 1)
 
     def _lengths(self) -> Rows:
-        return [
+        told = [["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"]]
+        told += [
             [
                 " + ".join(one.columns),
                 one.unit,
@@ -244,15 +201,16 @@ class Inspection:
             ]
             for one in self.lengths
         ]
+        return told if self.lengths else []
 
     def _lines(self) -> Iterator[str]:
         for path, reason in list(self.unreadable.items())[:MOST_UNREADABLE]:
-            yield _legible(f"cannot be read: {path}: {reason}")
+            yield f"cannot be read: {path}: {reason}"
         if (more := len(self.unreadable) - MOST_UNREADABLE) > 0:
             yield f"cannot be read: {more:,} more files"
         for one in self.findings:
-            yield _legible(f"warning: {one.text}")
-            yield _legible(f"  -> {one.cure}")
+            yield f"warning: {one.text}"
+            yield f"  -> {one.cure}"
 
 
 def percent(share: float) -> str:
@@ -270,14 +228,3 @@ def percent(share: float) -> str:
 
 def _more(count: int, width: int) -> Rows:
     return [[f"… {count:,} more columns", *[""] * (width - 1)]] if count > 0 else []
-
-
-def _legible(text: str) -> str:
-    """A text with escapes for control characters, which could move the cursor or change the terminal.
-
-    >>> _legible("a\\x1b[31m\\nb")
-    'a\\\\x1b[31m\\\\nb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

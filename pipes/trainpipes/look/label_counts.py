@@ -10,19 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.progress import counted
-from trainpipes.columns.arrays import list_array, to_arrow
+from trainpipes._internal.progress import Progress
+from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.run import Run
+from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mix import Mix
+from trainpipes.stages.batch import Batch
 from trainpipes.stages.columns import Rename, Select
 from trainpipes.stages.encode_labels import EncodeLabels, Label
 from trainpipes.stages.label_column import LabelColumn, row_table
@@ -35,17 +34,13 @@ MOST_VALUES = 1 << 22
 ORDERING = ("shuffle", "shard", "repeat", "place", "cache")
 
 
-class ReadLabels(RunStage):
-    """Leaves of the rows their labels alone: texts or int64, or lists of these."""
+class CountLabels(RunStage):
+    """Counts labels, texts or int64, of the rows that pass."""
 
-    thread_safe = True
     needs_columns = True
 
     column: str
-
-    @property
-    def name(self) -> str:
-        return "stats"
+    found: Counter[Label]
 
     def __repr__(self) -> str:
         return f"stats(labels={self.column!r})"
@@ -55,10 +50,14 @@ class ReadLabels(RunStage):
         need_columns(table.column_names, [self.column], self)
         labels = LabelColumn(table[self.column], self.column, self, block.ids)
         values = labels.values if labels.is_text else to_arrow(labels.values)
-        if labels.lengths is not None:
-            places = list_array(np.arange(len(values)), labels.lengths)
-            values = type(places).from_arrays(places.offsets, values)
-        return run.with_block(block.with_data(pa.table({self.column: values})))
+        for one in values.value_counts().to_pylist():
+            self.found[one["values"]] += one["counts"]
+        if len(self.found) > MOST_VALUES:
+            raise ConfigError(
+                f"{self}: the column holds more than {MOST_VALUES:,} different values, which are no labels: "
+                "name another one"
+            )
+        return run
 
 
 def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
@@ -130,29 +129,16 @@ def _narrowed(stages: Sequence[Stage], column: str) -> list[Stage]:
 
 
 def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
-    pipeline = Pipeline([*stages, ReadLabels(column)], (0, 1))
-    chain = pipeline._session.plan.chain
+    found: Counter[Label] = Counter()
+    plan = Plan.of([*stages, CountLabels(column, found), Batch(ROWS), Numbered()], quiet=True)
+    chain = plan.chain
     if chain.endless or chain.opener.read_once:
         why = "have no end" if chain.endless else "can be read only once"
         raise ConfigError(
             f"stats(labels={column!r}) reads all rows before training, and those of {chain.stages[0]} "
             f"{why}: give the list of labels"
         )
-    found: Counter[Label] = Counter()
-    rows = pipeline._session.plan.inputs.epoch_rows
-    tables = pipeline.batch(ROWS).collate(format="arrow")
-    for table in counted(tables, f"counting {column!r}", rows, "rows", size=None):
-        values = table[column]
-        if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
-            values = pc.list_flatten(values)
-        tally = values.value_counts()
-        for value, count in zip(
-            tally.field(0).to_pylist(), tally.field(1).to_pylist(), strict=True
-        ):
-            found[value] += count
-        if len(found) > MOST_VALUES:
-            raise ConfigError(
-                f"stats(labels={column!r}): the column holds more than {MOST_VALUES:,} different values, "
-                "which are no labels: name another one"
-            )
+    with Progress(f"counting {column!r}", plan.inputs.epoch_rows, "rows") as progress:
+        for ids, _ in walk(plan):
+            progress.advance(len(ids))
     return found

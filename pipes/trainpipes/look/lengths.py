@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from trainpipes.columns.run import Run, RunSource
+from trainpipes.columns.run import Run
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import count_batches, slots_before
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, RunStage
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.take import Take
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.state.format import Position
 
@@ -242,25 +243,38 @@ def _measured(plan: Plan) -> dict[Stage, float]:
     if any(stage.role == "batch" for stage in stages[:place]):
         most = max(MINIMUM_BATCHES, SAMPLE_ROWS // plan.chain.batch_size)
     chain: list[Stage] = []
-    taken = _Count()
     counts: dict[Stage, tuple[_Count, _Count]] = {}
     for number, stage in enumerate(stages):
         if stage.role in ("take", "skip") and number > place:
             continue
-        chain += [_First(taken, most), _Tally(taken)] if number == place else []
+        chain += [Take(most)] if number == place else []
         fresh = stage.fresh()
         if number not in measured:
             chain.append(fresh)
             continue
         into, out = counts[stage] = _Count(), _Count()
         chain += [_Tally(into), fresh, _Tally(out)]
-    chain += [_First(taken, most), _Tally(taken)] if place == len(stages) else []
-    sample = Plan.of([*chain, _Uncollated()], plan.inputs.source, plan.inputs.schemas, quiet=True)
-    walk = OnePass(sample, Topology(), Position(0, 0, 1))
-    with suppress(StopIteration):
-        while True:
-            next(walk)
+    chain += [Take(most)] if place == len(stages) else []
+    sample = Plan.of([*chain, Numbered()], plan.inputs.source, plan.inputs.schemas, quiet=True)
+    next(walk(sample), None)  # finds the types that functions make, by rows that pass here, too
+    for into, out in counts.values():
+        into.items = out.items = 0
+    for _ in walk(sample):
+        pass
     return {stage: out.items / max(1, into.items) for stage, (into, out) in counts.items()}
+
+
+def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
+    """The items of an epoch of a plan, over all ranks."""
+    items = OnePass(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
+    try:
+        while True:
+            try:
+                yield next(items)
+            except StopIteration:
+                return
+    finally:
+        items.close()
 
 
 class _Count:
@@ -281,32 +295,20 @@ class _Tally(RunStage):
         return run
 
 
-class _First(CutStage):
-    """Lets items pass until so many are counted after it."""
+class Numbered(RunStage):
+    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says of a block.
 
-    keeps_rows = False
+    Args:
+        sizes: a list, since a mix says what its rows count only when it is open.
+    """
 
-    count: _Count
-    most: int
+    holds_data = True
 
-    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        return _FirstRuns(below(at), self.count, self.most)
-
-
-class _FirstRuns:
-    def __init__(self, below: RunSource, count: _Count, most: int) -> None:
-        self._below, self._count, self._most = below, count, most
-
-    def next_run(self) -> Run:
-        left = self._most - self._count.items
-        if left <= 0:
-            raise StopIteration
-        run = self._below.next_run()
-        return run if len(run) <= left else run.pick(np.arange(left, dtype=np.int64))
-
-
-class _Uncollated(RunStage):
-    """Makes nothing of items that are not made of yet: they are only counted."""
+    sizes: Sequence[Any] = ()
 
     def process(self, run: Run) -> Run:
-        return run if run.items is not None else run.with_items([0] * len(run))
+        ids = run.block.ids
+        sizes = self.sizes[0](run.block) if self.sizes else np.ones(len(ids), np.int64)
+        bounds = range(len(ids) + 1) if run.bounds is None else run.bounds.tolist()
+        items: list[Any] = [(ids[a:b], sizes[a:b]) for a, b in pairwise(bounds)]
+        return run.with_items(items)

@@ -1,19 +1,18 @@
 """Items of a pipeline for people to read: ``pipe.show()``, ``loader.show()`` and ``tp.show(batch)``.
 
-An item becomes an ``ItemView``, plain data. Views become lines of styled text, which are the same on a
-terminal, in a notebook and in a file: rich, where it is installed, adds the colors.
+An item becomes an ``ItemView``, plain data. Views become text, which is the same on a terminal, in a notebook
+and in a file; the first two show in color what is in the loss.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
+import html
 import re
-import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import groupby, islice
 from typing import Any
 
@@ -22,7 +21,8 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.text import columns_of, escaped, shown
+from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
+from trainpipes._internal.text import escaped, shown
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
@@ -36,11 +36,9 @@ from trainpipes.look.decoded import (
     pieces_of,
     token_grids,
 )
-from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves
+from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves, rows_of
 from trainpipes.tokenizers.load import load
 
-#: Columns where no terminal says how many it has.
-WIDTH = 100
 #: Items, and rows of each, at most: nobody reads more.
 MOST = 1000
 #: What the layouts of labels mean: see ``trainpipes.look.decoded``.
@@ -51,19 +49,18 @@ LAYOUTS = {
     "mask": "a mask says which tokens are in the loss",
     "numbers": "labels are shown as numbers",
 }
-#: How each kind of piece is written, how rich draws it, and what the legend says of it.
+#: How each kind of piece is written, and what the legend says of it.
 MARKS = {
-    "plain": ("{text}", "", ""),
-    "loss": ("⟦{text}⟧", "green underline", "in the loss"),
-    "masked": ("⟦{text}→{truth}⟧", "green underline", "in the loss: text hides label"),
-    "document": (" ║ ", "dim", "another document begins"),
-    "left_out": ("…{tokens:,}…", "dim", "tokens that are not printed"),
-    "padding": ("‹{tokens:,} padding›", "dim", "padding, not printed"),
+    "plain": ("{text}", ""),
+    "loss": ("⟦{text}⟧", "in the loss"),
+    "masked": ("⟦{text}→{truth}⟧", "in the loss: text hides label"),
+    "document": (" ║ ", "another document begins"),
+    "left_out": ("…{tokens:,}…", "tokens that are not printed"),
+    "padding": ("‹{tokens:,} padding›", "padding, not printed"),
 }
-
-#: A text with its style; and a line of these after an indent, which are wrapped with the same one.
-Styled = tuple[str, str]
-Line = tuple[str, Sequence[Styled]]
+#: What has a color, and its color on a terminal and in a notebook.
+COLORED = re.compile("⟦[^⟧]*⟧")
+ON_TERMINAL, IN_NOTEBOOK = "\x1b[32m\\g<0>\x1b[0m", r'<span style="color: green">\g<0></span>'
 
 
 # What is shown
@@ -128,8 +125,7 @@ class ItemView:
 
 
 class Preview:
-    """Items of a pipeline for people to read. Prints as text; in color on a terminal and in a notebook, where
-    rich is installed (``pip install rich``).
+    """Items of a pipeline for people to read. Prints as text, in color on a terminal and in a notebook.
 
     Attributes:
         items: what is shown of each.
@@ -143,53 +139,22 @@ class Preview:
 
     def text(self, *, width: int = WIDTH) -> str:
         """The items as text, in lines of about so many columns."""
-        return "\n".join("".join(text for text, _ in line) for line in self._lines(width))
+        legend = _legend(self.items)
+        blocks = ["\n".join(folded(legend, width))] if legend else []
+        return "\n\n".join([*blocks, *(_block(view, width) for view in self.items)])
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain JSON types: of each item its values, its tokens, and its text in pieces."""
         return {"items": [dataclasses.asdict(view) for view in self.items]}
 
     def __repr__(self) -> str:
-        if sys.stdout is None or not sys.stdout.isatty():
-            return self.text()
-        width = shutil.get_terminal_size().columns
-        drawn = self._drawn(width, force_terminal=True)
-        return self.text(width=width) if drawn is None else drawn.file.getvalue().rstrip("\n")
+        at_terminal = sys.stdout is not None and sys.stdout.isatty()
+        text = self.text(width=terminal_width() if at_terminal else WIDTH)
+        return COLORED.sub(ON_TERMINAL, text) if at_terminal and in_color(sys.stdout) else text
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        found = {"text/plain": repr(self)}
-        drawn = self._drawn(WIDTH, record=True)
-        if drawn is not None:
-            code = "<pre>{code}</pre>"
-            found["text/html"] = drawn.export_html(inline_styles=True, code_format=code)
-        return found
-
-    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
-        from rich.text import Text
-
-        for line in self._lines(options.max_width):
-            yield Text.assemble(*line, no_wrap=True, overflow="ignore")
-
-    def _drawn(self, width: int, **options: Any) -> Any:
-        """A console of rich that holds the items; None where rich is not installed."""
-        if find_spec("rich") is None:
-            return None
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=width, force_jupyter=False, **options)
-        console.print(self, soft_wrap=True, highlight=False)
-        return console
-
-    def _lines(self, width: int) -> Iterator[list[Styled]]:
-        """Lines of at most ``width`` columns, as far as that goes."""
-        legend = _legend(self.items)
-        blocks = [[("", legend)]] if legend else []
-        for k, block in enumerate([*blocks, *map(_lines_of, self.items)]):
-            yield from [[]] if k else []
-            for indent, line in block:
-                wide = columns_of(indent)
-                for j, part in enumerate(_wrapped(line, max(20, width - wide))):
-                    yield [(" " * wide if j else indent, ""), *part]
+        page = COLORED.sub(IN_NOTEBOOK, html.escape(self.text()))
+        return {"text/plain": repr(self), "text/html": f"<pre>{page}</pre>"}
 
 
 def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
@@ -235,7 +200,7 @@ def show_next(session: Session, count: int, rows: int) -> Preview:
     """
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
-    found = preview(islice(session.coming(), count), session.plan, rows=rows)
+    found = preview(islice(session.coming(), count), session.plan, rows)
     if not len(found):
         raise DataError(
             "show() shows the first items of the next epoch, and that gives nothing: see explain() for what "
@@ -244,17 +209,13 @@ def show_next(session: Session, count: int, rows: int) -> Preview:
     return found
 
 
-def preview(items: Iterable[Any], plan: Plan, *, rows: int = 4, first: int = 0) -> Preview:
-    """Items of the pipeline with that plan; the first one has the number ``first``."""
-    known, is_batch = known_ids(plan), makes_batches(plan)
-    word = "batch" if is_batch else "row"
-    numbered = enumerate(items, first)
-    return Preview([_view(item, known, f"{word} {k:,}", is_batch, rows) for k, item in numbered])
-
-
-def makes_batches(plan: Plan) -> bool:
-    """Whether the items of a plan are batches."""
-    return plan.chain.batch is not None or plan.chain.opener.makes_batches
+def preview(items: Iterable[Any], plan: Plan, rows: int = 4) -> Preview:
+    """Items of the pipeline with that plan."""
+    known = known_ids(plan)
+    is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
+    title = "batch {:,}" if is_batch else "row {:,}"
+    numbered = enumerate(items)
+    return Preview([_view(item, known, title.format(k), is_batch, rows) for k, item in numbered])
 
 
 def _is_batch(item: Any) -> bool:
@@ -287,7 +248,7 @@ def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> 
     return ItemView(
         title,
         kind,
-        _rows(values, grids) if is_batch else None,
+        rows_of(item) if is_batch else None,
         tuple(_with_classes(facts_of(name, value), value, known) for name, value in found),
         more,
         tuple(_counts(grid) for grid in grids),
@@ -299,22 +260,6 @@ def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> 
         ),
         notes=tuple(_notes(grids, values if is_batch else None)),
     )
-
-
-def _rows(values: Mapping[str, Any], grids: list[TokenGrid]) -> int | None:
-    """B: of token ids, else of the first value that has two dimensions or is a list, else of a vector."""
-    vector = None
-    for value in [*(values[grid.name] for grid in grids), *values.values()]:
-        if isinstance(value, list):
-            return len(value)
-        if isinstance(value, torch.Tensor) and value.is_nested:
-            return int(value.size(0))
-        shape = getattr(value, "shape", None)
-        if isinstance(shape, tuple) and len(shape) > 1:
-            return int(shape[0])
-        if isinstance(shape, tuple) and shape and vector is None:
-            vector = int(shape[0])
-    return vector
 
 
 def _with_classes(facts: Facts, value: Any, known: KnownIds) -> Facts:
@@ -330,53 +275,52 @@ def _with_classes(facts: Facts, value: Any, known: KnownIds) -> Facts:
 
 def _counts(grid: TokenGrid) -> TokenCounts:
     in_loss = None if grid.in_loss is None else grid.loss_count
-    name, cells = escaped(grid.name, NAME), int(grid.ids.size)
-    return TokenCounts(name, grid.layout, cells, grid.tokens, grid.padding, in_loss)
+    name, cells, padding = escaped(grid.name, NAME), int(grid.ids.size), grid.padding
+    return TokenCounts(name, grid.layout, cells, cells - padding, padding, in_loss)
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:
     """What stands out: of a row, nothing about what it lacks."""
     for grid in grids:
         name = escaped(grid.name, NAME)
-        if grid.loss_on_padding:
-            yield f"{name}: {grid.loss_on_padding:,} labels on padding are in the loss: make them -100"
-        if grid.in_loss is not None and not grid.loss_count and grid.layout != "own":
+        if grid.in_loss is None:
+            continue
+        if on_padding := int(np.count_nonzero(grid.in_loss & ~grid.there)):
+            yield f"{name}: {on_padding:,} labels on padding are in the loss: make them -100"
+        if not grid.loss_count and grid.layout != "own":
             yield f"{name}: no token is in the loss"
     if batch is not None and grids and not any(w in n for n in batch for w in ("label", "target")):
         yield "no labels beside the token ids: nothing says which of them are in the loss"
 
 
-# As lines
+# As text
 
 
-def _lines_of(view: ItemView) -> Iterator[Line]:
-    """An item as lines that are as long as they are."""
+def _block(view: ItemView, width: int) -> str:
     rows = "" if view.rows is None else f", {view.rows:,} row{'s' * (view.rows != 1)}"
-    yield "", [(view.title, "bold"), (f"  {view.kind}{rows}", "")]
-    yield from _table(view.values)
-    plain = ["…  and more values"] if view.more_values else []
-    plain += [_share_line(counts) for counts in view.tokens]
-    yield from (("  ", [(text, "")]) for text in [*plain, *(f"note: {n}" for n in view.notes)])
-    yield from _texts(view)
-    for inner in view.items:
-        yield from ((f"  {indent}", line) for indent, line in _lines_of(inner))
+    lines = ["…  and more values"] if view.more_values else []
+    lines += [_share_line(counts) for counts in view.tokens]
+    lines += [f"note: {note}" for note in view.notes]
+    inside = [
+        table([_cells(value) for value in view.values], width=width - 2),
+        *("\n".join(folded(line, width - 2)) for line in lines),
+        table(_texts(view), width=width - 2),
+        *(_block(inner, width - 2) for inner in view.items),
+    ]
     left_out = (view.rows or 0) - len({one.row for one in view.texts} or view.items)
     if left_out > 0 and (view.texts or view.items):
-        yield "  ", [(f"… and {left_out:,} more row{'s' * (left_out > 1)}", "")]
+        inside.append(f"… and {left_out:,} more row{'s' * (left_out > 1)}")
+    body = "\n".join(filter(None, inside))
+    return "\n".join(
+        filter(None, [f"{view.title}  {view.kind}{rows}", textwrap.indent(body, "  ")])
+    )
 
 
-def _table(values: Sequence[Facts]) -> Iterator[Line]:
-    cells = []
-    for value in values:
-        shape = "" if value.shape is None else f"[{', '.join(f'{n:,}' for n in value.shape)}]"
-        cells.append((value.name or "·", value.type, shape))
-    sizes = [min(max(columns_of(cell[k]) for cell in cells), 40) for k in range(3)] if cells else []
-    for value, cell in zip(values, cells, strict=True):
-        padded = [c + " " * (size - columns_of(c)) for c, size in zip(cell, sizes, strict=True)]
-        span = "" if value.min is None else f"{value.min} to {value.max}"
-        text = "  ".join(part for part in (span, value.text) if part)
-        start = f"  {'  '.join(padded)}"
-        yield f"{start}  " if text else start.rstrip(), [(text, "")]
+def _cells(value: Facts) -> list[str]:
+    shape = "" if value.shape is None else f"[{', '.join(f'{n:,}' for n in value.shape)}]"
+    span = "" if value.min is None else f"{value.min} to {value.max}"
+    text = "  ".join(part for part in (span, value.text) if part)
+    return [value.name or "·", value.type, shape, text]
 
 
 def _share_line(counts: TokenCounts) -> str:
@@ -392,45 +336,28 @@ def _share_line(counts: TokenCounts) -> str:
     return f"{counts.name}: {'; '.join(parts)}"
 
 
-def _texts(view: ItemView) -> Iterator[Line]:
-    wide = max((columns_of(one.name) for one in view.texts), default=0)
+def _texts(view: ItemView) -> list[list[str]]:
+    """The texts of rows, after the number of the row and the name of the column, where it takes these."""
+    found = []
     for row, group in groupby(view.texts, lambda one: one.row):
-        title = f"row {row}  " if view.rows is not None else ""
+        title = [f"row {row}"] if view.rows is not None else []
         for one in group:
-            name = f"{one.name}{' ' * (wide - columns_of(one.name))}  "
-            named = len(view.tokens) > 1 or not title.strip()
-            yield f"  {title}{name if named else ''}", [_marked(piece) for piece in one.pieces]
-            title = " " * len(title)
-
-
-def _marked(piece: Piece) -> Styled:
-    mark, style, _ = MARKS[piece.kind]
-    return mark.format(**piece._asdict()), style
-
-
-def _legend(views: Sequence[ItemView]) -> list[Styled]:
-    """What the marks mean, of those that are there."""
-    inner = [one for view in views for one in (view, *view.items)]
-    there = {piece.kind for view in inner for one in view.texts for piece in one.pieces}
-    found: list[Styled] = []
-    for kind, (_, style, meaning) in MARKS.items():
-        if kind in there and meaning:
-            text, _ = _marked(Piece(kind, "text", 9, "label"))
-            found += [("   " if found else "", ""), (text.strip(), style), (f" {meaning}", "")]
+            name = [one.name] if len(view.tokens) > 1 or not title else []
+            found.append([*title, *name, "".join(map(_marked, one.pieces))])
+            title = [""] * len(title)
     return found
 
 
-def _wrapped(line: Sequence[Styled], room: int) -> list[list[Styled]]:
-    """A line in lines of at most so many columns, cut before words, and within words that are longer."""
-    lines: list[list[Styled]] = [[]]
-    left = room
-    for text, style in line:
-        for word in re.findall(r"\S+\s?|\s+", text):
-            step = room if columns_of(word) <= room or word.isascii() else room // 2
-            for part in (word[k : k + step] for k in range(0, len(word), step)):
-                if columns_of(part.rstrip()) > left:
-                    lines.append([])
-                    left = room
-                lines[-1].append((part, style))
-                left -= columns_of(part)
-    return [[*rest, (last.rstrip(), style)] for *rest, (last, style) in filter(None, lines)] or [[]]
+def _marked(piece: Piece) -> str:
+    return MARKS[piece.kind][0].format(**piece._asdict())
+
+
+def _legend(views: Sequence[ItemView]) -> str:
+    """What the marks mean, of those that are there."""
+    inner = [one for view in views for one in (view, *view.items)]
+    there = {piece.kind for view in inner for one in view.texts for piece in one.pieces}
+    return "   ".join(
+        f"{_marked(Piece(kind, 'text', 9, 'label')).strip()} {meaning}"
+        for kind, (_, meaning) in MARKS.items()
+        if kind in there and meaning
+    )

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.progress import Progress
-from trainpipes.columns.run import Run
-from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes._internal.progress import counted
+from trainpipes._internal.table import table
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RandomAccessSource, Reader, RowSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.batch import Batch
-from trainpipes.state.format import Position
 
 #: Batches that are looked at where nothing says how large they are.
 BATCH_SIZE = 32
@@ -71,7 +68,7 @@ class ShuffleQuality:
     def __str__(self) -> str:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
-        lines: list[tuple[str, float | None, int, str]] = [
+        measures: list[tuple[str, float | None, int, str]] = [
             ("rank correlation", self.rank_correlation, 3, f"0.000 +- {n**-0.5:.3f}"),
             ("displacement", self.displacement, 3, "0.333"),
             ("neighbour distance", self.neighbour_distance, 3, "0.333"),
@@ -79,13 +76,12 @@ class ShuffleQuality:
             ("files in a batch", self.files_per_batch, 1, f"{self.random_files_per_batch:.1f}"),
             ("spread of a file", self.file_spread, 2, "1.00"),
         ]
-        table = [
-            f"{'rows':<20}{of} of {self.files:,} file{'s'[: self.files != 1]}, batches of {self.batch_size}"
-        ]
-        for label, value, digits, random in lines:
+        files = f"{self.files:,} file{'s'[: self.files != 1]}"
+        rows = [("rows", f"{of} of {files}, batches of {self.batch_size}")]
+        for label, value, digits, random in measures:
             if value is not None:
-                table.append(f"{label:<20}{value:<10.{digits}f}random: {random}")
-        return "\n".join(table)
+                rows.append((label, f"{value:<10.{digits}f}random: {random}"))
+        return table(rows)
 
     __repr__ = __str__
 
@@ -97,19 +93,21 @@ def shuffle_quality(
     batch_size: int | None = None,
     epoch: int = 0,
 ) -> ShuffleQuality:
-    """Measure an order: of a pipeline's rows, or any.
+    """Measure an order: that in which a pipeline reads its rows, or any.
 
-    Where a pipeline's stages keep all rows, nothing is read but the listing; else an epoch is.
+    Of a pipeline, nothing is read but the listing, and rows that its stages drop or make are not looked at.
+    For the order of what it delivers, give the numbers of these rows.
 
     Args:
-        order: a pipeline without ``repeat``; or the numbers of rows, in file order over all files, in the
-            order in which they come.
+        order: a pipeline; or the numbers of rows, in file order over all files, in the order in which they
+            come.
         files: rows of each file, in file order, where ``order`` is not a pipeline; one file if left out.
         batch_size: rows in a batch; the pipeline's own if left out, else 32.
         epoch: which epoch of the pipeline.
 
     Raises:
-        ConfigError: the pipeline has no end; or the rows are more than the files have.
+        ConfigError: the pipeline's rows have no numbers, as those of a stream or a mix; or the rows are more
+            than the files have.
 
     >>> print(shuffle_quality(range(1000), files=[250] * 4))
     rows                1,000 of 4 files, batches of 32
@@ -121,23 +119,29 @@ def shuffle_quality(
     spread of a file    0.27      random: 1.00
     """
     if isinstance(order, Pipeline):
-        numbers, lengths, size = _of_pipeline(order, epoch)
-    else:
-        numbers = np.asarray(order, dtype=np.int64)
-        size = BATCH_SIZE
-        most = int(numbers.max(initial=-1)) + 1
-        lengths = np.array([most] if files is None else files, dtype=np.int64)
-        if numbers.ndim != 1 or most > lengths.sum() or numbers.min(initial=0) < 0:
+        found = order_quality(order, batch_size=batch_size, epoch=epoch)
+        if found is None:
             raise ConfigError(
-                f"shuffle_quality(order) has row numbers from 0 to {int(lengths.sum()) - 1}, as the files "
-                f"say; got {numbers.dtype}{list(numbers.shape)} up to {most - 1}"
+                "shuffle_quality(order) must be a pipeline over rows of files or of memory, or numbers of "
+                f"rows, got {order.stages[0]}; give the numbers of its rows as they come"
             )
-    return _measured(numbers, lengths, size if batch_size is None else batch_size)
+        return found
+    numbers = np.asarray(order, dtype=np.int64)
+    most = int(numbers.max(initial=-1)) + 1
+    lengths = np.array([most] if files is None else files, dtype=np.int64)
+    if numbers.ndim != 1 or most > lengths.sum() or numbers.min(initial=0) < 0:
+        raise ConfigError(
+            f"shuffle_quality(order) has row numbers from 0 to {int(lengths.sum()) - 1}, as the files "
+            f"say; got {numbers.dtype}{list(numbers.shape)} up to {most - 1}"
+        )
+    return _measured(numbers, lengths, batch_size or BATCH_SIZE)
 
 
-def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
-    """How the first rows of an epoch are shuffled, as they are read: rows that later stages drop are counted.
-    No row is read. None where rows have no numbers in file order."""
+def order_quality(
+    pipeline: Pipeline, batches: int | None = None, batch_size: int | None = None, epoch: int = 0
+) -> ShuffleQuality | None:
+    """How so many batches of rows are shuffled as they are read, or those of a whole epoch. No row is read.
+    None where rows have no numbers in file order."""
     chain, source = pipeline._session.plan.chain, pipeline._session.plan.inputs.source
     if chain.mixes or not isinstance(source, RowSource):
         return None
@@ -148,10 +152,14 @@ def sampled_quality(pipeline: Pipeline, batches: int) -> ShuffleQuality | None:
         in_file_order = not any(s.role == "shuffle" for s in kept)
         if stage.role in READING or (stage.role in ("take", "skip") and in_file_order):
             kept.append(stage.fresh())
-    size = chain.batch_size if chain.batch_size > 1 else BATCH_SIZE
-    plan = _numbered([*kept, Batch(size)], source)
-    ids = [ids for ids, _ in islice(walk(plan), batches)]
-    return _measured(_joined(ids), _file_lengths(source), size, plan.inputs.epoch_rows)
+    size = batch_size or (chain.batch_size if chain.batch_size > 1 else BATCH_SIZE)
+    plan = Plan.of([*kept, Batch(size), Numbered()], source, quiet=True)
+    after = (s for s in plan.chain.after if s.role != "rows" or isinstance(s, Numbered))
+    plan = Plan(Inputs(replace(plan.chain, before=(), after=tuple(after)), _Numbers(source)))
+    items = islice(walk(plan, epoch), batches)
+    ids = [own for own, _ in counted(items, "measuring the shuffle", batches, "batches")]
+    numbers = np.concatenate([np.empty(0, dtype=np.int64), *ids])
+    return _measured(numbers, _file_lengths(source), size, plan.inputs.epoch_rows)
 
 
 def _measured(
@@ -211,82 +219,9 @@ def _touches(in_file: IntArray, n: int, size: int) -> npt.NDArray[np.float64]:
     return 1.0 - none
 
 
-def _of_pipeline(pipe: Pipeline, epoch: int) -> tuple[IntArray, IntArray, int]:
-    """Row numbers in the order of the global sequence, rows of each file, and the batch size."""
-    plan = _numbered([s for s in pipe.stages if s.role not in ("finish", "place")])
-    if plan.chain.repeat is not None:
-        raise ConfigError(
-            f"shuffle_quality(pipeline) looks at one epoch: leave out {plan.chain.repeat}"
-        )
-    found = []
-    with Progress("measuring the shuffle", plan.inputs.epoch_rows, "rows") as progress:
-        for ids, _ in walk(plan, epoch):
-            found.append(ids)
-            progress.advance(len(ids))
-    numbers, source = _joined(found), plan.inputs.source
-    lengths = np.array([int(numbers.max(initial=-1)) + 1])
-    if isinstance(source, RowSource):
-        lengths = _file_lengths(source)
-    return numbers, lengths, plan.chain.batch_size if plan.chain.batch_size > 1 else BATCH_SIZE
-
-
-def _numbered(stages: Sequence[Stage], opened: RowSource | None = None) -> Plan:
-    """A plan whose items are the numbers of their rows; which reads none of them where all rows are kept.
-
-    Args:
-        stages: of the pipeline.
-        opened: its source, if that is open already; no row of it is read then.
-    """
-    plan = Plan.of([*stages, Numbered()], opened, quiet=True)
-    source = plan.inputs.source
-    if not isinstance(source, RowSource) or plan.chain.mixes:
-        return plan
-    if opened is None and not plan.counts.known:
-        return plan
-    after = (s for s in plan.chain.after if s.role != "rows" or isinstance(s, Numbered))
-    chain = replace(plan.chain, before=(), after=tuple(after))
-    return Plan(Inputs(chain, _Numbers(source)))
-
-
-def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
-    """The items of an epoch of a plan, over all ranks."""
-    items = OnePass(plan, Topology(), Position(epoch, 0, plan.chain.num_shards))
-    try:
-        while True:
-            try:
-                yield next(items)
-            except StopIteration:
-                return
-    finally:
-        items.close()
-
-
-def _joined(parts: list[IntArray]) -> IntArray:
-    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-
 def _file_lengths(source: RowSource) -> IntArray:
     files, lengths = source.file_of_block, source.lengths
     return lengths if files is None else np.bincount(files, weights=lengths).astype(np.int64)
-
-
-class Numbered(RunStage):
-    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says of a block.
-
-    Args:
-        sizes: a list, since a mix says what its rows count only when it is open.
-    """
-
-    holds_data = True
-
-    sizes: Sequence[Any] = ()
-
-    def process(self, run: Run) -> Run:
-        ids = run.block.ids
-        sizes = self.sizes[0](run.block) if self.sizes else np.ones(len(ids), np.int64)
-        bounds = range(len(ids) + 1) if run.bounds is None else run.bounds.tolist()
-        items: list[Any] = [(ids[a:b], sizes[a:b]) for a, b in pairwise(bounds)]
-        return run.with_items(items)
 
 
 class _Numbers(RandomAccessSource):

@@ -12,17 +12,18 @@ import torch
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.progress import counted
+from trainpipes._internal.table import table
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.label_counts import label_counts
+from trainpipes.look.lengths import Numbered, walk
 from trainpipes.look.shuffle_quality import (
     BATCH_SIZE,
-    Numbered,
     ShuffleQuality,
-    sampled_quality,
-    walk,
+    order_quality,
 )
+from trainpipes.look.values import Array, masks_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.batch import Batch
@@ -91,12 +92,11 @@ class Mixing:
     targets: dict[str, float]
 
     def __str__(self) -> str:
-        wide = max(len(name) for name in ("source", *self.rows))
-        lines = [f"{'source':<{wide}}  {'target':>6}  {'drawn':>6}  {self.unit:>12}"]
+        rows = [("source", "target", " drawn", f"{self.unit:>12}")]
         for name, target in self.targets.items():
             drawn, amount = self.shares[name], self.amounts[name]
-            lines.append(f"{name:<{wide}}  {target:>6.1%}  {drawn:>6.1%}  {amount:>12,}")
-        return "\n".join(lines)
+            rows.append((name, f"{target:>6.1%}", f"{drawn:>6.1%}", f"{amount:>12,}"))
+        return table(rows)
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,21 +128,15 @@ class Stats:
     def __str__(self) -> str:
         many = f"the first {self.batches:,}" if self.batches != 1 else "the first one"
         parts = [("batches", f"{many} of an epoch")] if self.batches else []
-        parts += [(k, str(v)) for k, v in self._measured().items() if v is not None]
+        measured = ("padding", "packing", "mixture", "shuffle")
+        parts += [(name, str(value)) for name in measured if (value := getattr(self, name))]
         for column, counts in self.labels.items():
             told = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
             told += [f"and {len(counts) - MOST_LABELS:,} more"] * (len(counts) > MOST_LABELS)
             parts.append(("labels", f"{column}, over all rows: {', '.join(told)}"))
-        wide = max((len(label) for label, _ in parts), default=0)
-        indent = "\n" + " " * (wide + 2)
-        return "\n".join(
-            f"{label:<{wide}}  {text.replace(chr(10), indent)}" for label, text in parts
-        )
+        return table(parts)
 
     __repr__ = __str__
-
-    def _measured(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("padding", "packing", "mixture", "shuffle")}
 
 
 def stats(
@@ -156,77 +150,47 @@ def stats(
         return Stats(0, None, None, None, None, found)
     stages = [stage for stage in pipeline._stages if stage.role != "place"]
     looked_at = islice(Pipeline(stages, (0, 1)), batches)
-    tally = _Tally(mask)
+    cells = tokens = count = 0
+    packed: list[tuple[int, int, int]] = []
     for batch in counted(looked_at, "measuring batches", batches, "batches"):
-        if not tally.add(batch):
+        named = batch if isinstance(batch, Mapping) else {}
+        masks = masks_of(named) if mask is None else [_named_mask(batch, mask)]
+        segments = named.get("segment_ids")
+        if not masks and segments is None:
             break
-    return Stats(
-        tally.batches,
-        tally.padding(),
-        tally.packing(),
-        _mixing(pipeline, batches),
-        sampled_quality(pipeline, batches),
-        found,
+        count += 1
+        cells += sum(one.numel() for one in masks)
+        tokens += sum(int(torch.count_nonzero(one)) for one in masks)
+        if segments is not None:  # of a batch, or of a row
+            packed += map(_documents, np.atleast_2d(np.asarray(segments)))
+    padding = Padding(cells, cells - tokens, (cells - tokens) / cells) if cells else None
+    mixing, shuffle = _mixing(pipeline, batches), order_quality(pipeline, batches)
+    return Stats(count, padding, _packing(packed), mixing, shuffle, found)
+
+
+def _named_mask(batch: Any, name: str) -> torch.Tensor:
+    mask = batch.get(name) if isinstance(batch, Mapping) else None
+    if isinstance(mask, torch.Tensor):
+        return mask
+    got = f"a dict of {list(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+    raise ConfigError(
+        f"stats(mask) must be a tensor of the batches, got {name!r} and {got}; pad_collate() makes one"
     )
 
 
-class _Tally:
-    """Tokens, padding and documents of batches, or of rows that are not batched.
+def _documents(segments: Array) -> tuple[int, int, int]:
+    """Tokens that a packed row can hold, those that it holds, and its documents."""
+    there = segments[segments > 0]
+    return len(segments), len(there), len(np.unique(there))
 
-    Args:
-        mask: the tensor ``[B, L]`` that is 0 on padding, and nowhere else; if left out, "segment_ids" or
-            "attention_mask".
-    """
 
-    def __init__(self, mask: str | None) -> None:
-        self._mask = mask
-        self._names = ("segment_ids", "attention_mask") if mask is None else (mask,)
-        self.batches = self._cells = self._tokens = 0
-        self._rows = self._documents = self._held = self._width = 0
-
-    def add(self, batch: Any) -> bool:
-        """Count a batch; False if it has no mask."""
-        there = batch if isinstance(batch, Mapping) else {}
-        tensors = (there.get(name) for name in self._names)
-        real = next((one for one in tensors if isinstance(one, torch.Tensor)), None)
-        if real is None and self._mask is not None:
-            got = f"a dict of {list(there)}" if there else type(batch).__name__
-            raise ConfigError(
-                f"stats(mask) must be a tensor of the batches, got {self._mask!r} and {got}; pad_collate() "
-                "makes one"
-            )
-        if real is not None:
-            self._cells += real.numel()
-            self._tokens += int(torch.count_nonzero(real))
-        packed = there.get("segment_ids") is not None
-        if packed:
-            self._add_documents(there["segment_ids"])
-        self.batches += packed or real is not None
-        return packed or real is not None
-
-    def _add_documents(self, segment_ids: Any) -> None:
-        ids = segment_ids.cpu().tolist() if isinstance(segment_ids, torch.Tensor) else segment_ids
-        rows = np.array(ids, dtype=np.int64)
-        for row in rows if rows.ndim == 2 else [rows]:
-            counts = np.bincount(row)[1:]
-            self._rows += 1
-            self._width = max(self._width, len(row))
-            self._documents += int(np.count_nonzero(counts))
-            self._held += int(counts.sum())
-
-    def padding(self) -> Padding | None:
-        if not self._cells:
-            return None
-        empty = self._cells - self._tokens
-        return Padding(self._cells, empty, empty / self._cells)
-
-    def packing(self) -> Packing | None:
-        if not self._rows:
-            return None
-        cells = self._rows * self._width
-        empty = cells - self._held
-        share = empty / max(1, cells)
-        return Packing(self._rows, self._width, self._documents, empty, share)
+def _packing(rows: Sequence[tuple[int, int, int]]) -> Packing | None:
+    if not rows:
+        return None
+    widths, held, documents = zip(*rows, strict=True)
+    cells = len(rows) * max(widths)
+    empty = cells - sum(held)
+    return Packing(len(rows), max(widths), sum(documents), empty, empty / max(1, cells))
 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:

@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 MOST_VALUES, DEEPEST = 64, 4
 #: Numbers of one tensor that are looked at: the first rows of a larger one.
 MOST_CELLS = 1 << 24
+#: What may stand beside token ids, after the same prefix, and is 0 on padding.
+MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
 NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
 
@@ -113,6 +115,34 @@ def head(value: Any) -> Array | None:
 
 def _first_rows(value: Any, cells: int) -> Any:
     return value[: MOST_CELLS * len(value) // cells + 1] if cells > MOST_CELLS else value
+
+
+def rows_of(item: Any) -> int | None:
+    """Rows of a batch: of the first value that has two dimensions or is a list, else of a vector."""
+    if isinstance(item, list) and item and as_mapping(item[0]) is not None:
+        return len(item)
+    vector = None
+    for _, value in leaves(item)[0]:
+        if isinstance(value, list):
+            return len(value)
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            return int(value.size(0))
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and len(shape) > 1:
+            return int(shape[0])
+        if isinstance(shape, tuple) and shape and vector is None:
+            vector = int(shape[0])
+    return vector
+
+
+def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors of a batch that are 0 on padding: the first of each prefix, such as "chosen_"."""
+    found: dict[str, torch.Tensor] = {}
+    for end in MASKS:
+        for name, value in item.items():
+            if str(name).endswith(end) and isinstance(value, torch.Tensor) and value.ndim == 2:
+                found.setdefault(str(name).removesuffix(end), value)
+    return list(found.values())
 
 
 def facts_of(name: str, value: Any) -> Facts:
