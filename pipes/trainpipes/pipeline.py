@@ -492,7 +492,7 @@ class Pipeline(IterableDataset[Any]):
         - shuffle: {buffer_size: 100, seed: 3}
         <BLANKLINE>
         """
-        from trainpipes.config_write import to_yaml
+        from trainpipes.config.write import to_yaml
 
         return to_yaml(self, path)
 
