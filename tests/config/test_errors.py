@@ -31,8 +31,8 @@ SAID: dict[str, str] = {
     STAGES + "- map: os:getcwd\n": f":3: stages[1].fn: {IMPORTS}",
     SFT.replace("sft", "stf"): ":1: recipe: no recipe 'stf' (did you mean 'sft'?); installed are chat, "
     "classification, images, masked_lm, preference, pretrain, seq2seq, sft, tokens",
-    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) is an integer of 1 or more, rows "
-    "in a micro-batch; got 0",
+    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) must be an integer of 1 or more "
+    "(rows in a batch), got 0",
     STAGES + "- list_files: ${NOPE_X}\n": ":3: stages[1]: list_files is a source, which only the first "
     "stage is",
 }  # fmt: skip
@@ -64,7 +64,7 @@ BEGINS: dict[str, str] = {
     STAGES + "- rename: [a]\n": ":3: stages[1].names: rename(names) must be Mapping[str, str], got ['a']",
     STAGES + "- pad_collate: {dtype: int33}\n": ":3: stages[1].dtype: a dtype must be one of torch",
     STAGES + "- read_json: {schema: {x: int65}}\n": ":3: stages[1].schema: an Arrow type must be int64,",
-    STAGES + "- filter: x > 3\n": ":3: stages[1].predicate: filter(predicate) takes a function of one row",
+    STAGES + "- filter: x > 3\n": ":3: stages[1].predicate: filter(predicate) must be a function of one row",
     STAGES + "- filter: [[x, near, 3]]\n": ":3: stages[1].predicate: filter(predicate) must be a pyarrow exp",
     STAGES + "- read_parquet: {storage_options: {key: 3}}\n": ":3: stages[1].storage_options: "
     "storage_options are not part of a config: tp.load(path, storage_options=...)",

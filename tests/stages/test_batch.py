@@ -164,13 +164,16 @@ def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, r"batch\(batch_size\) is an integer of 1 or more"),
-        ({"batch_size": 4, "max_tokens": 9}, "takes batch_size or max_tokens, got 4 and 9"),
-        ({"max_tokens": 0}, r"batch\(max_tokens\) is an integer of 1 or more"),
+        ({"batch_size": 0}, r"batch\(batch_size\) must be an integer of 1 or more"),
+        (
+            {"batch_size": 4, "max_tokens": 9},
+            r"batch_size\) must be left out where max_tokens is given, got 4",
+        ),
+        ({"max_tokens": 0}, r"batch\(max_tokens\) must be an integer of 1 or more"),
         ({"max_tokens": 9, "max_rows": 0}, r"batch\(max_rows\)"),
-        ({"max_tokens": 9, "overflow": "drop"}, r'is "raise" or "alone", got \'drop\''),
-        ({"batch_size": 4, "max_rows": 2}, r"which is not given; got batch_size"),
-        ({"batch_size": 4, "column": "x"}, r"which is not given; got batch_size"),
+        ({"max_tokens": 9, "overflow": "drop"}, r'must be "raise" or "alone", got \'drop\''),
+        ({"batch_size": 4, "max_rows": 2}, r"must be given with max_tokens, got \("),
+        ({"batch_size": 4, "column": "x"}, r"must be given with max_tokens, got \("),
         ({"batch_size": 4, "drop_last": 1}, "True or False"),
     ],
 )

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
@@ -53,8 +52,7 @@ class ColumnFunction(RunStage):
     version: str | None = None
 
     def check(self) -> None:
-        if not callable(self.fn):
-            raise ConfigError(f"{self.name}(fn) takes a function of columns, got {shown(self.fn)}")
+        self._require(callable(self.fn), "fn", "a function of columns")
 
     def returned(self, run: Run) -> pa.Table:
         """The columns that the function returns for the rows of a run: one row for each.
@@ -121,7 +119,7 @@ class ColumnFunction(RunStage):
         ]
 
 
-#: Puts a column into a micro-batch, given its number.
+#: Puts a column into a batch, given its number.
 Write: TypeAlias = Callable[[dict[str, Any], int], None]
 
 
@@ -130,15 +128,15 @@ class Writer(Protocol):
 
     @property
     def row_bytes(self) -> float:
-        """Bytes that an average row takes in a micro-batch; inf where Python objects are made."""
+        """Bytes that an average row takes in a batch; inf where Python objects are made."""
         ...
 
     def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
-        """What puts the column into micro-batches of some rows.
+        """What puts the column into batches of some rows.
 
         Args:
             index: the rows, int64 ``[rows]``; None for all.
-            bounds: first of them in each micro-batch, and the end, int64 ``[batches + 1]``.
+            bounds: first of them in each batch, and the end, int64 ``[batches + 1]``.
         """
         ...
 

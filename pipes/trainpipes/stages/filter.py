@@ -74,7 +74,7 @@ class Filter(RunStage):
             as_expression(self.predicate, "filter(predicate)")
         elif not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
             raise ConfigError(
-                "filter(predicate) takes a function of one row or a pyarrow.compute expression, "
+                "filter(predicate) must be a function of one row or a pyarrow.compute expression, "
                 f"got {shown(self.predicate)}"
             )
 

@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import checked_schema
-from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
-from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.errors import DataError, StateError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
@@ -70,8 +69,7 @@ class FlatMap(CutStage):
     schema: pa.Schema | None = None
 
     def check(self) -> None:
-        if not callable(self.fn):
-            raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(self.fn)}")
+        self._require(callable(self.fn), "fn", "a function of one row")
         checked_schema(self.schema, "flat_map(schema)")
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:

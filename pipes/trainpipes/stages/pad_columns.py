@@ -1,4 +1,4 @@
-"""What a column of a micro-batch is to ``pad_collate``: ragged, even, or opaque."""
+"""What a column of a batch is to ``pad_collate``: ragged, even, or opaque."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_b
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
-    """A column of one micro-batch, as Python values, arrays or tensors.
+    """A column of one batch, as Python values, arrays or tensors.
 
     Numbers, and arrays of two dimensions or more, are even; lists of numbers, and arrays of one
     dimension, are ragged.
@@ -184,7 +184,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         raise BadCell(
             row,
             f"is {shown(values[row], 40)} where the row before it is {shown(values[row - 1], 40)}: within a "
-            "micro-batch all are numbers, all are lists, or none is",
+            "batch all are numbers, all are lists, or none is",
         )
     if kinds[0] == "list":
         return _of_row_lists(values)
@@ -196,7 +196,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
     if odd is not None:
         raise BadCell(
             odd,
-            f"has shape {list(arrays[odd].shape)} where the first of its micro-batch has "
+            f"has shape {list(arrays[odd].shape)} where the first of its batch has "
             f"{list(arrays[0].shape)}: arrays of two dimensions or more are stacked, not padded",
         )
     return Even(np.stack(arrays))

@@ -10,8 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import column_names, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import column_names, fraction, whole_number
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError, DataError
@@ -125,8 +124,7 @@ class Sample(Drawn):
 
     def check(self) -> None:
         part = self.fraction
-        if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
-            raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {shown(part)}")
+        fraction(part, "sample(fraction)")
         super().check()
 
     @property

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import column_names
+from trainpipes._internal.checks import column_names, require
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import first_null, one_chunk, python_to_arrow, to_numpy
@@ -40,18 +40,18 @@ class Template:
             self._parts = list(string.Formatter().parse(text))
         except ValueError as error:
             raise ConfigError(
-                f"tokenize(template) is no format string ({error}), got {shown(text)}"
+                f"tokenize(template) must be a format string ({error}), got {shown(text)}"
             ) from None
         for _, field, form, conversion in self._parts:
             if field is not None and (not field or form or conversion or set(field) & set(".[")):
                 raise ConfigError(
-                    f"tokenize(template) names columns as {{column}}, without index, format or "
+                    f"tokenize(template) must name columns as {{column}}, without index, format or "
                     f"conversion, got {shown(text)}; make another text with map_batches()"
                 )
         self.columns = list(dict.fromkeys(p[1] for p in self._parts if p[1] is not None))
         if not self.columns:
             raise ConfigError(
-                f"tokenize(template) names at least one column as {{column}}, got {shown(text)}"
+                f"tokenize(template) must name at least one column as {{column}}, got {shown(text)}"
             )
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
@@ -199,10 +199,9 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
             )
         return {"input_ids": []}
     if isinstance(columns, Mapping):
-        if not columns or not all(isinstance(n, str) for item in columns.items() for n in item):
-            raise ConfigError(
-                f"tokenize(columns) is a dict of text columns and names for their ids, got {shown(columns)}"
-            )
+        good = columns and all(isinstance(n, str) for item in columns.items() for n in item)
+        rule = "a dict of text columns and names for their ids"
+        require(good, "tokenize(columns)", rule, columns)
         outputs = {ids: [text] for text, ids in columns.items()}
         if len(outputs) < len(columns):
             raise ConfigError(
@@ -213,8 +212,7 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
     else:
         names = column_names(columns, "tokenize(columns)")
         outputs = {"input_ids": names}
-    if pair and len(names) != 2:
-        raise ConfigError(f"tokenize(pair=True) takes a list of two columns, got {shown(columns)}")
+    require(not pair or len(names) == 2, "tokenize(pair=True)", "a list of two columns", columns)
     return outputs
 
 
@@ -234,7 +232,7 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
     for name in names:
         if name not in joined:
             raise ConfigError(
-                f"tokenize(labels) names some of the columns that are joined, {joined}, or is True, "
+                f"tokenize(labels) must name some of the columns that are joined, {joined}, or be True, "
                 f"got {shown(name)}{nearest(str(name), joined)}"
             )
     return names
