@@ -484,7 +484,7 @@ def test_a_place_where_pack_cannot_stand_is_refused_with_where_it_can() -> None:
         (
             {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]},
             tp.DataError,
-            r"'labels' is packed along with 'input_ids'.*got 1 where 'input_ids' has 2",
+            r"'labels' goes with 'input_ids'.*got 1 where 'input_ids' has 2",
         ),
     ],
 )

@@ -117,12 +117,12 @@ def _node(value: Any) -> Any:
         return yaml.MappingNode(f"{STANDARD}map", pairs, flow_style=short)
     if isinstance(value, list):
         return yaml.SequenceNode(f"{STANDARD}seq", list(map(_node, value)), flow_style=short)
-    node: Any = yaml.representer.SafeRepresenter().represent_data(value)
+    scalar: Any = yaml.representer.SafeRepresenter().represent_data(value)
     if isinstance(value, str):
-        node.style = "|" if "\n" in value else "'" if value.lower() in ("y", "n") else None
+        scalar.style = "|" if "\n" in value else "'" if value.lower() in ("y", "n") else None
         if re.search("[\x85\u2028\u2029\r]", value):  # ends of lines for YAML 1.1 alone
-            node.style = '"'
-    return node
+            scalar.style = '"'
+    return scalar
 
 
 @dataclasses.dataclass

@@ -13,9 +13,9 @@ from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import beside, refuse_taken, row_table
+from trainpipes.stages.label_column import refuse_taken, row_table
 from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import ids_of, label_dtype
+from trainpipes.stages.token_columns import beside, ids_of, label_dtype
 
 
 class AddLabels(RunStage):

@@ -11,8 +11,7 @@ import numpy as np
 from trainpipes._internal.checks import column_name, whole_number, wrong
 from trainpipes.columns.run import Run, RunSource
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataError
-from trainpipes.kinds.blame import blame
+from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import Held
@@ -53,13 +52,11 @@ class Budget:
             self._refuse(int(np.argmax(longer)), lengths, ids, asker)
 
     def _refuse(self, place: int, lengths: IntArray, ids: IntArray, asker: Stage) -> NoReturn:
-        error = DataError(
-            f"{asker}: no row is longer than max_tokens, got one of {lengths[place]}; raise max_tokens, "
-            'cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch of its own',
-            stage=str(asker),
+        message = (
+            f"{asker}: no row must be longer than max_tokens, got one of {lengths[place]}; raise max_tokens, "
+            'cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch of its own'
         )
-        blame(error, asker, int(ids[place]))
-        raise error
+        raise at_row(message, asker, ids[place])
 
     def cut(self, lengths: IntArray) -> IntArray:
         """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles + 1]``.

@@ -19,7 +19,7 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.first_rows import find_schema
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import blame
+from trainpipes.kinds.blame import at_row, blame
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.varlen import add_sequences
@@ -72,14 +72,10 @@ class ColumnFunction(RunStage):
             fn = self._draw_watch.around(self.fn)
             data = from_columns(fn(columns), self, self._type)
         except BadCell as bad:
-            error = SchemaError(f"{self}: {bad}", stage=str(self))
-            blame(error, self, int(run.block.ids[bad.row or 0]))
-            raise error from None
+            raise at_row(f"{self}: {bad}", self, run.block.ids[bad.row or 0], SchemaError) from None
         except TrainpipesError as error:
             place = 0
-            if (
-                error.path is None and error.row is not None
-            ):  # of the rows that the function was given
+            if error.path is None and error.row is not None:  # of those that the function got
                 place, error.row = min(error.row, len(run.block) - 1), None
             blame(error, self, int(run.block.ids[place]))
             raise

@@ -22,8 +22,8 @@ from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
+from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.column_function import (
@@ -332,7 +332,7 @@ class PadCollate(RunStage):
         need_columns(list(names), [*self._rules, *self._asked_masks], self)
         for name in names:
             if name in self._asked_masks:
-                self._refuse_cell(name, no_mask(self._asked_masks[name]), ids)
+                raise in_column(no_mask(self._asked_masks[name]), name, self, ids)
         kinds = zip(names, rows.slice(0, 0).tensors, strict=True)
         if all(self._tensor_dtype(name, none) == none.dtype for name, none in kinds):
             return rows.batches(edges)  # which may be made of less than all tensors
@@ -341,7 +341,7 @@ class PadCollate(RunStage):
             try:
                 tensors.append(tensor.to(self._tensor_dtype(name, tensor)))
             except BadCell as bad:
-                self._refuse_cell(name, bad, ids)
+                raise in_column(bad, name, self, ids) from None
         return TensorRows(tuple(tensors), rows.names).batches(edges)
 
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
@@ -383,12 +383,8 @@ class PadCollate(RunStage):
             found = f"keys {list(row)} where the first row of its batch has {list(names)}"
         else:
             found = f"{type(row).__name__}; make dicts with map(), or use collate()"
-        error = SchemaError(
-            f"{self}: the rows of a batch are dicts with the same keys, got {found}",
-            stage=str(self),
-        )
-        blame(error, self, row_id)
-        raise error
+        message = f"{self}: the rows of a batch must be dicts with the same keys, got {found}"
+        raise at_row(message, self, row_id, SchemaError)
 
     def _cutter_of(
         self,
@@ -421,17 +417,10 @@ class PadCollate(RunStage):
             except BadCell as bad:
                 if ids is None:
                     raise
-                self._refuse_cell(name, bad, ids)
+                raise in_column(bad, name, self, ids) from None
         if self._pack is not None and "segment_ids" in present:
             writers.append(SequencesWriter())
         return _Cutter(writers)
-
-    def _refuse_cell(self, name: str, bad: BadCell, ids: IntArray) -> NoReturn:
-        kind = SchemaError if bad.row is None else DataError
-        error = kind(f"{self}: column {name!r} {bad}", stage=str(self))
-        if bad.row is not None:
-            blame(error, self, int(ids[bad.row]))
-        raise error from None
 
     def _writer(self, name: str, column: Column, mask: str | None) -> Writer:
         """What puts one column, and its mask, into a batch."""

@@ -17,6 +17,7 @@ from trainpipes.columns.arrays import (
     Array,
     apart,
     first_null,
+    is_list,
     is_number,
     one_chunk,
     python_to_arrow,
@@ -85,7 +86,7 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
         kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return _of_lists(array, name)
     if pa.types.is_fixed_size_list(kind):
         return _of_fixed(array, name)
@@ -102,7 +103,7 @@ def _of_lists(array: Any, name: str) -> Column:
         leaf, shape = leaf.value_type, (*shape, leaf.list_size)
     if not is_number(leaf):
         inner = leaf
-        while pa.types.is_list(inner) or pa.types.is_large_list(inner):
+        while is_list(inner):
             inner = inner.value_type
         if inner is not leaf and is_number(inner):
             raise BadCell(None, TWO_RAGGED)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from trainpipes._internal.checks import column_names, fraction, whole_number
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage, with_mixed
 from trainpipes.sources.files.row_names import row_names
@@ -80,13 +80,11 @@ class Drawn(RunStage):
             try:
                 hashes = hash_keys(run.block.data, self._key, self)
             except NullKey as null:
-                error = DataError(
+                message = (
                     f"{self}: a row's key is null, so there is nothing to choose it by: drop such rows with "
-                    "filter() first, or use another key",
-                    stage=str(self),
+                    "filter() first, or use another key"
                 )
-                blame(error, self, int(run.block.ids[null.row]))
-                raise error from None
+                raise at_row(message, self, run.block.ids[null.row]) from None
         return unit(mix(hashes ^ self._salt))
 
 
