@@ -303,7 +303,7 @@ stages:
         ("map: own_nope:clean", "stages[1].fn: own_nope:clean cannot be imported (ModuleNotFoundError: "),
         ("map: __main__:clean", "stages[1].fn: __main__:clean cannot be imported (ImportError: other "),
         ("map: own_broken:f", "stages[1].fn: own_broken:f cannot be imported (ZeroDivisionError: "),
-        ("map: own_stages:number", "stages[1].fn: map(fn) takes a function"),
+        ("map: own_stages:number", "stages[1].fn: map(fn) must be a function"),
         ("own_stages:clean", "stages[1]: own_stages:clean must be a class of stages"),
         ("own_stages:Upper: {colum: x}", "stages[1].colum: upper() has no option 'colum' (did you"),
     ],
