@@ -53,11 +53,11 @@ def test_only_what_may_change_can_be_allowed():
     _, state = state_after(pipeline(8), 5)
     with pytest.raises(
         tp.ConfigError,
-        match=r"allow_changes is a list of some of \['batch_size', .*\], got \['seed'\]",
+        match=r"allow_changes must be a list of some of \['batch_size', .*\], got \['seed'\]",
     ):
         pipeline(16).load_state_dict(state, allow_changes=["seed"])
     for odd in (5, "batch_size", [5]):
-        with pytest.raises(tp.ConfigError, match="allow_changes is a list of some of"):
+        with pytest.raises(tp.ConfigError, match="allow_changes must be a list of some of"):
             pipeline(16).load_state_dict(state, allow_changes=odd)
 
 

@@ -321,7 +321,7 @@ def test_a_pipeline_of_rows_may_be_batched_by_the_data_loader(workers: int) -> N
 
 @pytest.mark.parametrize("options", [{"num_workers": -1}, {"num_workers": True}])
 def test_our_loader_refuses_what_is_no_number_of_workers(options: dict[str, Any]) -> None:
-    with pytest.raises(tp.ConfigError, match="0 or more, got"):
+    with pytest.raises(tp.ConfigError, match=r"0 or more .*, got"):
         tp.Loader(pipeline(), **options)
 
 

@@ -98,12 +98,12 @@ def test_a_length_of_nothing_is_nothing() -> None:
         (
             {"sequences": [[1]], "padding": "left"},
             ConfigError,
-            'padding is "pre" or "post", got \'left\'',
+            'padding must be "pre" or "post", got \'left\'',
         ),
         (
             {"sequences": [[1]], "truncating": 1},
             ConfigError,
-            'truncating is "pre" or "post", got 1',
+            'truncating must be "pre" or "post", got 1',
         ),
         ({"sequences": iter([[1]])}, DataError, r"got list_iterator, .* make a list\(\) of it"),
         ({"sequences": [[1], 2]}, DataError, "got 2 at position 1, which has no length"),

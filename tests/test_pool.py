@@ -275,9 +275,9 @@ def test_a_function_that_raises_stop_iteration_does_not_end_the_epoch() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": -1}, "Loader(threads) is an integer of 0 or more, got -1"),
-        ({"threads": 1.5}, "Loader(threads) is an integer of 0 or more, got 1.5"),
-        ({"threads": True}, "Loader(threads) is an integer of 0 or more, got True"),
+        ({"threads": -1}, "Loader(threads) must be an integer of 0 or more (threads), got -1"),
+        ({"threads": 1.5}, "Loader(threads) must be an integer of 0 or more (threads), got 1.5"),
+        ({"threads": True}, "Loader(threads) must be an integer of 0 or more (threads), got True"),
         (
             {"threads": 2, "num_workers": 1},
             "Loader works in threads or in worker processes, got threads=2 and num_workers=1; leave one "
@@ -316,7 +316,7 @@ def test_a_number_of_threads_that_is_none_is_refused(
     monkeypatch.setenv("TRAINPIPES_THREADS", value)
     rows = tp.from_arrow(pa.table({"x": range(9)})).batch(3)
     with pytest.raises(
-        tp.ConfigError, match="TRAINPIPES_THREADS is an integer of 0 or more"
+        tp.ConfigError, match="TRAINPIPES_THREADS must be an integer of 0 or more"
     ) as caught:
         next(iter(rows))
     assert repr(value) in str(caught.value)

@@ -229,7 +229,10 @@ def test_the_state_of_an_epoch_that_was_set_says_so() -> None:
 @pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
 def test_what_is_no_epoch_is_refused(run: Any, epoch: Any) -> None:
     subject = run(pipeline())
-    with pytest.raises(tp.ConfigError, match=r"set_epoch\(epoch\) takes the number of an epoch"):
+    with pytest.raises(
+        tp.ConfigError,
+        match=r"set_epoch\(epoch\) must be an integer of .* \(the number of an epoch\)",
+    ):
         subject.set_epoch(epoch)
     assert given_by(subject) == EPOCHS[0]
 

@@ -463,7 +463,7 @@ def test_an_edited_count_is_refused() -> None:
     del cursor["check"]
     state["shard-0001"] = json.dumps({**cursor, "delivered": 2})
     told = refusal(filtered(), resealed(state))
-    assert told.startswith("shard-0001/delivered: 2 micro-batches, but m = 5 means 1")
+    assert told.startswith("shard-0001/delivered: 2 batches, but m = 5 means 1")
     assert "save on all ranks after the same step" in told
 
 
@@ -472,7 +472,7 @@ def test_an_edited_m_is_refused(m: int) -> None:
     for make in (pipeline, filtered):
         state = {**saved(make()), "m": m}
         assert "its checksum does not fit" in refusal(make(), state)
-    assert "micro-batches, but m =" in refusal(filtered(), resealed(state))
+    assert "batches, but m =" in refusal(filtered(), resealed(state))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ FLOORS = [
         "storage.memmap",
         "storage.memmap_on_ray",
     ],
-    ["look", "testing", "prepare", "config", "config_write", "integrations"],
+    ["look", "testing", "prepare", "config", "integrations"],
     ["cli", "__main__"],
 ]
 #: The same within ``engine``.
@@ -59,7 +59,7 @@ ROOMS = {
 #: Imported where it is used, so as not to go up: a pipeline offers what is built upon it, and a
 #: source of nodes refuses our own.
 LATE = {
-    ("pipeline", "config_write"),
+    ("pipeline", "config"),
     ("pipeline", "integrations"),
     ("pipeline", "look"),
     ("loader", "look"),

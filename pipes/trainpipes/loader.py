@@ -14,7 +14,6 @@ import torch.distributed as dist
 from trainpipes._internal.callers import refuse_prepared_by_ray, warn_without_data_module
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.pass_iterator import PassIterator
@@ -126,17 +125,12 @@ class Loader:
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(
-                f"Loader(pipeline) takes a trainpipes Pipeline, got {type(pipeline).__name__}; for a "
+                f"Loader(pipeline) must be a trainpipes Pipeline, got {type(pipeline).__name__}; for a "
                 "torch Dataset start with trainpipes.from_dataset(dataset)"
             )
-        if isinstance(num_workers, bool) or not isinstance(num_workers, int) or num_workers < 0:
-            raise ConfigError(
-                f"Loader(num_workers) is an integer of 0 or more, got {shown(num_workers)}"
-            )
-        if threads is not None and (
-            isinstance(threads, bool) or not isinstance(threads, int) or threads < 0
-        ):
-            raise ConfigError(f"Loader(threads) is an integer of 0 or more, got {shown(threads)}")
+        whole_number(num_workers, 0, "Loader(num_workers)", "worker processes")
+        if threads is not None:
+            whole_number(threads, 0, "Loader(threads)", "threads")
         if threads and num_workers:
             raise ConfigError(
                 f"Loader works in threads or in worker processes, got threads={threads} and "
@@ -325,7 +319,7 @@ class Loader:
             state: a state of this pipeline. Where batches are counted, that of any rank; else that of all
                 ranks merged, or that of this rank if the number of ranks is the same.
             allow_changes: what may differ from the pipeline that saved the state. "batch_size":
-                micro-batches have the new size from here on; each row still comes at most once in this
+                batches have the new size from here on; each row still comes at most once in this
                 epoch, and a few rows at its end may be left out. "pack_length": packed rows have the new
                 length from the start of an epoch on; a state from within an epoch is refused. "mix": sources
                 of ``mix`` may come and go, and their weights, schedule and max_epochs may change; sources
@@ -347,14 +341,10 @@ class Loader:
 
 def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
     """Raise ConfigError unless each iteration of a pipeline can be this epoch."""
-    if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
-        raise ConfigError(
-            f"Loader(): epoch must be the number of an epoch, an integer from 0 on, got {shown(epoch)}; "
-            "leave it out, and each iteration is the next epoch"
-        )
+    whole_number(epoch, 0, "Loader(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
     if pipeline._session.plan.chain.endless:
         raise ConfigError(
-            f"Loader(): epoch must be left out where epochs have no end, got {epoch} and\n{pipeline}\n; to "
+            f"Loader(epoch) must be left out where epochs have no end, got {epoch} and\n{pipeline}\n; to "
             "begin anew each time leave out repeat(), or give it times"
         )
 

@@ -20,7 +20,7 @@ from trainpipes._internal.callers import (
     reading_ranks,
     warn_without_data_module,
 )
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
@@ -135,11 +135,8 @@ class Pipeline(IterableDataset[Any]):
         Args:
             stage: such as a ``TableStage``, ``RowStage`` or ``BatchStage`` of your own.
         """
-        if not isinstance(stage, Stage):
-            raise ConfigError(
-                "then(stage) takes a stage, such as one of your own class of trainpipes.RowStage, got "
-                f"{shown(stage)}"
-            )
+        rule = "a stage, such as one of your own class of trainpipes.RowStage"
+        require(isinstance(stage, Stage), "then(stage)", rule, stage)
         pipeline = Pipeline((*self._stages, stage), self._ranks, self._members)
         pipeline._recipe = self._recipe
         pipeline._plan()  # says now what does not fit
@@ -208,6 +205,13 @@ class Pipeline(IterableDataset[Any]):
         first = self._session.plan.chain.stages[0]
         source = first if getattr(first, "makes_batches", False) else None
         return self._session.plan.chain.batch or source
+
+    def _need_batches(
+        self, option: str, way: str = "end the pipeline with .batch(32).pad_collate()"
+    ) -> None:
+        """Raise ConfigError if it gives single rows."""
+        if self._batching() is None:
+            raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
 
     def _plan(self) -> Plan:
         return Plan.of(self.stages)
@@ -324,7 +328,7 @@ class Pipeline(IterableDataset[Any]):
         if mesh is not None:
             if rank is not None or world_size is not None or mesh.ndim != 1:
                 raise ConfigError(
-                    "distributed(mesh=...) takes one dimension of a DeviceMesh, such as mesh['dp'], and "
+                    "distributed(mesh=...) must be one dimension of a DeviceMesh, such as mesh['dp'], and "
                     f"neither rank nor world_size; got {mesh.ndim} dimensions, rank={rank}, "
                     f"world_size={world_size}"
                 )
@@ -336,7 +340,7 @@ class Pipeline(IterableDataset[Any]):
                 whole_number(value, 0, f"distributed({name})", "0 <= rank < world_size")
         if rank is None or world_size is None or not 0 <= rank < world_size:
             raise ConfigError(
-                f"distributed(rank, world_size) needs 0 <= rank < world_size, got {rank} and {world_size}"
+                f"distributed(rank, world_size) must have 0 <= rank < world_size, got {rank} and {world_size}"
             )
         return Pipeline(self._stages, (rank, world_size))
 
@@ -492,7 +496,7 @@ class Pipeline(IterableDataset[Any]):
         - shuffle: {buffer_size: 100, seed: 3}
         <BLANKLINE>
         """
-        from trainpipes.config_write import to_yaml
+        from trainpipes.config.write import to_yaml
 
         return to_yaml(self, path)
 

@@ -105,7 +105,7 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     pipeline = build(*arguments, **options)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
-            f"recipe {name!r} returns a trainpipes Pipeline, got {type(pipeline).__name__} from "
+            f"recipe {name!r} must return a trainpipes Pipeline, got {type(pipeline).__name__} from "
             f"{build.__module__}.{build.__qualname__}"
         )
     made = Pipeline(pipeline._stages, pipeline._ranks, pipeline._members)
@@ -168,7 +168,7 @@ def load(point: EntryPoint) -> Callable[..., Any]:
         ) from error
     if not callable(build):
         raise ConfigError(
-            f"recipe {point.name!r} is a function that returns a Pipeline, got {shown(build)} at "
+            f"recipe {point.name!r} must be a function that returns a Pipeline, got {shown(build)} at "
             f"{point.value}"
         )
     return build  # type: ignore[no-any-return]

@@ -12,14 +12,13 @@ from typing import Any, ClassVar, Concatenate, ParamSpec
 from torch.utils.data import get_worker_info
 from torchdata.nodes import BaseNode
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require
 from trainpipes.columns.run import innermost
 from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology, data_parallel
-from trainpipes.errors import ConfigError
 from trainpipes.foreign_node import FromNode, NodeStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
@@ -44,11 +43,8 @@ class StageNode(BaseNode[Any]):
     def __init__(self, source: BaseNode[Any] | None = None, *args: Any, **options: Any) -> None:
         super().__init__()
         name = type(self).__name__
-        if source is not None and not isinstance(source, BaseNode):
-            raise ConfigError(
-                f"{name}(source, ...) takes the node that it reads from first, got {shown(source)}; "
-                "options come after that"
-            )
+        good = source is None or isinstance(source, BaseNode)
+        require(good, f"{name}(source)", "the node that it reads from", source)
         self.source = source
         self.stage: Stage = self.kind(*args, **options)
         self._plan: Plan | None = None

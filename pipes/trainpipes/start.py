@@ -8,6 +8,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import pyarrow as pa
 
+from trainpipes._internal.checks import wrong
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.kinds.stage_kinds import Source
@@ -117,12 +118,10 @@ def from_dataset(
     ``trainpipes.samplers``, also ``shuffle(sampler=...)``."""
     ours = sampler if batch_sampler is None else batch_sampler
     if sampler is not None and batch_sampler is not None:
-        raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
+        raise ConfigError("from_dataset(...) must have a sampler or a batch_sampler, got both")
     if isinstance(batch_sampler, RowSampler) or isinstance(sampler, BatchSampler):
-        raise ConfigError(
-            "from_dataset(...): a BatchSampler is passed as batch_sampler=, one of rows as sampler=, got "
-            f"{ours!r}"
-        )
+        rule = "a BatchSampler for batch_sampler=, one of rows for sampler="
+        raise wrong("from_dataset(sampler)", rule, ours)
     if isinstance(ours, BatchSampler):
         drawn = from_dataset(dataset, schema=schema).shuffle(sampler=ours.sampler)
         return drawn.batch(ours.batch_size, drop_last=ours.drop_last)
@@ -139,7 +138,7 @@ def from_dataset(
 def from_tensors(*tensors: Any, **named: Any) -> Pipeline:
     """Rows of tensors of one first dimension: tuples, or dicts if given by name. See ``FromTensors``."""
     if tensors and named:
-        raise ConfigError("from_tensors(...) takes tensors by position or by name, got both")
+        raise ConfigError("from_tensors(...) must have tensors by position or by name, got both")
     if named:
         return Pipeline([FromTensors(tuple(named.values()), tuple(named))])
     return Pipeline([FromTensors(tensors)])

@@ -21,18 +21,18 @@ IMPORTS = (
 SAID: dict[str, str] = {
     STAGES + "- shufle\n": ":3: stages[1]: there is no stage 'shufle' (did you mean 'shuffle'?); one of your "
     "own is package.module:Class",
-    STAGES + "- shuffle: {bufer_size: 3}\n": ":3: stages[1].bufer_size: shuffle has no option 'bufer_size' "
+    STAGES + "- shuffle: {bufer_size: 3}\n": ":3: stages[1].bufer_size: shuffle() has no option 'bufer_size' "
     "(did you mean 'buffer_size'?); it takes buffer_size, seed, max_bytes, scope, sampler",
     STAGES + "- shuffle: {buffer_size: many}\n": ":3: stages[1].buffer_size: shuffle(buffer_size) must be "
     "int, got 'many'",
     STAGES + "- batch: {drop_last: yes}\n": ":3: stages[1].drop_last: batch(drop_last) must be bool, got "
     "'yes'",
-    STAGES + "- take\n": ":3: stages[1]: take needs count; it takes count",
+    STAGES + "- take\n": ":3: stages[1]: take(): missing a required argument: 'count'; it is take(count)",
     STAGES + "- map: os:getcwd\n": f":3: stages[1].fn: {IMPORTS}",
     SFT.replace("sft", "stf"): ":1: recipe: no recipe 'stf' (did you mean 'sft'?); installed are chat, "
     "classification, images, masked_lm, preference, pretrain, seq2seq, sft, tokens",
-    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) is an integer of 1 or more, rows "
-    "in a micro-batch; got 0",
+    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) must be an integer of 1 or more "
+    "(rows in a batch), got 0",
     STAGES + "- list_files: ${NOPE_X}\n": ":3: stages[1]: list_files is a source, which only the first "
     "stage is",
 }  # fmt: skip
@@ -48,13 +48,14 @@ BEGINS: dict[str, str] = {
     "recipe: [a]": ":1: recipe: no recipe",
     "recipe: sft\noptions: [a]\n": ":2: options: options must be a mapping, got a list",
     "stages: [list_files: d]\noptions: {a: 1}": ":2: options: options are those of a recipe",
-    "recipe: sft\n": ":1: recipe: sft needs files and tokenizer; it takes files, tokenizer, prompt",
+    "recipe: sft\n": ":1: recipe: recipe 'sft' needs files and tokenizer; it is sft(files, tok",
     "stages:\n- batch: 8\n": ":2: stages[0]: the first stage must be a source such as list_files, got batch",
     "stages:\n- read_parquet: {columns: [a]}\n": ":2: stages[0]: read_parquet as the first stage needs its f",
     STAGES + "- {batch: 8, pin: }\n": ":3: stages[1]: a stage must be a name, or a name and its options",
     STAGES + "- []\n": ":3: stages[1]: a stage must be a name",
     STAGES + "- 3\n": ":3: stages[1]: a stage must be a name",
     STAGES + "- !dtype int32\n": ":3: stages[1]: a stage must be a name",
+    STAGES + "- batch: {1: 2}\n": ":3: stages[1]: ",
     STAGES + "- pin: 3\n": ":3: stages[1]: pin has no options, got 3",
     STAGES + "- batch: '8'\n": ":3: stages[1].batch_size: batch(batch_size) must be int | None, got '8'",
     STAGES + "- cache: {version: 1}\n": ":3: stages[1].version: cache(version) must be str | None, got 1; in "
@@ -63,7 +64,7 @@ BEGINS: dict[str, str] = {
     STAGES + "- rename: [a]\n": ":3: stages[1].names: rename(names) must be Mapping[str, str], got ['a']",
     STAGES + "- pad_collate: {dtype: int33}\n": ":3: stages[1].dtype: a dtype must be one of torch",
     STAGES + "- read_json: {schema: {x: int65}}\n": ":3: stages[1].schema: an Arrow type must be int64,",
-    STAGES + "- filter: x > 3\n": ":3: stages[1].predicate: filter(predicate) takes a function of one row",
+    STAGES + "- filter: x > 3\n": ":3: stages[1].predicate: filter(predicate) must be a function of one row",
     STAGES + "- filter: [[x, near, 3]]\n": ":3: stages[1].predicate: filter(predicate) must be a pyarrow exp",
     STAGES + "- read_parquet: {storage_options: {key: 3}}\n": ":3: stages[1].storage_options: "
     "storage_options are not part of a config: tp.load(path, storage_options=...)",

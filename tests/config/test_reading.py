@@ -232,10 +232,10 @@ def test_values_of_changes_are_as_they_are() -> None:
         (
             "stages[2].bufer_size",
             1,
-            "shuffle has no option 'bufer_size' (did you mean 'buffer_size'?)",
+            "shuffle() has no option 'bufer_size' (did you mean 'buffer_size'?)",
         ),
         ("stages[2].seed", "a", "shuffle(seed) must be int, got 'a'"),
-        ("stages[3].batch_size", 0, "batch(batch_size) is an integer of 1 or more"),
+        ("stages[3].batch_size", 0, "batch(batch_size) must be an integer of 1 or more"),
         ("bach_size", 0, "there is no 'bach_size' in a config; there are recipe, options, stages"),
     ],
 )
@@ -303,9 +303,9 @@ stages:
         ("map: own_nope:clean", "stages[1].fn: own_nope:clean cannot be imported (ModuleNotFoundError: "),
         ("map: __main__:clean", "stages[1].fn: __main__:clean cannot be imported (ImportError: other "),
         ("map: own_broken:f", "stages[1].fn: own_broken:f cannot be imported (ZeroDivisionError: "),
-        ("map: own_stages:number", "stages[1].fn: map(fn) takes a function"),
+        ("map: own_stages:number", "stages[1].fn: map(fn) must be a function"),
         ("own_stages:clean", "stages[1]: own_stages:clean must be a class of stages"),
-        ("own_stages:Upper: {colum: x}", "stages[1].colum: own_stages:Upper has no option 'colum' (did you"),
+        ("own_stages:Upper: {colum: x}", "stages[1].colum: upper() has no option 'colum' (did you"),
     ],
 )  # fmt: skip
 def test_a_function_or_class_that_will_not_do(stage: str, said: str, own: Any) -> None:
@@ -320,7 +320,8 @@ def test_a_function_or_class_that_will_not_do(stage: str, said: str, own: Any) -
 def test_storage_options_go_to_all_that_take_them(tmp_path: Path) -> None:
     given = {"anon": True}
     found = loads("stages: [read_parquet: d, pin]", storage_options=given)
-    assert [stage.options.get("storage_options") for stage in found.stages] == [given, given, None]
+    assert [stage.options.get("storage_options") for stage in found.stages] == [None, given, None]
+    assert found == tp.read_parquet("d", storage_options=given).pin()
     text = "stages: [mix: {sources: {a: !pipeline {stages: [read_parquet: d]}}}]"
     inner = loads(text, storage_options=given).stages[0].options["sources"]["a"]
     assert inner.stages[1].options["storage_options"] == given

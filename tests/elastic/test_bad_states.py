@@ -269,7 +269,7 @@ def test_a_rank_that_is_behind_or_has_not_started_is_named(
         tp.StateError,
         f"state {state}",
         f"shard-{shard:04d}",
-        f"{delivered} micro-batches, but m = {m} means {owed}",
+        f"{delivered} batches, but m = {m} means {owed}",
         "save on all ranks after the same step",
     ):
         tp.merge_states(states(3, steps, uncounted))

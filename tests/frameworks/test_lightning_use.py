@@ -209,7 +209,7 @@ def test_what_is_no_pipeline_is_refused_with_what_to_write() -> None:
     with pytest.raises(tp.ConfigError, match="Loader"):
         PipelineDataModule(pipe, num_workers=-1)
     with pytest.raises(
-        tp.ConfigError, match=r"\(val\) must make batches, got single rows: .*\.batch\("
+        tp.ConfigError, match=r"\(val\) must make batches, got single rows; .*\.batch\("
     ):
         PipelineDataModule(pipe, val=tp.from_dataset([{"x": 1}]))
 

@@ -47,10 +47,10 @@ def test_epochs_of_unknown_length_need_max_steps(tmp_path: Path) -> None:
 def test_single_rows_are_refused_before_the_first_step_unless_they_are_collated(
     tmp_path: Path,
 ) -> None:
-    told = r"train_dataset gives single rows: end it with \.batch\(8\)\.pad_collate\(\), or pass a data_coll"
+    told = r"train_dataset must make batches, got single rows; end it with \.batch\(8\)\.pad_collate\(\), or"
     with pytest.raises(tp.ConfigError, match=told):
         trainer(tmp_path, rows(8))
-    with pytest.raises(tp.ConfigError, match=r"eval_dataset gives single rows"):
+    with pytest.raises(tp.ConfigError, match=r"eval_dataset must make batches, got single rows"):
         Trainer(
             model(), arguments(tmp_path), train_dataset=pipeline("counted"), eval_dataset=rows(8)
         )

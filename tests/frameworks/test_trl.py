@@ -163,7 +163,7 @@ def test_batches_of_another_kind_are_refused(tmp_path: Path) -> None:
         "DPOTrainer trains on batches with 'chosen_input_ids', such as those of the recipe preference",
         "write train_dataset=pipe",
         "SFTTrainer trains on batches with 'labels', such as those of the recipe sft",
-        "train_dataset must make batches, got single rows: write train_dataset=tp.recipe('sft',",
+        "train_dataset must make batches, got single rows; write train_dataset=tp.recipe('sft',",
         "train_dataset must be the pipeline itself",
-        "eval_dataset must make batches, got single rows: write eval_dataset=tp.recipe('sft',",
+        "eval_dataset must make batches, got single rows; write eval_dataset=tp.recipe('sft',",
     ])  # fmt: skip

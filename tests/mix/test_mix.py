@@ -357,11 +357,11 @@ A, B = rows("a", 5), rows("b", 5)
         ({"weights": {"a": True, "b": 1}}, "got True for 'a'"),
         ({"weights": {"a": [1], "b": 1}}, r"got \[1\] for 'a'"),
         ({"weights": {"a": 0, "b": 0}}, "at least one is more than 0"),
-        ({"weight_by": "bytes"}, 'is "rows" or "tokens", got .bytes.'),
-        ({"stop": "never"}, 'is "all_exhausted", "first_exhausted" or "repeat"'),
+        ({"weight_by": "bytes"}, 'must be "rows" or "tokens", got .bytes.'),
+        ({"stop": "never"}, 'must be "all_exhausted", "first_exhausted" or "repeat"'),
         ({"temperature": 0}, "is a number above 0, got 0"),
         ({"temperature": 2, "weights": {"a": 1, "b": 1}}, "leave it out, or weights"),
-        ({"max_epochs": 0}, "is an integer of 1 or more, .* or None; got 0"),
+        ({"max_epochs": 0}, r"must be an integer of 1 or more \(.* or None.*\), got 0"),
         ({"max_epochs": {"c": 1}}, "there is no source 'c'"),
         ({"max_epochs": 2, "stop": "repeat"}, "no limit of epochs"),
         ({"schedule": []}, r"is a list of \(draws, weights\)"),
@@ -369,7 +369,7 @@ A, B = rows("a", 5), rows("b", 5)
         ({"schedule": [(0, {"a": 1})]}, r"mix\(schedule\) at 0 .*'b' has none"),
         ({"schedule": [(5, {"a": 1, "b": 1})]}, "starts at 0, or it starts later"),
         ({"interpolation": "linear"}, "no schedule is given"),
-        ({"column": ""}, "is the name of a column, got ''"),
+        ({"column": ""}, "must be the name of a column, got ''"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(options: dict[str, Any], said: str) -> None:

@@ -377,7 +377,7 @@ def test_what_is_missing_is_told() -> None:
     with pytest.raises(tp.SchemaError, match="mesages"):
         list(chat(rows(GOOD), TOKENIZER, messages="mesages", **ONE))
     with pytest.raises(
-        tp.ConfigError, match='on_error\\) is "raise", "skip" or "keep", got \'drop\''
+        tp.ConfigError, match='on_error\\) must be "raise", "skip" or "keep", got \'drop\''
     ):
         chat(rows(GOOD), TOKENIZER, on_error="drop")  # type: ignore[arg-type]
     for roles in (["human"], {"human": 5}):

@@ -229,7 +229,7 @@ def test_text_of_other_names() -> None:
 @pytest.mark.parametrize("given", ["", 3, ["a"]])
 def test_the_name_of_a_column_is_a_text(given: Any) -> None:
     rows = tp.from_dataset([{"prompt": "a", "response": "b"}])
-    with pytest.raises(tp.ConfigError, match=r"sft\(prompt\) is the name of a column, got"):
+    with pytest.raises(tp.ConfigError, match=r"sft\(prompt\) must be the name of a column, got"):
         sft(rows, "bytes", prompt=given)
 
 

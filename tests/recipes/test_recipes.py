@@ -302,7 +302,7 @@ def test_two_recipes_of_one_name_are_refused(tmp_path: Path, monkeypatch: Any) -
 
 def test_what_a_recipe_returns_is_a_pipeline(tmp_path: Path, monkeypatch: Any) -> None:
     offer(tmp_path, "odd", {"odd": "fractions:Fraction"}, monkeypatch)
-    with pytest.raises(tp.ConfigError, match="returns a trainpipes Pipeline, got Fraction"):
+    with pytest.raises(tp.ConfigError, match="must return a trainpipes Pipeline, got Fraction"):
         tp.recipe("odd")
 
 

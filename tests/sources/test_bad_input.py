@@ -47,18 +47,21 @@ def test_a_file_of_another_kind_is_told_and_what_reads_it(
         (lambda d: tp.list_files(d, suffix=5), r"list_files\(suffix\) is an end .*, got 5"),
         (
             lambda d: tp.list_files(d).read_parquet(partitioning="x"),
-            r'read_parquet\(partitioning\) is "hive" or None, got \'x\'',
+            r'read_parquet\(partitioning\) must be "hive" or None, got \'x\'',
         ),
         (
             lambda d: tp.list_files(d).read_csv(quote=","),
             r"two different characters, got None and ','",
         ),
         (lambda d: list(tp.from_iterable(number)), r"number \(.*\) returned 5"),
-        (lambda d: ROWS.write_parquet(None), r"write_parquet\(folder\) is a path, got None"),
-        (lambda d: ROWS.write_json(""), r"write_json\(folder\) is a path, got ''"),
-        (lambda d: ROWS.write_memmap("s3://b/k"), r"\(path\) is a path on this machine"),
-        (lambda d: ROWS.write_arrow(d, overwrite="no"), r"overwrite\) is True or False, got 'no'"),
-        (lambda d: ROWS.write_memmap(d, overwrite=1), r"overwrite\) is True or False, got 1"),
+        (lambda d: ROWS.write_parquet(None), r"write_parquet\(folder\) must be a path, got None"),
+        (lambda d: ROWS.write_json(""), r"write_json\(folder\) must be a path, got ''"),
+        (lambda d: ROWS.write_memmap("s3://b/k"), r"\(path\) must be a path on this machine"),
+        (
+            lambda d: ROWS.write_arrow(d, overwrite="no"),
+            r"overwrite\) must be True or False, got 'no'",
+        ),
+        (lambda d: ROWS.write_memmap(d, overwrite=1), r"overwrite\) must be True or False, got 1"),
         (lambda d: ROWS.write_arrow(d / "x", num_files=4), r"there are 3 rows: give fewer files"),
     ],
 )

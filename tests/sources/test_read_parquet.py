@@ -289,7 +289,7 @@ def test_a_web_server_without_ranges_is_named_with_the_cure(uneven: Path) -> Non
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ([], r"read_parquet\(columns\) is a column name or several in a list, got \[\]"),
+        ([], r"read_parquet\(columns\) must be a column name or several in a list, got \[\]"),
         ([1], r"got \[1\]"),
         ({"a", "b"}, r"in a list, got {"),  # its order differs between two processes
         (["a", "b", "a"], r"each column once, got 'a' twice"),

@@ -118,7 +118,7 @@ def test_rows_may_say_themselves_how_long_they_are() -> None:
 def test_a_row_over_the_budget_is_refused_or_alone() -> None:
     rows = source([3, 3, 20, 3, 3])
     with pytest.raises(
-        tp.DataError, match=r"no row is longer than max_tokens, got one of 20"
+        tp.DataError, match=r"no row must be longer than max_tokens, got one of 20"
     ) as caught:
         list(rows.batch(max_tokens=9))
     assert caught.value.row == 2
@@ -164,13 +164,16 @@ def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, r"batch\(batch_size\) is an integer of 1 or more"),
-        ({"batch_size": 4, "max_tokens": 9}, "takes batch_size or max_tokens, got 4 and 9"),
-        ({"max_tokens": 0}, r"batch\(max_tokens\) is an integer of 1 or more"),
+        ({"batch_size": 0}, r"batch\(batch_size\) must be an integer of 1 or more"),
+        (
+            {"batch_size": 4, "max_tokens": 9},
+            r"batch_size\) must be left out where max_tokens is given, got 4",
+        ),
+        ({"max_tokens": 0}, r"batch\(max_tokens\) must be an integer of 1 or more"),
         ({"max_tokens": 9, "max_rows": 0}, r"batch\(max_rows\)"),
-        ({"max_tokens": 9, "overflow": "drop"}, r'is "raise" or "alone", got \'drop\''),
-        ({"batch_size": 4, "max_rows": 2}, r"which is not given; got batch_size"),
-        ({"batch_size": 4, "column": "x"}, r"which is not given; got batch_size"),
+        ({"max_tokens": 9, "overflow": "drop"}, r'must be "raise" or "alone", got \'drop\''),
+        ({"batch_size": 4, "max_rows": 2}, r"must be given with max_tokens, got \("),
+        ({"batch_size": 4, "column": "x"}, r"must be given with max_tokens, got \("),
         ({"batch_size": 4, "drop_last": 1}, "True or False"),
     ],
 )
@@ -186,7 +189,7 @@ def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message
         ({"input_ids": ["a"]}, tp.SchemaError, r"how long a row is.*got string"),
         ({"input_ids": [1.5]}, tp.SchemaError, r"how long a row is.*got double"),
         ({"input_ids": [[1], None]}, tp.DataError, "is null"),
-        ({"input_ids": [1, -2]}, tp.DataError, "holds -2: lengths are 0 or more"),
+        ({"input_ids": [1, -2]}, tp.DataError, "0 or more, got -2"),
     ],
 )
 def test_columns_that_say_no_length_are_refused(

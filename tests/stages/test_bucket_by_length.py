@@ -151,7 +151,7 @@ def test_less_is_padded_than_without_buckets() -> None:
 def test_a_row_over_the_budget_is_refused_or_alone() -> None:
     rows = source([3, 3, 20, 3, 3])
     with pytest.raises(
-        tp.DataError, match=r"no row is longer than max_tokens, got one of 20"
+        tp.DataError, match=r"no row must be longer than max_tokens, got one of 20"
     ) as caught:
         list(rows.bucket_by_length(max_tokens=9))
     assert caught.value.row == 2
@@ -185,7 +185,7 @@ def test_a_state_that_points_past_what_is_there_is_refused() -> None:
     state["shard-0000"] = json.dumps({**json.loads(state["shard-0000"]), "row": 99})
     pipe.load_state_dict(resealed(state))
     with pytest.raises(
-        tp.StateError, match="after 99 micro-batches of a shuffle window, which has only 5"
+        tp.StateError, match="after 99 batches of a shuffle window, which has only 5"
     ):
         next(iter(pipe))
 
@@ -193,16 +193,25 @@ def test_a_state_that_points_past_what_is_there_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, r"bucket_by_length\(batch_size\) is an integer of 1 or more"),
-        ({"batch_size": 4, "max_tokens": 9}, "takes batch_size or max_tokens, got 4 and 9"),
+        ({"batch_size": 0}, r"bucket_by_length\(batch_size\) must be an integer of 1 or more"),
+        (
+            {"batch_size": 4, "max_tokens": 9},
+            r"batch_size\) must be left out where max_tokens is given, got 4",
+        ),
         ({"batch_size": 4, "buffer_size": 0}, r"bucket_by_length\(buffer_size\)"),
         ({"batch_size": 4, "num_buckets": 0}, r"bucket_by_length\(num_buckets\)"),
-        ({"batch_size": 4, "num_buckets": 2, "boundaries": [3]}, "takes boundaries or num_buckets"),
+        (
+            {"batch_size": 4, "num_buckets": 2, "boundaries": [3]},
+            "must be left out where num_buckets is given",
+        ),
         ({"batch_size": 4, "boundaries": []}, r"ascending lengths, each once, got \[\]"),
         ({"batch_size": 4, "boundaries": [3, 3]}, r"ascending lengths, each once, got \[3, 3\]"),
-        ({"batch_size": 4, "boundaries": [2.5]}, r"bucket_by_length\(boundaries\) is an integer"),
-        ({"batch_size": 4, "max_rows": 2}, "are options of max_tokens, which is not given"),
-        ({"max_tokens": 4, "drop_last": True}, "is an option of batch_size"),
+        (
+            {"batch_size": 4, "boundaries": [2.5]},
+            r"bucket_by_length\(boundaries\) must be an integer",
+        ),
+        ({"batch_size": 4, "max_rows": 2}, "must be given with max_tokens"),
+        ({"max_tokens": 4, "drop_last": True}, "must be given with batch_size"),
         ({"batch_size": 4, "drop_last": 1}, "True or False"),
         ({"batch_size": 4, "seed": "x"}, r"bucket_by_length\(seed\)"),
     ],

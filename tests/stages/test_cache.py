@@ -797,13 +797,13 @@ MISPLACED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "above names": (lambda d: tp.list_files(d).cache(), r"list_files.* gives others"),
     "at a URL": (
         lambda d: rows(d).cache("s3://bucket/x"),
-        r"a folder of this machine.*s3://bucket/x",
+        r"a path on this machine.*s3://bucket/x",
     ),
-    "nowhere": (lambda d: rows(d).cache(""), "is a folder, got ''"),
+    "nowhere": (lambda d: rows(d).cache(""), "must be a path, got ''"),
     "in no room": (lambda d: rows(d).cache(max_bytes=0), "max_bytes.* of 1 or more.*got 0"),
     "of a version that is a number": (
         lambda d: rows(d).cache(version=2),
-        "version.* is text, got 2",
+        "version.* must be text, got 2",
     ),  # type: ignore[arg-type]
 }
 

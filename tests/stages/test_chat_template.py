@@ -272,7 +272,7 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
         list(rows(CONVERSATIONS[0]).chat_template(bare))
     for bad in ("bytes", str(tmp_path / "no.json"), len):
         with pytest.raises(
-            tp.ConfigError, match="is a transformers tokenizer or a local directory"
+            tp.ConfigError, match="must be a transformers tokenizer or a local directory"
         ):
             rows(CONVERSATIONS[0]).chat_template(bad)
     for options in (

@@ -233,10 +233,10 @@ def test_global_generators_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rng": 1}, "map(rng) is True or False, got 1"),
+        ({"rng": 1}, "map(rng) must be True or False, got 1"),
         (
             {"seed": 1.5},
-            "map(seed) is an integer, the seed of the generators that rng=True gives; got 1.5",
+            "map(seed) must be an integer (the seed of the generators that rng=True gives), got 1.5",
         ),
     ],
 )

@@ -330,13 +330,13 @@ def test_rows_and_results_that_do_not_pickle_are_refused_with_the_row() -> None:
     [
         (
             {"num_workers": -1},
-            "map(num_workers) is an integer of 0 or more, threads or processes that call the function; "
+            "map(num_workers) must be an integer of 0 or more (threads or processes that call the function), "
             "got -1",
         ),
-        ({"method": "fork"}, 'map(method) is "thread" or "process", got \'fork\''),
+        ({"method": "fork"}, 'map(method) must be "thread" or "process", got \'fork\''),
         (
             {"start_method": "magic"},
-            'map(start_method) is "forkserver", "spawn" or "fork", got \'magic\'',
+            'map(start_method) must be "forkserver", "spawn" or "fork", got \'magic\'',
         ),
     ],
 )  # fmt: skip

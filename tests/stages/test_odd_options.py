@@ -97,7 +97,7 @@ def test_an_iterable_has_an_order_that_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize("times", [2, 3])
 def test_a_column_is_named_once(times: int) -> None:
     with pytest.raises(
-        tp.ConfigError, match=r"select\(columns\) names each column once, got 'x' twice"
+        tp.ConfigError, match=r"select\(columns\) must name each column once, got 'x' twice"
     ):
         rows().select(*["x"] * times)
     table = pa.table([[1]] * times, names=["x"] * times)

@@ -71,13 +71,13 @@ def test_a_source_that_gives_other_rows_than_it_was_asked_for_is_refused(
     "lengths", [[3, -1, 5], [2.5, 2.5], [[1, 2]], [True, False], None, "ab", [2**62, 2**62]]
 )
 def test_lengths_that_are_no_counts_are_refused(lengths: Any) -> None:
-    with pytest.raises(ConfigError, match="lengths are the rows of each block"):
+    with pytest.raises(ConfigError, match="lengths must be the rows of each block"):
         len(tp.Pipeline([Own(lengths)]))
 
 
 @pytest.mark.parametrize("prints", [{"rows": np.int64(3)}, {"rows": {1}}, {"rows": b"x"}])
 def test_a_fingerprint_that_no_state_can_keep_is_refused_at_once(prints: Any) -> None:
-    with pytest.raises(ConfigError, match=r"fingerprint\(\) is a dict .* as JSON: "):
+    with pytest.raises(ConfigError, match=r"fingerprint\(\) must be a dict .* as JSON: "):
         next(iter(own(prints=prints)))
 
 
@@ -221,7 +221,7 @@ def test_free_options_are_those_of_the_class_and_of_those_above_it() -> None:
     again.load_state_dict(run.state_dict())
     assert list(again) == list(range(1, 9))
     with pytest.raises(
-        ConfigError, match="free is a frozenset of options, and there is no 'other'"
+        ConfigError, match="free must be a frozenset of options, and there is no 'other'"
     ):
         type("Wrong", (tp.RowStage,), {"free": frozenset({"other"})})
 

@@ -145,7 +145,7 @@ def test_a_stage_of_ones_own_resumes_exactly(name: str) -> None:
     ("make", "said"),
     [
         (lambda: Scale("x", by=0.0), "not 0, got 0"),
-        (lambda: tp.from_dataset([1]).then(Scale), "takes a stage"),
+        (lambda: tp.from_dataset([1]).then(Scale), "must be a stage"),
     ],
 )
 def test_what_does_not_fit_is_refused_where_it_is_written(

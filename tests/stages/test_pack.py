@@ -440,15 +440,15 @@ def test_the_length_is_not_known_and_can_be_estimated() -> None:
     [
         (
             {"max_length": 0},
-            r"pack\(max_length\) is an integer of 1 or more, tokens of a row; got 0",
+            r"pack\(max_length\) must be an integer of 1 or more \(tokens of a row\), got 0",
         ),
         ({"buffer_size": 0}, r"pack\(buffer_size\)"),
-        ({"method": "next_fit"}, 'is "concat", "first_fit" or "best_fit", got .next_fit.'),
-        ({"overflow": "cut"}, 'is "split", "truncate", "drop" or "raise", got .cut.'),
+        ({"method": "next_fit"}, 'must be "concat", "first_fit" or "best_fit", got .next_fit.'),
+        ({"overflow": "cut"}, 'must be "split", "truncate", "drop" or "raise", got .cut.'),
         ({"max_documents": 0}, r"pack\(max_documents\)"),
         ({"pad_token_id": -1}, r"pack\(pad_token_id\)"),
         ({"seed": 1.5}, r"pack\(seed\)"),
-        ({"along": "weight"}, r"pack\(along\) is a list of column names"),
+        ({"along": "weight"}, r"pack\(along\) must be a list of column names"),
         ({"along": ["labels"]}, r'a column "labels" is packed anyway'),
     ],
 )
@@ -484,7 +484,7 @@ def test_a_place_where_pack_cannot_stand_is_refused_with_where_it_can() -> None:
         (
             {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]},
             tp.DataError,
-            r"'labels' is packed along with 'input_ids'.*got 1 where 'input_ids' has 2",
+            r"'labels' goes with 'input_ids'.*got 1 where 'input_ids' has 2",
         ),
     ],
 )

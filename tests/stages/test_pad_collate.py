@@ -377,9 +377,13 @@ class TestMasks:
         [
             ({"ids": "m"}, SchemaError, "no column 'ids'"),
             ({"labels": "n"}, SchemaError, "have a column 'n' already"),
-            ({"labels": "m", "input_ids": "m"}, ConfigError, r"name of its own, got \['m'\] twice"),
-            ({"labels": 1}, ConfigError, "dict of column names and names"),
-            (True, ConfigError, "False for none, or a dict.*got True"),
+            (
+                {"labels": "m", "input_ids": "m"},
+                ConfigError,
+                r"another name for each mask, got \['m'\]",
+            ),
+            ({"labels": 1}, ConfigError, "a dict of columns and their masks"),
+            (True, ConfigError, "False, or a dict.*got True"),
         ],
     )
     def test_that_cannot_be(self, mask: Any, error: type[Exception], message: str) -> None:
@@ -408,12 +412,12 @@ class TestByColumn:
         ("columns", "message"),
         [
             ({"x": {"valu": 1}}, r"no option 'valu' \(did you mean 'value'\?\) for 'x'"),
-            ({"x": 3}, "dict of column names and dicts of options, got 3"),
+            ({"x": 3}, "dict of column names and dicts of options, got {'x': 3}"),
             (
                 {"x": {"padding_side": "up"}},
-                r"columns\['x'\]\)\(padding_side\) is \"right\" or \"left\"",
+                r"columns\['x'\]\)\(padding_side\) must be \"right\" or \"left\"",
             ),
-            ({"x": {"mask": 1}}, "a name for its mask, or False, got 1"),
+            ({"x": {"mask": 1}}, "a name for the mask, or False, got 1"),
         ],
     )
     def test_options_that_are_none(self, columns: Any, message: str) -> None:
@@ -433,7 +437,7 @@ class TestByColumn:
         ({"padding_side": "up"}, '"right" or "left", got \'up\''),
         ({"truncation_side": 1}, '"right" or "left", got 1'),
         ({"value": "0"}, "number to pad with, got '0'"),
-        ({"dtype": torch.bfloat16}, "a torch.dtype that NumPy has too"),
+        ({"dtype": torch.bfloat16}, "a torch.dtype that NumPy has, too"),
         ({"dtype": "int64"}, "got 'int64'"),
     ],
 )

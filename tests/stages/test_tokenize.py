@@ -531,7 +531,10 @@ class TestRefusals:
         ("options", "message"),
         [
             ({"max_length": 0}, "max_length.* of 1 or more.*got 0"),
-            ({"truncation_side": "top"}, 'truncation_side.* is "right" or "left", got \'top\''),
+            (
+                {"truncation_side": "top"},
+                'truncation_side.* must be "right" or "left", got \'top\'',
+            ),
             ({"add_eos": -1}, "eos.* got -1"),
             ({"add_eos": 1.5}, "eos.* got 1.5"),
             ({"columns": []}, r"a column name or several in a list, got \[\]"),
@@ -540,8 +543,8 @@ class TestRefusals:
             ({"columns": {"a": "x", "b": "x"}}, "to join them pass a list"),
             ({"columns": ["a", "b", "c"], "pair": True}, "a list of two columns"),
             ({"pair": True}, "a list of two columns, got 'text'"),
-            ({"template": "no column"}, "names at least one column.*got 'no column'"),
-            ({"template": "{"}, "no format string"),
+            ({"template": "no column"}, "must name at least one column.*got 'no column'"),
+            ({"template": "{"}, "must be a format string"),
             ({"template": "{}"}, "without index, format"),
             ({"template": "{a:>3}"}, "without index, format"),
             ({"template": "{a!r}"}, "without index, format"),

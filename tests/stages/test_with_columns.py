@@ -102,7 +102,7 @@ def test_what_makes_no_columns_is_refused() -> None:
     ):
         list(rows().with_columns(lambda columns: 3))
     with pytest.raises(
-        tp.ConfigError, match=r"with_columns\(fn\) takes a function of columns, got 3"
+        tp.ConfigError, match=r"with_columns\(fn\) must be a function of columns, got 3"
     ):
         rows().with_columns(3)  # type: ignore[arg-type]
 
@@ -133,7 +133,7 @@ def test_one_column_is_left() -> None:
     with pytest.raises(tp.ConfigError, match="keep one column at least, and have x, text"):
         list(rows().drop_columns("x", "text"))
     with pytest.raises(
-        tp.ConfigError, match=r"drop_columns\(columns\) is a column name or several"
+        tp.ConfigError, match=r"drop_columns\(columns\) must be a column name or several"
     ):
         rows().drop_columns()
 

@@ -300,7 +300,7 @@ def test_a_pipeline_without_rows_is_refused(tmp_path: Path) -> None:
 
 def test_a_url_is_refused() -> None:
     with pytest.raises(
-        tp.ConfigError, match=r"is a path on this machine, .*: write there, and copy it"
+        tp.ConfigError, match=r"must be a path on this machine, .*; write there, and copy it"
     ):
         rows().write_json("s3://bucket/out")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -27,6 +28,21 @@ _REQUIREMENTS = {
 }
 
 
+def wrong(option: str, rule: str, value: Any, way: str = "") -> ConfigError:
+    """The error of an option that is not what it must be.
+
+    >>> wrong("batch(batch_size)", "an integer of 1 or more", 0, "leave it out")
+    ConfigError('batch(batch_size) must be an integer of 1 or more, got 0; leave it out')
+    """
+    return ConfigError(f"{option} must be {rule}, got {shown(value)}{way and f'; {way}'}")
+
+
+def require(good: Any, option: str, rule: str, value: Any, way: str = "") -> None:
+    """Raise ``wrong(...)`` unless an option is good."""
+    if not good:
+        raise wrong(option, rule, value, way)
+
+
 def whole_number(
     value: Any, least: int | None, option: str, meaning: str, most: int = LARGEST
 ) -> int:
@@ -36,16 +52,24 @@ def whole_number(
     Raises:
         ConfigError: it is none.
     """
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or (least is not None and not least <= value <= most)
-    ):
-        bound = "" if least is None else f" of {least} or more"
-        if isinstance(value, int) and value > most:
-            bound = f" of {most} or less"
-        raise ConfigError(f"{option} is an integer{bound}, {meaning}; got {shown(value)}")
-    return value
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    bound = "" if least is None else f" of {least} or more"
+    if least is not None and whole and value > most:
+        bound = f" of {most} or less"
+    good = whole and (least is None or least <= value <= most)
+    require(good, option, f"an integer{bound} ({meaning})", value)
+    return int(value)
+
+
+def fraction(value: Any, option: str) -> float:
+    """``value``, a number from 0 to 1; raises otherwise.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    require(number and 0 <= value <= 1, option, "a number from 0 to 1", value)
+    return float(value)
 
 
 def checked_schema(value: Any, option: str) -> pa.Schema | None:
@@ -56,12 +80,9 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
     """
     if value is None:
         return None
-    if not isinstance(value, pa.Schema) or not value.names:
-        raise ConfigError(
-            f'{option} is a pyarrow.Schema, such as pa.schema([("x", pa.int64())]); got {shown(value)}'
-        )
-    if len(set(value.names)) < len(value.names):
-        raise ConfigError(f"{option} names each column once, got {value.names}")
+    rule = 'a pyarrow.Schema, such as pa.schema([("x", pa.int64())])'
+    require(isinstance(value, pa.Schema) and value.names, option, rule, value)
+    _once(value.names, option)
     return value
 
 
@@ -71,9 +92,8 @@ def flag(value: Any, option: str) -> bool:
     Raises:
         ConfigError: it is neither.
     """
-    if not isinstance(value, bool):
-        raise ConfigError(f"{option} is True or False, got {shown(value)}")
-    return value
+    require(isinstance(value, bool), option, "True or False", value)
+    return bool(value)
 
 
 def local_path(value: Any, option: str) -> str:
@@ -82,13 +102,10 @@ def local_path(value: Any, option: str) -> str:
     Raises:
         ConfigError: it is none, or a URL.
     """
-    if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        raise ConfigError(f"{option} is a path, got {shown(value)}")
+    require(isinstance(value, str | os.PathLike) and os.fspath(value), option, "a path", value)
     path = str(os.fspath(value))
-    if "://" in path:
-        raise ConfigError(
-            f"{option} is a path on this machine, got {path!r}: write there, and copy it"
-        )
+    local = "://" not in path
+    require(local, option, "a path on this machine", path, "write there, and copy it")
     return path
 
 
@@ -103,9 +120,8 @@ def column_name(value: Any, option: str) -> str:
     Raises:
         ConfigError: it is none.
     """
-    if not isinstance(value, str) or not value:
-        raise ConfigError(f"{option} is the name of a column, got {shown(value)}")
-    return value
+    require(isinstance(value, str) and value, option, "the name of a column", value)
+    return str(value)
 
 
 def column_names(value: Any, option: str, least: int = 1) -> list[str]:
@@ -116,20 +132,25 @@ def column_names(value: Any, option: str, least: int = 1) -> list[str]:
     """
     names = [value] if isinstance(value, str) else value
     good = several(names) and len(names) >= least
-    if not good or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"{option} is a column name or several in a list, got {shown(value)}")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"{option} names each column once, got {shown(twice[0])} twice")
+    good = good and all(isinstance(name, str) and name for name in names)
+    require(good, option, "a column name or several in a list", value)
+    _once(names, option)
     return list(names)
 
 
-def need(package: str, what: str) -> None:
-    """Raise unless a package is installed; nothing is imported.
+def _once(names: Sequence[str], option: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"{option} must name each column once, got {shown(twice[0])} twice")
+
+
+def need(package: str, what: str, oldest: str = "") -> None:
+    """Raise unless a package is installed, of this version or a later one; nothing is imported.
 
     Args:
         package: the name that it is imported by.
         what: needs it.
+        oldest: version, such as "5.3".
 
     Raises:
         MissingExtraError: it is not.
@@ -138,6 +159,13 @@ def need(package: str, what: str) -> None:
         raise MissingExtraError(
             f"{what} needs the package {package}, which is not installed: {pip_install(package)}"
         )
+    if oldest and _version(found := version(package)) < _version(oldest):
+        way = f"pip install '{package}>={oldest}'"
+        raise MissingExtraError(f"{what} needs {package} {oldest} or later, got {found}: {way}")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
 
 
 def pip_install(package: str) -> str:

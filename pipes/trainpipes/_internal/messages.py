@@ -43,6 +43,15 @@ def need_columns(
     )
 
 
+def no_columns(found: str, asker: object) -> SchemaError:
+    """The error of a stage that works on columns, about rows that have none."""
+    return SchemaError(
+        f"{asker} works on columns, so that each row must be a dict, got {found}; make dicts with map() "
+        "first",
+        stage=str(asker),
+    )
+
+
 def has_warned(key: object) -> bool:
     """Whether this process has given a warning with this key."""
     return key in _warned

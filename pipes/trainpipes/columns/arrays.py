@@ -7,7 +7,7 @@ and wrap Arrow's buffers instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -245,17 +245,28 @@ def _as_bytes(kind: Any) -> Any:
     return kind
 
 
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type is one of text."""
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is one of lists of any length, which have offsets."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
+    """Whether an Arrow type, or one within it, passes a test."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    inner = (kind.field(n).type for n in range(kind.num_fields))
+    return any(test(kind) for test in tests) or any(holds(one, *tests) for one in inner)
+
+
 def has_text(kind: Any) -> bool:
     """Whether values of an Arrow type are text, or hold some."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return has_text(kind.value_type)
-    return bool(
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-        or any(has_text(kind.field(n).type) for n in range(kind.num_fields))
-    )
+    return holds(kind, is_text)
 
 
 def replaced(array: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes.columns.arrays import has_text, is_utf8
+from trainpipes.columns.arrays import has_text, holds, is_utf8
 from trainpipes.columns.block import Block
 from trainpipes.errors import UnreadableError
 
@@ -76,7 +76,7 @@ def _first_bad(data: Any) -> tuple[int, str, str] | None:
 
 def _bad_in(array: Any) -> tuple[int, str] | None:
     text = has_text(array.type) and not is_utf8(array)
-    if not text and not _may_be_beyond_python(array.type):
+    if not text and not holds(array.type, pa.types.is_temporal, pa.types.is_decimal):
         return None
     for row in range(len(array)):  # of nested columns, Arrow has looked at others, too
         try:
@@ -98,18 +98,6 @@ def _bad_in(array: Any) -> tuple[int, str] | None:
 def _shown(text: bytes, place: int) -> str:
     part = text[max(0, place - SHOWN // 2) :][:SHOWN]
     return f"{part!r}{'' if len(text) <= SHOWN else ' …'}"
-
-
-def _may_be_beyond_python(kind: Any) -> bool:
-    """Whether values of an Arrow type, or what is in them, can be none of Python's."""
-    types = pa.types
-    if types.is_dictionary(kind):
-        return _may_be_beyond_python(kind.value_type)
-    return bool(
-        types.is_temporal(kind)
-        or types.is_decimal(kind)
-        or any(_may_be_beyond_python(kind.field(n).type) for n in range(kind.num_fields))
-    )
 
 
 class BadCell(Exception):

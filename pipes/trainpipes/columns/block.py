@@ -104,12 +104,12 @@ def _one(pieces: Sequence[Piece]) -> Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """Micro-batches of a block whose rows are in one payload.
+    """Batches of a block whose rows are in one payload.
 
     Args:
         data: the payload, which may have rows of others, too.
         index: places of their rows in it, int64 ``[rows]``; None for all of it.
-        bounds: first row of each micro-batch among these, and the end, int64 ``[batches + 1]``.
+        bounds: first row of each batch among these, and the end, int64 ``[batches + 1]``.
     """
 
     data: Payload
@@ -200,12 +200,12 @@ class Block:
         return all(isinstance(piece.data, pa.Table) for piece in self._pieces)
 
     def parts(self, bounds: IntArray) -> list[Part]:
-        """The micro-batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them
+        """The batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them
         but for those that lie in several payloads."""
         if len(self._pieces) == 1:
             return [Part(self._pieces[0].data, self._pieces[0].index, bounds)]
         ends = np.cumsum([piece.rows for piece in self._pieces])
-        # The piece in which each micro-batch begins, and that in which it ends.
+        # The piece in which each batch begins, and that in which it ends.
         begins_in = np.searchsorted(ends, bounds[:-1], side="right")
         ends_in = np.searchsorted(ends, bounds[1:])
         found: list[Part] = []

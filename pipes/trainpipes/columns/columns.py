@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.messages import no_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
@@ -31,11 +32,7 @@ def table_of(data: Payload, asker: object) -> pa.Table:
     if isinstance(data, TensorRows) and data.names is not None:
         return pa.table(dict(zip(data.names, map(_array, data.tensors), strict=True)))
     kind = type(payload_rows(data)[0]).__name__ if len(data) else "nothing"
-    raise SchemaError(
-        f"{asker} works on columns, so that each row must be a dict, got {kind}; make dicts "
-        "with map() first",
-        stage=str(asker),
-    )
+    raise no_columns(kind, asker)
 
 
 def to_columns(table: pa.Table, format: str) -> Any:

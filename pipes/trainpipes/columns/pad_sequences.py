@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.checks import require
 from trainpipes._internal.text import shown
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.engine.layout import IntArray
@@ -51,10 +52,8 @@ def pad_sequences(
            [ 2,  3],
            [ 5,  6]], dtype=int32)
     """
-    if padding not in ("pre", "post"):
-        raise ConfigError(f'padding is "pre" or "post", got {shown(padding)}')
-    if truncating not in ("pre", "post"):
-        raise ConfigError(f'truncating is "pre" or "post", got {shown(truncating)}')
+    for option, side in (("padding", padding), ("truncating", truncating)):
+        require(side in ("pre", "post"), option, '"pre" or "post"', side)
     if not hasattr(sequences, "__len__"):
         raise DataError(
             f"sequences is a list of sequences, got {type(sequences).__name__}, which has no "

@@ -81,7 +81,7 @@ class Run:
     Args:
         block: the rows of all items.
         cursors: positions before the first item and after each one.
-        bounds: first row of each micro-batch and the end, int64 ``[items + 1]``; None while
+        bounds: first row of each batch and the end, int64 ``[items + 1]``; None while
             each row is an item.
         items: finished outputs, one an item, once something has collated them.
     """

@@ -50,7 +50,7 @@ class TensorRows:
         return tuple(_part(tensor, start, stop) for tensor in self.tensors)
 
     def batches(self, edges: Sequence[int]) -> MutableSequence[Any]:
-        """What ``default_collate`` makes of the rows of each micro-batch, cut at ``edges``."""
+        """What ``default_collate`` makes of the rows of each batch, cut at ``edges``."""
 
         def make(k: int) -> Any:
             parts = self.part(edges[k], edges[k + 1])

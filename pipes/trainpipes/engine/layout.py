@@ -1,14 +1,14 @@
 """Who gets which rows, in which order: pure functions, no I/O, no state.
 
-The vocabulary, for an epoch of N rows cut into micro-batches of B rows:
+The vocabulary, for an epoch of N rows cut into batches of B rows:
 
-    micro-batch m   number in the one global sequence, over all ranks
+    batch m   number in the one global sequence, over all ranks
     shard s         residue class of m modulo S = num_shards: *who*
     span g          one of G contiguous ranges of the epoch's rows: *where*   (G divides S)
     window w        equal part of a span; its rows are permuted together
     chunk c         rows that one of the S / G shards of a span gets at a time
 
-Micro-batch i of an epoch is chunk ``i // G`` of span ``i % G`` and belongs to shard ``i % S``.
+Batch i of an epoch is chunk ``i // G`` of span ``i % G`` and belongs to shard ``i % S``.
 
 Randomness is counter-based: a permutation is a pure function of a seed and a path of names,
 made from the raw 64-bit stream of Philox-4x64 (Salmon et al., "Parallel random numbers: as easy
@@ -75,7 +75,7 @@ def divisors(n: int) -> list[int]:
 
 
 def count_batches(rows: int, batch_size: int, drop_last: bool) -> int:
-    """Micro-batches in an epoch of ``rows`` rows, as a plain ``DataLoader`` counts them.
+    """Batches in an epoch of ``rows`` rows, as a plain ``DataLoader`` counts them.
 
     >>> count_batches(100, 32, drop_last=False), count_batches(100, 32, drop_last=True)
     (4, 3)
@@ -84,7 +84,7 @@ def count_batches(rows: int, batch_size: int, drop_last: bool) -> int:
 
 
 def slots_before(m: int, shard: int, num_shards: int) -> int:
-    """How many micro-batches below number ``m`` belong to ``shard``.
+    """How many batches below number ``m`` belong to ``shard``.
 
     >>> [slots_before(10, shard, 4) for shard in range(4)]
     [3, 3, 2, 2]
@@ -98,19 +98,19 @@ class Layout:
 
     Args:
         rows: N, rows in an epoch as planned (before any filter).
-        batch_size: B, rows in a micro-batch; 1 where the pipeline gives rows.
+        batch_size: B, rows in a batch; 1 where the pipeline gives rows.
         num_shards: S.
         window_rows: least rows in a window where the span has as many: the shuffle's buffer.
         span_rows: least rows in a span: the buffer again, or 1 where nothing is shuffled.
         window_limit: most rows in a window, whatever ``window_rows`` says; None for no limit.
         whole: True where row counts are known to the end, so that spans are cut in whole
-            micro-batches and dealt one by one; False where they are cut and dealt by rows.
+            batches and dealt one by one; False where they are cut and dealt by rows.
         rolling: True where a span goes on into the next epoch's without closing its last
-            micro-batch (``.repeat().batch()``); dealt in micro-batches over the epochs' joint.
+            batch (``.repeat().batch()``); dealt in batches over the epochs' joint.
         stride: True for one span over all rows: file order.
         cuts: first row of each span, and N, where spans are not cut evenly by rows: so that they hold
             equal numbers of bytes (not with ``by_batches``).
-        changes: where the size of micro-batches changed within the epoch: the number of the first one
+        changes: where the size of batches changed within the epoch: the number of the first one
             of a new size, counted in the epoch (over the epochs if rolling), and that size.
     """
 
@@ -143,12 +143,12 @@ class Layout:
 
     @property
     def by_batches(self) -> bool:
-        """Whether spans are cut in whole micro-batches."""
+        """Whether spans are cut in whole batches."""
         return self.whole and not self.rolling
 
     def _shortest(self, spans: int) -> int:
         last = spans - 1
-        if self.by_batches:  # the short micro-batch may make an earlier span the shortest
+        if self.by_batches:  # the short batch may make an earlier span the shortest
             full = count_batches(self.rows, self.batch_size, drop_last=False)
             short = max(0, full - 1) % spans
             return min(self._size(last, spans), self._size(short, spans))
@@ -227,7 +227,7 @@ class Layout:
         return np.array([self.chunk_row(span, chunk) for chunk in chunks.tolist()], dtype=np.int64)
 
     def count(self, drop_last: bool) -> int:
-        """Micro-batches in an epoch (``by_batches`` only). After a change of their size the spans no
+        """Batches in an epoch (``by_batches`` only). After a change of their size the spans no
         longer end together, and the epoch ends at the first one that is missing."""
         if not self.changes:
             return count_batches(self.rows, self.batch_size, drop_last)
@@ -276,7 +276,7 @@ class Layout:
 def _pieces(
     span: int, spans: int, batch_size: int, changes: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, int]]:
-    """First chunk, first row and micro-batch size of each stretch of a span between changes."""
+    """First chunk, first row and batch size of each stretch of a span between changes."""
     pieces = [(0, 0, batch_size)]
     for number, size in changes:
         first, row, before = pieces[-1]

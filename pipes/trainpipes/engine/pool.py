@@ -19,9 +19,8 @@ from enum import IntEnum
 from typing import Any
 from weakref import WeakSet
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import wrong
 from trainpipes.engine.interrupts import wait_for
-from trainpipes.errors import ConfigError
 
 #: Threads that one process starts of itself, at most.
 MOST_THREADS = 8
@@ -42,10 +41,8 @@ def default_threads() -> int:
     if asked.isdecimal():
         return int(asked)
     if asked:
-        raise ConfigError(
-            f"the environment's TRAINPIPES_THREADS is an integer of 0 or more, got {shown(asked, 60)}: unset "
-            "it for one thread a core"
-        )
+        rule, way = "an integer of 0 or more", "unset it for one thread a core"
+        raise wrong("the environment's TRAINPIPES_THREADS", rule, asked, way)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, min(MOST_THREADS, (cores or 1) // max(1, int(ranks) if ranks.isdigit() else 1)))

@@ -56,11 +56,11 @@ class Topology:
         )
 
     def first(self, m: int) -> int:
-        """The first micro-batch of this rank at or after ``m``."""
+        """The first batch of this rank at or after ``m``."""
         return m + (self.rank - m) % self.world_size
 
     def next_slot(self, m: int, origin: int) -> int:
-        """The first micro-batch of this consumer at or after ``m``, workers taking turns from
+        """The first batch of this consumer at or after ``m``, workers taking turns from
         the first of the rank at or after ``origin``."""
         stride = self.world_size * self.num_workers
         first = self.first(origin) + self.world_size * self.worker
@@ -99,7 +99,7 @@ def data_parallel() -> tuple[int, int]:
         rank, world = -1, 0
     if not 0 <= rank < world:
         raise TopologyError(
-            "RANK and WORLD_SIZE of the environment are integers with 0 <= RANK < WORLD_SIZE, "
+            "RANK and WORLD_SIZE of the environment must be integers with 0 <= RANK < WORLD_SIZE, "
             f"got RANK={set_rank!r}, WORLD_SIZE={set_world!r}: set both, or neither, or give "
             "pipe.distributed(rank=..., world_size=...)"
         )

@@ -12,30 +12,24 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from trainpipes._internal.checks import need
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.pass_iterator import PassIterator
-from trainpipes.errors import ConfigError, MissingExtraError
+from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import no_length
 from trainpipes.pipeline import Pipeline
 
-need("accelerate", "trainpipes.integrations.accelerate")
+need("accelerate", "trainpipes.integrations.accelerate", oldest="0.34")
 
 from accelerate import Accelerator  # noqa: E402
-from accelerate import __version__ as version  # noqa: E402
 from accelerate.data_loader import DataLoaderStateMixin  # noqa: E402
 from accelerate.state import GradientState  # noqa: E402
-from accelerate.utils import compare_versions, gather_object, send_to_device  # noqa: E402
+from accelerate.utils import gather_object, send_to_device  # noqa: E402
 
 __all__ = ["AccelerateLoader", "loader"]
-
-if compare_versions("accelerate", "<", "0.34"):
-    raise MissingExtraError(
-        f"trainpipes.integrations.accelerate needs accelerate 0.34 or later, got {version}: "
-        "pip install --upgrade accelerate"
-    )
 
 
 def loader(
@@ -74,11 +68,8 @@ def loader(
             f"loader(accelerator) must be an accelerate.Accelerator, got {shown(accelerator)}; write "
             "loader(pipe, accelerator)"
         )
-    if isinstance(pipe, Pipeline) and pipe._batching() is None:
-        raise ConfigError(
-            "loader(pipe) must make batches, got single rows: end the pipeline with "
-            f".batch(32).pad_collate(), got\n{pipe}"
-        )
+    if isinstance(pipe, Pipeline):
+        pipe._need_batches("loader(pipe)")
     made = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
     accelerator.register_for_checkpointing(made)
     return made
@@ -261,23 +252,15 @@ def _rows_in(batch: Any) -> int:
     Raises:
         ConfigError: it holds none of these.
     """
-    rows = _rows(batch)
-    if rows is None:
+    parts = tree_leaves(_plain(batch), is_leaf=_is_rows)
+    found = [len(part) for part in parts if _is_rows(part)]
+    if not found:
         raise ConfigError(
             "the last batches of all ranks are filled up to as many rows, where they are tensors, arrays or "
             f"lists of rows, got {type(batch).__name__}: let the pipeline end with pad_collate() or "
             "collate()"
         )
-    return rows
-
-
-def _rows(value: Any) -> int | None:
-    if isinstance(value, Mapping | tuple) or _is_columns(value):
-        parts = value.values() if isinstance(value, Mapping) else value
-        return next((found for part in parts if (found := _rows(part)) is not None), None)
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, list) else None
+    return found[0]
 
 
 def _filled(batch: Any, rows: int) -> Any:
@@ -292,27 +275,24 @@ def _filled(batch: Any, rows: int) -> Any:
     {'x': tensor([0, 1, 2, 0, 1]), 'name': ['a', 'b', 'c', 'a', 'b']}
     """
     have = _rows_in(batch)
-    return batch if have == rows else _taken(batch, have, [row % have for row in range(rows)])
+    places = [row % have for row in range(rows)]
+
+    def fill(part: Any) -> Any:
+        if not _is_rows(part) or len(part) != have:
+            return part
+        return [part[place] for place in places] if isinstance(part, list) else part[places]
+
+    return batch if have == rows else tree_map(fill, _plain(batch), is_leaf=_is_rows)
 
 
-def _taken(value: Any, have: int, places: list[int]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _taken(part, have, places) for name, part in value.items()}
-    if isinstance(value, tuple):
-        parts = (_taken(part, have, places) for part in value)
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if _is_columns(value):
-        return [_taken(part, have, places) for part in value]
-    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim and len(value) == have:
-        return value[places]
-    if isinstance(value, list) and len(value) == have:
-        return [value[place] for place in places]
-    return value
+def _plain(batch: Any) -> Any:
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def _is_columns(value: Any) -> bool:
-    """Whether a list holds the columns of a batch, as torch's ``default_collate`` makes it of pairs, and not
-    its rows."""
-    if not isinstance(value, list) or not all(isinstance(part, torch.Tensor) for part in value):
-        return False
-    return len({part.shape[0] if part.ndim else None for part in value}) == 1
+def _is_rows(part: Any) -> bool:
+    """Whether a part of a batch has a row for each row: a tensor, an array, or a list, but not the list of
+    columns that torch's ``default_collate`` makes of pairs."""
+    if not isinstance(part, list):
+        return isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0
+    firsts = {one.shape[:1] if isinstance(one, torch.Tensor) else None for one in part}
+    return None in firsts or len(firsts) != 1

@@ -23,7 +23,6 @@ from trainpipes.engine.layout import divisors
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import (
     ConfigError,
-    MissingExtraError,
     SchemaError,
     StateError,
     TopologyError,
@@ -31,7 +30,7 @@ from trainpipes.errors import (
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
-need("datasets", "pipe.to_hf()")
+need("datasets", "pipe.to_hf()", oldest="4.8")  # in 4.5 filters fail, and the epoch is not told
 
 import datasets  # noqa: E402
 from datasets.iterable_dataset import IterableDataset, _BaseExamplesIterable  # noqa: E402
@@ -41,15 +40,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = ["PipelineExamples", "pipeline_of", "to_hf"]
-
-#: The first version that it was tried with; in 4.5 filters fail, and the epoch is not told.
-OLDEST = (4, 8)
-
-if tuple(map(int, datasets.__version__.split(".")[:2])) < OLDEST:
-    raise MissingExtraError(
-        f"pipe.to_hf() needs datasets {OLDEST[0]}.{OLDEST[1]} or later, got {datasets.__version__}, whose "
-        f"sources are others: pip install 'datasets>=4.8'"
-    )
 
 
 class _Place:

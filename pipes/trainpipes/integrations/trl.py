@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from trainpipes._internal.checks import need
 from trainpipes.errors import ConfigError
-from trainpipes.integrations.transformers import PipelineTrainerMixin, check_datasets
+from trainpipes.integrations.transformers import PipelineTrainerMixin
 from trainpipes.pipeline import Pipeline
 
 need("trl", "trainpipes.integrations.trl")
@@ -67,7 +67,6 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         eval_dataset: Any = None,
         **options: Any,
     ) -> None:
-        check_datasets(train_dataset=train_dataset, eval_dataset=eval_dataset)
         if isinstance(train_dataset, IterableDataset) and pipeline_of(train_dataset) is not None:
             raise ConfigError(
                 "train_dataset must be the pipeline itself, got one of pipe.to_hf(), of which no position "
@@ -96,11 +95,8 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         """What TRL looks at in place of a pipeline."""
         if not isinstance(dataset, Pipeline):
             return dataset
-        if dataset._batching() is None:
-            raise ConfigError(
-                f"{name} must make batches, got single rows: write {name}=tp.recipe({self.recipe!r}, pipe, "
-                f"tokenizer), got\n{dataset}"
-            )
+        way = f"write {name}=tp.recipe({self.recipe!r}, pipe, tokenizer)"
+        dataset._need_batches(name, way)
         return _Shown(self.shown_row, dataset)
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, *rest: Any) -> Any:

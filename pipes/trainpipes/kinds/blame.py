@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.stage import Stage
 
 
@@ -23,6 +26,21 @@ def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
         blame(error, stage, int(ids[0]) if len(ids) else None)
         raise
     return results
+
+
+def at_row(message: str, stage: Stage, row: Any, kind: type[DataError] = DataError) -> DataError:
+    """An error of a stage about the row of a number."""
+    error = kind(message, stage=str(stage))
+    blame(error, stage, int(row))
+    return error
+
+
+def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> DataError:
+    """The error of a stage about a value of a column, or about the column; ``ids`` are its rows' numbers."""
+    message = f"{stage}: column {name!r} {bad}"
+    if bad.row is None:
+        return SchemaError(message, stage=str(stage))
+    return at_row(message, stage, ids[bad.row])
 
 
 def blame(error: BaseException, stage: Stage, row: int | None) -> None:

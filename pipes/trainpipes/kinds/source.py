@@ -94,16 +94,16 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
         good = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not len(lengths))
         if not good or (lengths < 0).any() or float(lengths.sum(dtype=np.float64)) >= 2**62:
             raise ConfigError(
-                f"{asker}: {type(source).__name__}.lengths are the rows of each block, integers of 0 or more "
-                f"in an array [blocks], got {shown(lengths.tolist())}"
+                f"{asker}: {type(source).__name__}.lengths must be the rows of each block, integers of 0 or "
+                f"more in an array [blocks], got {shown(lengths.tolist())}"
             )
         source.lengths = lengths.astype(np.int64)
     try:
         json.dumps(source.fingerprint())
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{asker}: {type(source).__name__}.fingerprint() is a dict of texts, numbers and lists of these, "
-            f"which a state keeps as JSON: {error}; write int(...) around NumPy's numbers"
+            f"{asker}: {type(source).__name__}.fingerprint() must be a dict of texts, numbers and lists of "
+            f"these, which a state keeps as JSON: {error}; write int(...) around NumPy's numbers"
         ) from error
     return source
 

@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, dataclass_transform, overload
 
+from trainpipes._internal.checks import require
 from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.options import (
@@ -63,7 +63,7 @@ def check_options(kind: Any, root: type) -> None:
         )
     for name in sorted(kind.free - names):
         raise ConfigError(
-            f"{kind.__name__}: free is a frozenset of options, and there is no {name!r}"
+            f"{kind.__name__}: free must be a frozenset of options, and there is no {name!r}"
         )
 
 
@@ -106,8 +106,8 @@ Role = Literal[
     "shuffle",
     "shard",
     "pack",  # makes rows of several others, after they are dealt
-    "batch",  # cuts rows into micro-batches
-    "finish",  # micro-batches to what the training loop gets
+    "batch",  # cuts rows into batches
+    "finish",  # batches to what the training loop gets
     "cache",
     "repeat",
     "take",
@@ -198,8 +198,8 @@ class Stage:
         kind: Any = type(self)
         for name, allowed in allowed_values(kind).items():
             value = getattr(self, name)
-            if not any(type(value) is type(one) and value == one for one in allowed):
-                raise ConfigError(f"{self.name}({name}) is {either(allowed)}, got {shown(value)}")
+            good = any(type(value) is type(one) and value == one for one in allowed)
+            require(good, f"{self.name}({name})", either(allowed), value)
         self.check()
         lost = [
             name for name in vars(self).keys() - self.options.keys() if not _derived(self, name)
@@ -213,6 +213,10 @@ class Stage:
     def check(self) -> None:
         """Raise ConfigError if an option is wrong. Options that are declared as ``bool`` or ``Literal`` were
         checked before."""
+
+    def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:
+        """Raise ConfigError unless one of its options is good; in ``check``."""
+        require(good, f"{self.name}({option})", rule, getattr(self, option), way)
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         """This stage after the stages ``below``, first one first: it takes from them what it needs, such as a

@@ -262,7 +262,7 @@ class CutStage(Stage):
 
 
 class BatchingStage(CutStage):
-    """A stage that cuts rows into micro-batches.
+    """A stage that cuts rows into batches.
 
     Attributes:
         drop_last: whether a short one at the end of an epoch is left out.
@@ -273,7 +273,7 @@ class BatchingStage(CutStage):
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a micro-batch; None where they are not counted."""
+        """Rows of a batch; None where they are not counted."""
         return None
 
 
@@ -386,7 +386,7 @@ class Source(Stage):
             ``cache()``.
         random_access: whether rows can be chosen by number.
         orders_rows: whether the rows come in an order that a shuffle would undo.
-        makes_batches: whether an item is a micro-batch already.
+        makes_batches: whether an item is a batch already.
         read_once: whether rows can be read only once.
         endless: whether an epoch has no end.
         one_consumer: why several ranks or workers cannot share it, in words; "" if they can.

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainpipes._internal.checks import flag, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import flag, require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError
@@ -32,7 +31,7 @@ class BatchSampler(Sampler[list[int]]):
     def __init__(self, sampler: RowSampler, batch_size: int, drop_last: bool = False) -> None:
         if not isinstance(sampler, RowSampler):
             raise ConfigError(
-                f"BatchSampler(sampler) takes one of trainpipes.samplers, got {type(sampler).__name__}; "
+                f"BatchSampler(sampler) must be one of trainpipes.samplers, got {type(sampler).__name__}; "
                 "torch's BatchSampler takes torch's"
             )
         self.sampler = sampler
@@ -112,10 +111,8 @@ class DistributedSampler(RowSampler):
         super().__init__(dataset)
         if num_replicas is not None:
             whole_number(num_replicas, 1, "DistributedSampler(num_replicas)", "replicas")
-        if rank is not None and not 0 <= rank < (num_replicas or rank + 1):
-            raise ConfigError(
-                f"DistributedSampler(rank) is 0 to {num_replicas} - 1, got {shown(rank)}"
-            )
+        good = rank is None or 0 <= rank < (num_replicas or rank + 1)
+        require(good, "DistributedSampler(rank)", f"0 to {num_replicas} - 1", rank)
         self.num_replicas = num_replicas
         self.rank = rank
         self.shuffle = flag(shuffle, "DistributedSampler(shuffle)")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
 
@@ -31,17 +31,13 @@ class RowSampler(Sampler[int]):
     """
 
     def __init__(self, rows: Sized | int | None = None) -> None:
+        option = f"{type(self).__name__}(data_source)"
         if rows is not None and not isinstance(rows, int):
-            if not isinstance(rows, Sized):
-                raise ConfigError(
-                    f"{type(self).__name__}(data_source) is a dataset with a length, or a number of rows, "
-                    f"got {type(rows).__name__}"
-                )
+            rule = "a dataset with a length, or a number of rows"
+            require(isinstance(rows, Sized), option, rule, rows)
             rows = len(rows)
-        if rows is not None and (isinstance(rows, bool) or rows < 0):
-            raise ConfigError(
-                f"{type(self).__name__}: a number of rows is 0 or more, got {shown(rows)}"
-            )
+        if rows is not None:
+            whole_number(rows, 0, option, "rows")
         self.rows = rows
         self._epoch = 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.checks import flag, require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import Permutation, uniform
 from trainpipes.errors import ConfigError
@@ -114,16 +114,12 @@ class SubsetRandomSampler(RowSampler):
     def __init__(self, indices: Sequence[int] | Any, *, seed: int = 0) -> None:
         super().__init__()
         found = np.asarray(indices)
-        if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
-            raise ConfigError(
-                "SubsetRandomSampler(indices) takes row numbers [n], got "
-                f"{found.dtype}{list(found.shape)}"
-            )
+        good = found.ndim == 1 and (not found.size or found.dtype.kind in "iu")
+        rule = "row numbers [n], integers of 0 or more"
+        require(good, "SubsetRandomSampler(indices)", rule, indices)
         self.indices: IntArray = found.astype(np.int64)
-        if found.size and int(self.indices.min()) < 0:
-            raise ConfigError(
-                f"SubsetRandomSampler(indices): row numbers are 0 or more, got {int(self.indices.min())}"
-            )
+        least = int(self.indices.min(initial=0))
+        require(least >= 0, "SubsetRandomSampler(indices)", rule, least)
         self._order = RandomSampler(seed=seed)
         self.seed = seed
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.checks import flag, require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import uniform
 from trainpipes.errors import ConfigError
@@ -44,23 +44,17 @@ class WeightedRandomSampler(RowSampler):
         if isinstance(weights, torch.Tensor):
             weights = weights.detach().cpu().numpy()
         found = np.asarray(weights)
-        if found.ndim != 1 or found.dtype.kind not in "biuf":
-            raise ConfigError(
-                "WeightedRandomSampler(weights) takes a number for each row, [rows], got "
-                f"{found.dtype}{list(found.shape)}"
-            )
+        good = found.ndim == 1 and found.dtype.kind in "biuf"
+        require(good, "WeightedRandomSampler(weights)", "a number for each row, [rows]", weights)
         found = found.astype(np.float64)
         bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
         if len(bad):
+            given = f"{found[bad[0]]} for row {bad[0]:,}"
             raise ConfigError(
-                "WeightedRandomSampler(weights): weights are finite and 0 or more; that of row "
-                f"{bad[0]:,} is {found[bad[0]]}"
+                f"WeightedRandomSampler(weights) must be finite and 0 or more, got {given}"
             )
-        if not found.sum() > 0:
-            raise ConfigError(
-                f"WeightedRandomSampler(weights): the {len(found):,} weights sum to 0, so that no row can "
-                "be drawn"
-            )
+        positive = found.sum() > 0
+        require(positive, "WeightedRandomSampler(weights)", "above 0 for some row", weights)
         super().__init__(len(found))
         self.weights = found
         self.num_samples = whole_number(

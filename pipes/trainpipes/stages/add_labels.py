@@ -10,14 +10,12 @@ import numpy as np
 
 from trainpipes._internal.checks import column_name, several, whole_number
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import beside, refuse_taken, row_table
+from trainpipes.stages.label_column import refuse_taken, row_table
 from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import ids_of, label_dtype
+from trainpipes.stages.token_columns import beside, ids_of, label_dtype
 
 
 class AddLabels(RunStage):
@@ -57,10 +55,7 @@ class AddLabels(RunStage):
 
     def check(self) -> None:
         ids: Any = [self.ignore] if isinstance(self.ignore, int) else self.ignore
-        if not several(ids):
-            raise ConfigError(
-                f"add_labels(ignore) is a token id, or several, got {shown(self.ignore)}"
-            )
+        self._require(several(ids), "ignore", "a token id, or several")
         for token in ids:
             whole_number(token, 0, "add_labels(ignore)", "a token id, or several")
         column_name(self.column, "add_labels(column)")

@@ -1,4 +1,4 @@
-"""``batch``: cut rows into micro-batches, of a fixed size or of so many tokens."""
+"""``batch``: cut rows into batches, of a fixed size or of so many tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, whole_number
+from trainpipes._internal.checks import column_name, whole_number, wrong
 from trainpipes.columns.run import Run, RunSource
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import blame
+from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
 from trainpipes.stages.held import Held
 from trainpipes.stages.token_columns import lengths_of
 
 LongRow = Literal["raise", "alone"]
+#: What the size of a batch must be where tokens are counted, and the way out.
+NOT_BOTH = "left out where max_tokens is given", "for both limits pass max_rows"
 
 
 class Budget:
@@ -37,9 +38,9 @@ class Budget:
     def __init__(
         self, name: str, max_tokens: int, max_rows: int | None, overflow: LongRow | None
     ) -> None:
-        whole_number(max_tokens, 1, f"{name}(max_tokens)", "rows x longest row of a micro-batch")
+        whole_number(max_tokens, 1, f"{name}(max_tokens)", "rows x longest row of a batch")
         if max_rows is not None:
-            whole_number(max_rows, 1, f"{name}(max_rows)", "rows in a micro-batch at most")
+            whole_number(max_rows, 1, f"{name}(max_rows)", "rows in a batch at most")
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.alone = overflow == "alone"
@@ -51,13 +52,11 @@ class Budget:
             self._refuse(int(np.argmax(longer)), lengths, ids, asker)
 
     def _refuse(self, place: int, lengths: IntArray, ids: IntArray, asker: Stage) -> NoReturn:
-        error = DataError(
-            f"{asker}: no row is longer than max_tokens, got one of {lengths[place]}; raise max_tokens, "
-            'cut rows (tokenize(max_length=...)), or pass overflow="alone" for a micro-batch of its own',
-            stage=str(asker),
+        message = (
+            f"{asker}: no row must be longer than max_tokens, got one of {lengths[place]}; raise max_tokens, "
+            'cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch of its own'
         )
-        blame(error, asker, int(ids[place]))
-        raise error
+        raise at_row(message, asker, ids[place])
 
     def cut(self, lengths: IntArray) -> IntArray:
         """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles + 1]``.
@@ -92,28 +91,28 @@ class Budget:
 
 
 class Batch(BatchingStage):
-    """Cuts rows into micro-batches.
+    """Cuts rows into batches.
 
-    In: rows. Out: micro-batches; without a collate after it, each is a list of rows. An epoch has as many
-    micro-batches as with a plain ``DataLoader``, and at most one of them is short. After a stage that changes
+    In: rows. Out: batches; without a collate after it, each is a list of rows. An epoch has as many
+    batches as with a plain ``DataLoader``, and at most one of them is short. After a stage that changes
     how many rows there are (``filter``, ``flat_map``, ``sample``, ``pack``, ...) the last one of each shard
     may be short, since the rows that other shards have left are on other ranks: up to ``num_shards`` in an
     epoch. Cursor: that of the last row; nothing of an unfinished batch is kept. Costs nothing.
 
-    With ``max_tokens`` a micro-batch takes rows in order, as many as fit: padded to the longest, they have
-    at most ``max_tokens`` tokens. How many micro-batches an epoch has is then not known in advance: see
-    ``filter``. Costs about 10 us a micro-batch.
+    With ``max_tokens`` a batch takes rows in order, as many as fit: padded to the longest, they have
+    at most ``max_tokens`` tokens. How many batches an epoch has is then not known in advance: see
+    ``filter``. Costs about 10 us a batch.
 
     Args:
-        batch_size: B, rows in a micro-batch.
-        drop_last: leave out a short micro-batch at the end of an epoch, or of each shard where each may have
+        batch_size: B, rows in a batch.
+        drop_last: leave out a short batch at the end of an epoch, or of each shard where each may have
             one; with ``max_tokens``, the last one of each shard if it has room for another row.
-        max_tokens: instead of ``batch_size``: the most tokens in a micro-batch, rows x longest row.
-        max_rows: with ``max_tokens``: the most rows in a micro-batch.
+        max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
+        max_rows: with ``max_tokens``: the most rows in a batch.
         column: with ``max_tokens``: the column that tells a row's length, of lists, or of integers that say
             it; "input_ids" if left out.
         overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
-            micro-batch of its own.
+            batch of its own.
 
     Raises:
         DataError: a row is longer than ``max_tokens``; names the row.
@@ -138,18 +137,12 @@ class Batch(BatchingStage):
         if self.batch_size is None and self.max_tokens is None:
             self._set(batch_size=1)
         if self.max_tokens is None:
-            whole_number(self.batch_size, 1, "batch(batch_size)", "rows in a micro-batch")
+            whole_number(self.batch_size, 1, "batch(batch_size)", "rows in a batch")
             if (self.max_rows, self.column, self.overflow) != (None, None, None):
-                raise ConfigError(
-                    "batch(max_rows, column, overflow) are options of batch(max_tokens=...), which "
-                    f"is not given; got batch_size={self.batch_size}"
-                )
-        elif self.batch_size is not None:
-            raise ConfigError(
-                f"batch() takes batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}; for "
-                "both limits pass max_tokens and max_rows"
-            )
+                given = (self.max_rows, self.column, self.overflow)
+                raise wrong("batch(max_rows, column, overflow)", "given with max_tokens", given)
         else:
+            self._require(self.batch_size is None, "batch_size", *NOT_BOTH)
             _ = self.budget
         if self.column is not None:
             column_name(self.column, "batch(column)")
@@ -160,7 +153,7 @@ class Batch(BatchingStage):
 
     @cached_property
     def budget(self) -> Budget | None:
-        """What a micro-batch may hold; None where it has a size."""
+        """What a batch may hold; None where it has a size."""
         if self.max_tokens is None:
             return None
         return Budget("batch", self.max_tokens, self.max_rows, self.overflow)
@@ -179,7 +172,7 @@ class Batch(BatchingStage):
 
 
 class _Cutter:
-    """Micro-batches of the rows below; rows of an open one wait."""
+    """Batches of the rows below; rows of an open one wait."""
 
     def __init__(self, held: Held, size: int, drop_last: bool) -> None:
         self._held = held
@@ -199,7 +192,7 @@ class _Cutter:
 
 
 class _TokenCutter:
-    """Micro-batches of so many tokens; rows of an open one wait."""
+    """Batches of so many tokens; rows of an open one wait."""
 
     def __init__(self, stage: Batch, held: Held, budget: Budget) -> None:
         self._stage = stage

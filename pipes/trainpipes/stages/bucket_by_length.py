@@ -1,4 +1,4 @@
-"""``bucket_by_length``: micro-batches of rows of about the same length."""
+"""``bucket_by_length``: batches of rows of about the same length."""
 
 from __future__ import annotations
 
@@ -10,51 +10,50 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, several, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import column_name, require, several, whole_number
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray, permutation
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import StateError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.stages.batch import Budget, LongRow
+from trainpipes.stages.batch import NOT_BOTH, Budget, LongRow
 from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.token_columns import lengths_of
 
 #: Buckets where nothing is said.
 NUM_BUCKETS = 32
-#: Rows in a run, about; whole micro-batches.
+#: Rows in a run, about; whole batches.
 RUN_ROWS = 512
 
 
 class BucketByLength(BatchingStage):
-    """Cuts micro-batches of rows of about the same length, so that little is padded.
+    """Cuts batches of rows of about the same length, so that little is padded.
 
-    In: rows. Out: micro-batches, as ``batch`` makes them. The rows of a window are sorted into buckets by
-    length, and each bucket is cut into micro-batches in the order in which its rows came; rows left over in
-    the buckets make the last ones. The micro-batches of a window then come in an order that is drawn with
+    In: rows. Out: batches, as ``batch`` makes them. The rows of a window are sorted into buckets by
+    length, and each bucket is cut into batches in the order in which its rows came; rows left over in
+    the buckets make the last ones. The batches of a window then come in an order that is drawn with
     ``seed``: anew every epoch where the chain shuffles, else the same each time. How many there are is not
     known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
 
-    Cursor: that of the source before the window, and how many of the window's micro-batches were delivered.
+    Cursor: that of the source before the window, and how many of the window's batches were delivered.
     A resume reads that window again. After ``repeat()``, with ``batch_size``, a window holds rows of 8 epochs
-    at most, unless these are less than a micro-batch. Memory: a window for each shard. Costs about 1 us a
+    at most, unless these are less than a batch. Memory: a window for each shard. Costs about 1 us a
     row.
 
     Args:
-        batch_size: B, rows in a micro-batch.
-        max_tokens: instead of ``batch_size``: the most tokens in a micro-batch, rows x longest row.
+        batch_size: B, rows in a batch.
+        max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
         boundaries: ascending lengths at which one bucket ends and the next begins; n of them make n + 1
             buckets. A row as long as a boundary is in the longer bucket.
         num_buckets: instead of ``boundaries``: this many buckets with equal numbers of rows; 32 if left out.
         column: tells a row's length: a column of lists, or of integers that say it.
         buffer_size: rows that are sorted together; rounded up to a multiple of ``batch_size``.
-        max_rows: with ``max_tokens``: the most rows in a micro-batch.
+        max_rows: with ``max_tokens``: the most rows in a batch.
         overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
-            micro-batch of its own.
-        drop_last: leave out short micro-batches (with ``batch_size``).
-        seed: for the order of a window's micro-batches.
+            batch of its own.
+        drop_last: leave out short batches (with ``batch_size``).
+        seed: for the order of a window's batches.
 
     Raises:
         DataError: a row is longer than ``max_tokens``; names the row.
@@ -84,29 +83,17 @@ class BucketByLength(BatchingStage):
         name = self.name
         if self.batch_size is None and self.max_tokens is None:
             self._set(batch_size=1)
-        if (self.batch_size is None) == (self.max_tokens is None):
-            raise ConfigError(
-                f"{name}() takes batch_size or max_tokens, got {self.batch_size} and {self.max_tokens}; for "
-                "both limits pass max_tokens and max_rows"
-            )
+        self._require(self.batch_size is None or self.max_tokens is None, "batch_size", *NOT_BOTH)
         whole_number(self.buffer_size, 1, f"{name}(buffer_size)", "rows that are sorted together")
         whole_number(self.seed, None, f"{name}(seed)", "a seed")
         if self._budget is not None:
-            if self.drop_last is not False:
-                raise ConfigError(
-                    f"{name}(drop_last) is an option of batch_size, got max_tokens={self.max_tokens}"
-                )
+            self._require(self.drop_last is False, "drop_last", "given with batch_size")
         else:
-            whole_number(self.batch_size, 1, f"{name}(batch_size)", "rows in a micro-batch")
-            if self.max_rows is not None or self.overflow is not None:
-                raise ConfigError(
-                    f"{name}(max_rows, overflow) are options of max_tokens, which is not given"
-                )
-        if self.boundaries is not None and self.num_buckets is not None:
-            raise ConfigError(
-                f"{name}() takes boundaries or num_buckets, got {shown(self.boundaries)} and "
-                f"{self.num_buckets!r}"
-            )
+            whole_number(self.batch_size, 1, f"{name}(batch_size)", "rows in a batch")
+            self._require(self.max_rows is None, "max_rows", "given with max_tokens")
+            self._require(self.overflow is None, "overflow", "given with max_tokens")
+        either = self.boundaries is None or self.num_buckets is None
+        self._require(either, "boundaries", "left out where num_buckets is given")
         column_name(self.column, f"{name}(column)")
         if self.boundaries is not None:
             self._check_boundaries(self.boundaries)
@@ -117,25 +104,22 @@ class BucketByLength(BatchingStage):
 
     def _check_boundaries(self, given: Sequence[int]) -> None:
         name = self.name
-        if not several(given):
-            raise ConfigError(f"{name}(boundaries) is a list of lengths, got {shown(given)}")
+        require(several(given), f"{name}(boundaries)", "a list of lengths", given)
         edges = list(given)
         for edge in edges:
             whole_number(edge, 1, f"{name}(boundaries)", "lengths at which buckets part")
-        if not edges or any(a >= b for a, b in pairwise(edges)):
-            raise ConfigError(
-                f"{name}(boundaries) are ascending lengths, each once, got {shown(edges)}"
-            )
+        good = edges and all(a < b for a, b in pairwise(edges))
+        require(good, f"{name}(boundaries)", "ascending lengths, each once", edges)
         self._set(boundaries=edges)
 
-    _reorders: ClassVar[bool] = False  # whether micro-batches come in another order every epoch
+    _reorders: ClassVar[bool] = False  # whether batches come in another order every epoch
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         return self.resolved(_reorders=any(stage.reorders for stage in below))
 
     @cached_property
     def _budget(self) -> Budget | None:
-        """What a micro-batch may hold; None where it has a size."""
+        """What a batch may hold; None where it has a size."""
         if self.max_tokens is None:
             return None
         return Budget(self.name, self.max_tokens, self.max_rows, self.overflow)
@@ -146,7 +130,7 @@ class BucketByLength(BatchingStage):
 
     @property
     def rows(self) -> int:
-        """Rows that are sorted together: whole micro-batches."""
+        """Rows that are sorted together: whole batches."""
         return -(-self.buffer_size // self._size) * self._size
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
@@ -159,7 +143,7 @@ class BucketByLength(BatchingStage):
         return _Buckets(self, held, used)
 
     def cut(self, block: Block) -> tuple[IntArray, IntArray]:
-        """The rows of a window bucket by bucket, and where micro-batches start in that order."""
+        """The rows of a window bucket by bucket, and where batches start in that order."""
         lengths = lengths_of(block, self.column, self)
         buckets = self._buckets(lengths)
         order = np.argsort(buckets, kind="stable")
@@ -189,7 +173,7 @@ class BucketByLength(BatchingStage):
         return rank * count // max(1, len(lengths))
 
     def _edges(self, lengths: IntArray, open_too: bool = False) -> IntArray:
-        """Where micro-batches of rows in the order given start, and the end; one that has room for more
+        """Where batches of rows in the order given start, and the end; one that has room for more
         rows is left out, or comes last."""
         count = len(lengths)
         if self._budget is None:
@@ -209,7 +193,7 @@ class BucketByLength(BatchingStage):
 
 
 class _Buckets:
-    """Windows of rows, each as micro-batches."""
+    """Windows of rows, each as batches."""
 
     def __init__(self, stage: BucketByLength, held: Held, used: int) -> None:
         self._stage = stage
@@ -239,7 +223,7 @@ class _Buckets:
         if not held.fill(stage.rows):
             raise StopIteration
         count = min(stage.rows, held.rows)
-        if held.more_follow:  # whole micro-batches: the others come later
+        if held.more_follow:  # whole batches: the others come later
             count = count // stage._size * stage._size
         run = held.waiting()
         block = run.block.slice(0, count)
@@ -248,7 +232,7 @@ class _Buckets:
         items = len(bounds) - 1
         if self._item and self._item >= items:
             raise StateError(
-                f"{stage}: the state was saved after {self._item} micro-batches of a shuffle window, "
+                f"{stage}: the state was saved after {self._item} batches of a shuffle window, "
                 f"which has only {items}; it was edited or is damaged: load it as it was saved"
             )
         held.gave(items > 0, stage)

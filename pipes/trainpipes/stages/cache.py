@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import KW_ONLY
 
-from trainpipes._internal.checks import whole_number
-from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError
+from trainpipes._internal.checks import local_path, whole_number
 from trainpipes.kinds.stage_kinds import CacheStage
 from trainpipes.storage.cache import folder
 
@@ -63,17 +61,11 @@ class Cache(CacheStage):
 
     def check(self) -> None:
         path = self.path
-        if path is not None and (not isinstance(path, str | os.PathLike) or not os.fspath(path)):
-            raise ConfigError(f"cache(path) is a folder, got {shown(path)}")
-        if path is not None and "://" in os.fspath(path):
-            raise ConfigError(
-                "cache(path) is a folder of this machine, since its files are memory-mapped, got "
-                f"{shown(path)}"
-            )
+        if path is not None:
+            local_path(path, "cache(path)")
         if self.max_bytes is not None:
             whole_number(self.max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
-        if self.version is not None and not isinstance(self.version, str):
-            raise ConfigError(f"cache(version) is text, got {shown(self.version)}")
+        self._require(isinstance(self.version, str | None), "version", "text")
         if path is not None:
             self._set(path=os.fspath(path))
 

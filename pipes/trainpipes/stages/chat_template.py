@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import column_name, require, whole_number
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
@@ -76,22 +75,14 @@ class ChatTemplate(Tokenizes):
     on_error: OnError | None = None
 
     def check(self) -> None:
-        if not isinstance(self.column, str):
-            raise ConfigError(
-                f"chat_template(column) is the name of a column, got {shown(self.column)}"
-            )
+        column_name(self.column, "chat_template(column)")
         for name in ("prompt", "tools"):
             own = getattr(self, name)
-            if own is not None and (not isinstance(own, str) or own == self.column):
-                raise ConfigError(
-                    f"chat_template({name}) is the name of another column, got {shown(own)}"
-                )
+            good = own is None or (isinstance(own, str) and own != self.column)
+            require(good, f"chat_template({name})", "the name of another column", own)
         if self.max_length is not None:
             whole_number(self.max_length, 1, "chat_template(max_length)", "tokens of a row")
-        if self.template is not None and not isinstance(self.template, str):
-            raise ConfigError(
-                f"chat_template(template) is Jinja as text, got {shown(self.template)}"
-            )
+        self._require(isinstance(self.template, str | None), "template", "Jinja as text")
         _ = self._chat, self._engine  # raises unless both are there
 
     @made_once

@@ -44,7 +44,7 @@ TORCHS_OWN = {
 
 
 def stacked(rows: Any) -> Any:
-    """What ``default_collate`` makes of the rows of a micro-batch, a list of them or a tuple.
+    """What ``default_collate`` makes of the rows of a batch, a list of them or a tuple.
 
     >>> stacked([{"a": 1, "b": 0.5}, {"a": 2, "b": 1.5}])
     {'a': tensor([1, 2]), 'b': tensor([0.5000, 1.5000], dtype=torch.float64)}
@@ -83,11 +83,11 @@ def _layout(row: Array) -> tuple[Any, ...]:
 
 
 def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:
-    """What ``default_collate`` makes of the rows of each micro-batch; small ones when they are taken.
+    """What ``default_collate`` makes of the rows of each batch; small ones when they are taken.
 
     Args:
         table: the rows.
-        edges: first row of each micro-batch, and the end.
+        edges: first row of each batch, and the end.
 
     Raises:
         Exception: torch makes nothing of the rows of one, or there is a null.
@@ -123,14 +123,14 @@ def _cells(column: pa.ChunkedArray) -> Array | list[Any]:
 
 
 class Collate(RunStage):
-    """Makes one batch of the rows of each micro-batch.
+    """Collates the rows of each batch.
 
-    In: micro-batches. Out: what the function returns. Cursor: none of its own. Costs a Python call a
-    micro-batch, and with ``format="rows"`` a Python object a row. Without ``fn``, columns of numbers are
+    In: batches. Out: what the function returns. Cursor: none of its own. Costs a Python call a
+    batch, and with ``format="rows"`` a Python object a row. Without ``fn``, columns of numbers are
     stacked without such objects. To pad token ids, ``pad_collate`` is faster.
 
     Args:
-        fn: function of one micro-batch. Left out, torch's ``default_collate``, which stacks rows: arrays of
+        fn: function of one batch. Left out, torch's ``default_collate``, which stacks rows: arrays of
             one shape, and Arrow's fixed-size lists, become tensors ``[B, ...]``.
         format: what the function takes: "rows", a list of rows as ``DataLoader`` gives to its
             ``collate_fn``; or the columns as "arrow", "numpy" or "torch" (see ``map_batches``).
@@ -155,10 +155,7 @@ class Collate(RunStage):
     draws_by = BatchStage.draws_by
 
     def check(self) -> None:
-        if self.fn is not None and not callable(self.fn):
-            raise ConfigError(
-                f"collate(fn) takes a function of a list of rows, got {shown(self.fn)}"
-            )
+        self._require(self.fn is None or callable(self.fn), "fn", "a function of a list of rows")
 
     @property
     def needs_columns(self) -> bool:  # type: ignore[override]
@@ -181,7 +178,7 @@ class Collate(RunStage):
                     return run.with_items(stacked_columns(data, edges))
             return run.with_items(self._collated(run))
         if run.bounds is None:
-            raise ConfigError(f"{self} works on micro-batches: put .batch(n) before it")
+            raise ConfigError(f"{self} works on batches: put .batch(n) before it")
         edges = run.bounds.tolist()
         items = []
         for start, stop in pairwise(edges):
@@ -189,12 +186,12 @@ class Collate(RunStage):
         return run.with_items(items)
 
     def _collated(self, run: Run) -> list[Any]:
-        """What torch's ``default_collate`` makes of each micro-batch."""
+        """What torch's ``default_collate`` makes of each batch."""
         items: list[Any] = []
-        for rows in micro_batches(run):
+        for rows in rows_of_batches(run):
             if not isinstance(rows, list | tuple):
                 raise ConfigError(
-                    f"{self} works on micro-batches, got a row ({type(rows).__name__}): put .batch(n) before "
+                    f"{self} works on batches, got a row ({type(rows).__name__}): put .batch(n) before "
                     "it"
                 )
             try:
@@ -217,8 +214,8 @@ class Collate(RunStage):
             raise
 
 
-def micro_batches(run: Run) -> Sequence[Any]:
-    """The rows of each micro-batch; fixed-size lists of numbers as arrays, which torch stacks."""
+def rows_of_batches(run: Run) -> Sequence[Any]:
+    """The rows of each batch; fixed-size lists of numbers as arrays, which torch stacks."""
     if run.bounds is None:
         return run.unroll()
     data = run.block.data
@@ -245,14 +242,14 @@ def other_keys(rows: Sequence[Any]) -> BadCell | None:
         if keys is not None and isinstance(row, Mapping) and row.keys() != keys:
             return BadCell(
                 number,
-                f"a row has the keys {list(row)} where the first of its micro-batch has {list(keys)}: give "
+                f"a row has the keys {list(row)} where the first of its batch has {list(keys)}: give "
                 "all rows the same, by map()",
             )
     return None
 
 
 def unfit(rows: Sequence[Any]) -> BadCell:
-    """What of a micro-batch torch's ``default_collate`` does not take."""
+    """What of a batch torch's ``default_collate`` does not take."""
     number = next((n for n, row in enumerate(rows) if not collates(rows[0], row)), 0)
     first, row, where = rows[0], rows[number], "a row"
     if isinstance(first, Mapping) and isinstance(row, Mapping):
@@ -265,7 +262,7 @@ def unfit(rows: Sequence[Any]) -> BadCell:
         )
     elif size_of(row) is not None and size_of(first) not in (None, size_of(row)):
         problem = (
-            f"has the shape {size_of(row)} where the first row of its micro-batch has "
+            f"has the shape {size_of(row)} where the first row of its batch has "
             f"{size_of(first)}, and only equal shapes can be stacked: pad_collate() pads lists "
             "of numbers"
         )

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import flag
-from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
@@ -21,7 +19,7 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.first_rows import find_schema
 from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import blame
+from trainpipes.kinds.blame import at_row, blame
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as
 from trainpipes.stages.varlen import add_sequences
@@ -57,9 +55,7 @@ class ColumnFunction(RunStage):
     thread_safe: bool = False
 
     def check(self) -> None:
-        flag(self.thread_safe, f"{self.name}(thread_safe)")
-        if not callable(self.fn):
-            raise ConfigError(f"{self.name}(fn) takes a function of columns, got {shown(self.fn)}")
+        self._require(callable(self.fn), "fn", "a function of columns")
 
     def returned(self, run: Run) -> pa.Table:
         """The columns that the function returns for the rows of a run: one row for each.
@@ -79,14 +75,10 @@ class ColumnFunction(RunStage):
             fn = self._draw_watch.around(self.fn)
             data = from_columns(fn(columns), self, self._type)
         except BadCell as bad:
-            error = SchemaError(f"{self}: {bad}", stage=str(self))
-            blame(error, self, int(run.block.ids[bad.row or 0]))
-            raise error from None
+            raise at_row(f"{self}: {bad}", self, run.block.ids[bad.row or 0], SchemaError) from None
         except TrainpipesError as error:
             place = 0
-            if (
-                error.path is None and error.row is not None
-            ):  # of the rows that the function was given
+            if error.path is None and error.row is not None:  # of those that the function got
                 place, error.row = min(error.row, len(run.block) - 1), None
             blame(error, self, int(run.block.ids[place]))
             raise
@@ -126,7 +118,7 @@ class ColumnFunction(RunStage):
         ]
 
 
-#: Puts a column into a micro-batch, given its number.
+#: Puts a column into a batch, given its number.
 Write: TypeAlias = Callable[[dict[str, Any], int], None]
 
 
@@ -135,15 +127,15 @@ class Writer(Protocol):
 
     @property
     def row_bytes(self) -> float:
-        """Bytes that an average row takes in a micro-batch; inf where Python objects are made."""
+        """Bytes that an average row takes in a batch; inf where Python objects are made."""
         ...
 
     def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
-        """What puts the column into micro-batches of some rows.
+        """What puts the column into batches of some rows.
 
         Args:
             index: the rows, int64 ``[rows]``; None for all.
-            bounds: first of them in each micro-batch, and the end, int64 ``[batches + 1]``.
+            bounds: first of them in each batch, and the end, int64 ``[batches + 1]``.
         """
         ...
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_names
+from trainpipes._internal.checks import column_names, require
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of, to_columns
@@ -74,10 +73,8 @@ class Rename(RunStage):
     def check(self) -> None:
         names = self.names
         pairs = names.items() if isinstance(names, Mapping) else ()
-        if not names or not pairs or not all(isinstance(n, str) and n for p in pairs for n in p):
-            raise ConfigError(
-                f"rename(names) takes a dict of old names to new ones, got {shown(names)}"
-            )
+        good = names and pairs and all(isinstance(n, str) and n for p in pairs for n in p)
+        require(good, "rename(names)", "a dict of old names to new ones", names)
         self._set(names=dict(names))
 
     def process(self, run: Run) -> Run:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, several, whole_number
+from trainpipes._internal.checks import column_name, require, several, whole_number, wrong
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import list_array, to_arrow, to_numpy
@@ -93,23 +93,15 @@ class EncodeLabels(RunStage):
             names = [_plain(name) for name in given]
             if len(set(names)) < len(names):
                 twice = Counter(names).most_common(1)[0][0]
-                raise ConfigError(f"{rule} names each label once, got {twice!r} twice")
+                raise ConfigError(f"{rule} must name each label once, got {twice!r} twice")
             self._set(classes=names)
         else:
-            raise ConfigError(
-                f"{rule} are a list of labels, a dict of labels and their classes, or how many classes "
-                f"there are, got {shown(given)}; pipe.stats(0, labels={self.column!r}) "
-                "tells those of the data"
-            )
-        if not given:
-            raise ConfigError(f"{rule} are one or more, got {shown(given)}")
+            forms = "a list of labels, a dict of labels and their classes, or a number of classes"
+            raise wrong(rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them")
+        require(given, rule, "one or more", given)
         if self.counts is not None:
-            if not several(self.counts) or len(self.counts) != self.num_classes:
-                raise ConfigError(
-                    f"encode_labels(counts) are the numbers of rows of the {self.num_classes:,} "
-                    "classes, got "
-                    f"{shown(self.counts)}"
-                )
+            good = several(self.counts) and len(self.counts) == self.num_classes
+            self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
             for count in self.counts:
                 whole_number(count, 0, "encode_labels(counts)", "rows of a class")
 
@@ -218,7 +210,7 @@ def near_label(label: Label, labels: Sequence[Label]) -> str:
 
 def _check_label(value: Any, rule: str) -> None:
     if not isinstance(value, str | int | np.integer | np.bool_):
-        raise ConfigError(f"{rule}: a label is a text or an integer, got {shown(value)}")
+        raise ConfigError(f"{rule}: a label must be a text or an integer, got {shown(value)}")
 
 
 def _plain(value: Any) -> Label:

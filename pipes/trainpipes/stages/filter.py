@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import flag
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
@@ -75,12 +74,11 @@ class Filter(RunStage):
     thread_safe: bool = False
 
     def check(self) -> None:
-        flag(self.thread_safe, "filter(thread_safe)")
         if isinstance(self.predicate, list | tuple):
             as_expression(self.predicate, "filter(predicate)")
         elif not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
             raise ConfigError(
-                "filter(predicate) takes a function of one row or a pyarrow.compute expression, "
+                "filter(predicate) must be a function of one row or a pyarrow.compute expression, "
                 f"got {shown(self.predicate)}"
             )
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import checked_schema, flag
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import checked_schema
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
-from trainpipes.errors import ConfigError, DataError, StateError
+from trainpipes.errors import DataError, StateError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
@@ -72,9 +71,7 @@ class FlatMap(CutStage):
     thread_safe: bool = False
 
     def check(self) -> None:
-        flag(self.thread_safe, "flat_map(thread_safe)")
-        if not callable(self.fn):
-            raise ConfigError(f"flat_map(fn) takes a function of one row, got {shown(self.fn)}")
+        self._require(callable(self.fn), "fn", "a function of one row")
         checked_schema(self.schema, "flat_map(schema)")
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.columns.arrays import first_null, is_number, one_chunk, to_numpy
+from trainpipes.columns.arrays import first_null, is_list, is_number, is_text, one_chunk, to_numpy
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.blame import blame
+from trainpipes.kinds.blame import in_column
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.columns import columns_of
-from trainpipes.stages.token_columns import numbers_of
 
 
 class LabelColumn:
@@ -46,7 +45,7 @@ class LabelColumn:
         kind = array.type
         if pa.types.is_fixed_size_list(kind):
             array = array.cast(pa.list_(kind.value_type))
-        if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        if is_list(array.type):
             self._refuse_null(array)
             self.lengths = to_numpy(array.value_lengths()).astype(np.int64)
             array = array.flatten()
@@ -76,9 +75,7 @@ class LabelColumn:
         row = place
         if self.lengths is not None:
             row = int(np.searchsorted(np.cumsum(self.lengths), place, side="right"))
-        error = DataError(f"{self._asker}: column {self.name!r} {message}", stage=str(self._asker))
-        blame(error, self._asker, int(self._ids[row]))
-        return error
+        return in_column(BadCell(row, message), self.name, self._asker, self._ids)
 
     def _refuse_null(self, array: pa.Array) -> None:
         if array.null_count:
@@ -104,11 +101,6 @@ class LabelColumn:
         return found
 
 
-def is_text(kind: pa.DataType) -> bool:
-    is_ = pa.types
-    return bool(is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind))
-
-
 def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
     """The rows of a run as Arrow columns: a block of them, and its table.
 
@@ -124,34 +116,6 @@ def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
     table = block.data
     assert isinstance(table, pa.Table)
     return block, table
-
-
-def beside(
-    block: Block, name: str, column: str, lengths: IntArray, asker: Stage
-) -> npt.NDArray[Any]:
-    """The values of a column that has as many numbers in each row as another one.
-
-    Args:
-        block: the rows.
-        name: the column.
-        column: the other one.
-        lengths: numbers in each of its rows, int64 ``[rows]``.
-        asker: the stage, for messages.
-
-    Raises:
-        DataError: a row has more or fewer; names it.
-    """
-    values, own = numbers_of(block, name, asker)
-    if not np.array_equal(own, lengths):
-        place = int(np.argmax(own != lengths))
-        error = DataError(
-            f"{asker}: column {name!r} goes with {column!r} and has as many numbers in each row, got "
-            f"{own[place]} where {column!r} has {lengths[place]}",
-            stage=str(asker),
-        )
-        blame(error, asker, int(block.ids[place]))
-        raise error
-    return values
 
 
 def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:

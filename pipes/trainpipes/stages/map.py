@@ -16,14 +16,12 @@ from weakref import finalize
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import checked_schema, flag, whole_number
+from trainpipes._internal.checks import checked_schema, whole_number
 from trainpipes._internal.messages import warn_once
-from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.process_map import ProcessMap
 from trainpipes.engine.calling.row_call import Answer, RowCall, RowKey, ThreadMap, Words, words_of
 from trainpipes.engine.layout import random_key
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.stage import Stage, made_once
@@ -121,18 +119,13 @@ class Map(RunStage):
     thread_safe: bool = False
 
     def check(self) -> None:
-        flag(self.thread_safe, "map(thread_safe)")
-        if not callable(self.fn):
-            raise ConfigError(f"map(fn) takes a function of one row, got {shown(self.fn)}")
+        self._require(callable(self.fn), "fn", "a function of one row")
         whole_number(self.seed, None, "map(seed)", "the seed of the generators that rng=True gives")
         whole_number(
             self.num_workers, 0, "map(num_workers)", "threads or processes that call the function"
         )
         there = get_all_start_methods()
-        if self.start_method is not None and self.start_method not in there:
-            raise ConfigError(
-                f"map(start_method) is one of {there} here, got {shown(self.start_method)}"
-            )
+        self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
         checked_schema(self.schema, "map(schema)")
 
     @property

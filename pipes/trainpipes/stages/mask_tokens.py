@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import several, whole_number
+from trainpipes._internal.checks import column_name, fraction, several, whole_number
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
@@ -94,26 +93,19 @@ class MaskTokens(RunStage):
     def check(self) -> None:
         for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
             part = self.options[name]
-            if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
-                raise ConfigError(f"mask_tokens({name}) is a number from 0 to 1, got {shown(part)}")
+            fraction(part, f"mask_tokens({name})")
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise ConfigError(
-                "mask_tokens(mask_replace_prob, random_replace_prob) are parts of the chosen tokens, "
+                "mask_tokens(mask_replace_prob, random_replace_prob) must be parts of the chosen tokens, "
                 f"at most 1 together, got {self.mask_replace_prob} and {self.random_replace_prob}"
             )
-        if not isinstance(self.column, str):
-            raise ConfigError(
-                f"mask_tokens(column) is the name of a column, got {shown(self.column)}"
-            )
+        column_name(self.column, "mask_tokens(column)")
         if self.mask_token_id is not None:
             whole_number(self.mask_token_id, 0, "mask_tokens(mask_token_id)", "a token id")
         if self.vocab_size is not None:
             whole_number(self.vocab_size, 1, "mask_tokens(vocab_size)", "how many tokens there are")
         if self.special_ids is not None:
-            if not several(self.special_ids):
-                raise ConfigError(
-                    f"mask_tokens(special_ids) is a list of token ids, got {shown(self.special_ids)}"
-                )
+            self._require(several(self.special_ids), "special_ids", "a list of token ids")
             for token in self.special_ids:
                 whole_number(token, 0, "mask_tokens(special_ids)", "token ids")
             self._set(special_ids=list(self.special_ids))

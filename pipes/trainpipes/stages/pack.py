@@ -142,13 +142,12 @@ class Pack(CutStage):
         if self.pad_token_id is not None:
             whole_number(self.pad_token_id, 0, "pack(pad_token_id)", "a token id")
         column_name(self.column, "pack(column)")
-        if isinstance(self.along, str):
-            raise ConfigError(f"pack(along) is a list of column names, got {shown(self.along)}")
+        self._require(not isinstance(self.along, str), "along", "a list of column names")
         column_names(self.along, "pack(along)", least=0)
         taken = sorted({*self.along} & {*PACKED, self.column})
         if taken:
             raise ConfigError(
-                f"pack(along) names columns besides {self.column!r} and those that pack() makes "
+                f"pack(along) must name columns besides {self.column!r} and those that pack() makes "
                 f'({", ".join(PACKED)}; a column "labels" is packed anyway), got {shown(taken[0])}'
             )
 

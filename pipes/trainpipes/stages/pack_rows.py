@@ -13,13 +13,13 @@ from trainpipes.columns.arrays import Array, to_arrow
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataError, SchemaError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import SchemaError
+from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.pad_columns import check_fit
 from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import names_of, numbers_of
+from trainpipes.stages.token_columns import beside, names_of, numbers_of
 
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
@@ -68,16 +68,7 @@ def documents_of(
     columns = {"input_ids": _int32(ids, lengths, column, block, asker)}
     given = ["labels"] if "labels" in names_of(block, asker) else []
     for name in [*given, *along]:
-        values, own = numbers_of(block, name, asker)
-        if not np.array_equal(own, lengths):
-            place = int(np.argmax(own != lengths))
-            raise _of_row(
-                f"{asker}: column {name!r} is packed along with {column!r} and has as many numbers in "
-                f"each row, got {own[place]} where {column!r} has {lengths[place]}; drop it with "
-                "select(), or make it as long",
-                block, place, asker,
-            )  # fmt: skip
-        columns[name] = values
+        columns[name] = values = beside(block, name, column, lengths, asker)
         if name == "labels":
             columns[name] = _int32(values, lengths, name, block, asker)
     starts = np.cumsum(lengths) - lengths
@@ -85,11 +76,11 @@ def documents_of(
     if overflow != "split" and longer.any():
         if overflow == "raise":
             place = int(np.argmax(longer))
-            raise _of_row(
-                f"{asker}: documents have at most {length} tokens, got one of {lengths[place]}; raise "
-                'max_length, or pass overflow="split", "truncate" or "drop"',
-                block, place, asker,
-            )  # fmt: skip
+            message = (
+                f"{asker}: documents must have at most {length} tokens, got one of {lengths[place]}; raise "
+                'max_length, or pass overflow="split", "truncate" or "drop"'
+            )
+            raise at_row(message, asker, block.ids[place])
         if overflow == "drop":
             dropped = np.where(longer, lengths, 0)
             return Documents(columns, starts, lengths - dropped, dropped)
@@ -107,14 +98,8 @@ def _int32(values: Array, lengths: IntArray, name: str, block: Block, asker: Sta
         check_fit(values, np.dtype(np.int32), lambda at: int(np.searchsorted(ends, at, "right")))
     except BadCell as bad:
         message = f"{asker}: column {name!r} {str(bad).split(';')[0]}"
-        raise _of_row(message, block, bad.row or 0, asker) from None
+        raise at_row(message, asker, block.ids[bad.row or 0]) from None
     return values.astype(np.int32, copy=False)
-
-
-def _of_row(message: str, block: Block, place: int, asker: Stage) -> DataError:
-    error = DataError(message, stage=str(asker))
-    blame(error, asker, int(block.ids[place]))
-    return error
 
 
 def rows_of(

@@ -1,4 +1,4 @@
-"""``pad_collate``: tensors of micro-batches, ragged columns padded."""
+"""``pad_collate``: tensors of batches, ragged columns padded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.messages import need_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Part
 from trainpipes.columns.lazy_batches import LazyBatches
@@ -23,8 +22,8 @@ from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
+from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.column_function import (
@@ -57,27 +56,27 @@ from trainpipes.stages.text_columns import ByTable
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
-#: Bytes of a micro-batch up to which it is made when it is taken: memory that the last one gave back is then
+#: Bytes of a batch up to which it is made when it is taken: memory that the last one gave back is then
 #: still in the processor's cache, and threads that do many small things only wait for each other.
 LATE_BYTES = 1 << 19
 
 
 class _Cutter:
-    """Cuts micro-batches out of the columns of many rows."""
+    """Cuts batches out of the columns of many rows."""
 
     def __init__(self, writers: Sequence[Writer]) -> None:
         self._writers = writers
         self.row_bytes = sum(writer.row_bytes for writer in writers)
 
     def writes(self, index: IntArray | None, bounds: IntArray) -> Sequence[Write]:
-        """What puts the columns of some rows into micro-batches: see ``Writer``."""
+        """What puts the columns of some rows into batches: see ``Writer``."""
         return [writer.writes(index, bounds) for writer in self._writers]
 
 
 class PadCollate(RunStage):
-    """Turns the columns of each micro-batch into tensors; lists of numbers are padded.
+    """Turns the columns of each batch into tensors; lists of numbers are padded.
 
-    In: micro-batches of rows with columns. Out: a dict for each. The type of a column says what it becomes:
+    In: batches of rows with columns. Out: a dict for each. The type of a column says what it becomes:
 
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as float32, float16
       as float16
@@ -87,14 +86,14 @@ class PadCollate(RunStage):
     - anything else (strings, times, structs): a list of B Python objects
 
     Rows that ``pack`` made get the dtypes of lists, and no mask. ``cu_seqlens`` (int32 ``[sequences + 1]``)
-    and ``max_seqlen`` (int) are added: they say where documents start in the B * L tokens of the micro-batch;
+    and ``max_seqlen`` (int) are added: they say where documents start in the B * L tokens of the batch;
     the padding at a row's end is a sequence of its own.
 
-    L is the length of the longest row of the micro-batch, or ``max_length``, rounded up to
-    ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), types are found in each micro-batch:
+    L is the length of the longest row of the batch, or ``max_length``, rounded up to
+    ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), types are found in each batch:
     lists and arrays of one dimension are padded, arrays of more dimensions are stacked; integers become
     int64, Python floats float64. Tensors are contiguous, writable and share no memory. Cursor: none of its
-    own. Costs 1 to 2 us for a row of 150 tokens with its mask, 2 us a micro-batch for a column of numbers,
+    own. Costs 1 to 2 us for a row of 150 tokens with its mask, 2 us a batch for a column of numbers,
     and several times that where rows are Python dicts.
 
     Args:
@@ -155,17 +154,14 @@ class PadCollate(RunStage):
         self._rule.check("pad_collate")
         _ = self._own  # whether it is there is said here
         if self.columns is not None:
-            if not isinstance(self.columns, Mapping):
-                raise ConfigError(
-                    "pad_collate(columns) is a dict of column names and dicts of options, got "
-                    f"{shown(self.columns, 60)}"
-                )
+            rule = "a dict of column names and dicts of options"
+            self._require(isinstance(self.columns, Mapping), "columns", rule)
             self._set(
                 columns={name: column_options(name, own) for name, own in self.columns.items()}
             )
         if numpy_dtype(self.dtype, "pad_collate").kind not in "iuf":
             raise ConfigError(
-                f"pad_collate(dtype) is a dtype of integers or floats, got {self.dtype}"
+                f"pad_collate(dtype) must be a dtype of integers or floats, got {self.dtype}"
             )
         _ = self._dtypes, self._asked_masks  # what is wrong with them is said here
 
@@ -278,7 +274,7 @@ class PadCollate(RunStage):
         return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
 
     def _of_columns(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
-        """Micro-batches of Arrow rows, each made when it is taken, where it is small and nothing can be wrong
+        """Batches of Arrow rows, each made when it is taken, where it is small and nothing can be wrong
         with it."""
         parts = run.block.parts(bounds)
         cutters = [self._cutters.of(part.data, self._try_cutter) for part in parts]
@@ -307,7 +303,7 @@ class PadCollate(RunStage):
         return items if late else list(items)
 
     def _checked(self, part: Part, k: int, ids: IntArray) -> Sequence[Write]:
-        """What makes a micro-batch by itself, whose rows are looked at."""
+        """What makes a batch by itself, whose rows are looked at."""
         start, stop = int(part.bounds[k]), int(part.bounds[k + 1])
         index = np.arange(start, stop) if part.index is None else part.index[start:stop]
         bounds = np.array([0, len(ids)], dtype=np.int64)
@@ -318,8 +314,8 @@ class PadCollate(RunStage):
         return ByTable()
 
     def _try_cutter(self, table: pa.Table) -> _Cutter | None:
-        """What cuts micro-batches out of all rows of a table; None where some rows may be refused, or more
-        than columns is wrong: then each micro-batch is looked at by itself."""
+        """What cuts batches out of all rows of a table; None where some rows may be refused, or more
+        than columns is wrong: then each batch is looked at by itself."""
         try:
             return self._cutter(table, None)
         except (TrainpipesError, BadCell):
@@ -332,11 +328,11 @@ class PadCollate(RunStage):
     def _of_tensors(
         self, rows: TensorRows, names: Sequence[str], edges: Sequence[int], ids: IntArray
     ) -> MutableSequence[Any]:
-        """Micro-batches of tensors, whose rows are of one shape: only their dtype may be another."""
+        """Batches of tensors, whose rows are of one shape: only their dtype may be another."""
         need_columns(list(names), [*self._rules, *self._asked_masks], self)
         for name in names:
             if name in self._asked_masks:
-                self._refuse_cell(name, no_mask(self._asked_masks[name]), ids)
+                raise in_column(no_mask(self._asked_masks[name]), name, self, ids)
         kinds = zip(names, rows.slice(0, 0).tensors, strict=True)
         if all(self._tensor_dtype(name, none) == none.dtype for name, none in kinds):
             return rows.batches(edges)  # which may be made of less than all tensors
@@ -345,7 +341,7 @@ class PadCollate(RunStage):
             try:
                 tensors.append(tensor.to(self._tensor_dtype(name, tensor)))
             except BadCell as bad:
-                self._refuse_cell(name, bad, ids)
+                raise in_column(bad, name, self, ids) from None
         return TensorRows(tuple(tensors), rows.names).batches(edges)
 
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
@@ -358,19 +354,19 @@ class PadCollate(RunStage):
         return tensor.dtype if asked is None else asked
 
     def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
-        """Items of another kind of node, which are micro-batches if they are lists of rows."""
+        """Items of another kind of node, which are batches if they are lists of rows."""
         batches = []
         for item, row in zip(run.block.rows(), run.block.ids.tolist(), strict=True):
             if not isinstance(item, list):
                 raise ConfigError(
-                    f"{self} works on micro-batches, got a row ({type(item).__name__}): put "
+                    f"{self} works on batches, got a row ({type(item).__name__}): put "
                     ".batch(n) before it"
                 )
             batches.append(self._of_rows(item, np.full(len(item), row, dtype=np.int64)))
         return batches
 
     def _of_rows(self, rows: list[Any], ids: IntArray) -> dict[str, Any]:
-        """One micro-batch of rows that are dicts."""
+        """One batch of rows that are dicts."""
         names = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
         for number, row in enumerate(rows):
             if names is None or not isinstance(row, Mapping) or row.keys() != names:
@@ -384,15 +380,11 @@ class PadCollate(RunStage):
 
     def _refuse_row(self, row: Any, names: Any, row_id: int) -> NoReturn:
         if isinstance(row, Mapping):
-            found = f"keys {list(row)} where the first row of its micro-batch has {list(names)}"
+            found = f"keys {list(row)} where the first row of its batch has {list(names)}"
         else:
             found = f"{type(row).__name__}; make dicts with map(), or use collate()"
-        error = SchemaError(
-            f"{self}: the rows of a micro-batch are dicts with the same keys, got {found}",
-            stage=str(self),
-        )
-        blame(error, self, row_id)
-        raise error
+        message = f"{self}: the rows of a batch must be dicts with the same keys, got {found}"
+        raise at_row(message, self, row_id, SchemaError)
 
     def _cutter_of(
         self,
@@ -400,7 +392,7 @@ class PadCollate(RunStage):
         read: Callable[[Any, str], Column],
         ids: IntArray | None,
     ) -> _Cutter:
-        """What cuts micro-batches out of columns.
+        """What cuts batches out of columns.
 
         Args:
             columns: by name.
@@ -425,20 +417,13 @@ class PadCollate(RunStage):
             except BadCell as bad:
                 if ids is None:
                     raise
-                self._refuse_cell(name, bad, ids)
+                raise in_column(bad, name, self, ids) from None
         if self._pack is not None and "segment_ids" in present:
             writers.append(SequencesWriter())
         return _Cutter(writers)
 
-    def _refuse_cell(self, name: str, bad: BadCell, ids: IntArray) -> NoReturn:
-        kind = SchemaError if bad.row is None else DataError
-        error = kind(f"{self}: column {name!r} {bad}", stage=str(self))
-        if bad.row is not None:
-            blame(error, self, int(ids[bad.row]))
-        raise error from None
-
     def _writer(self, name: str, column: Column, mask: str | None) -> Writer:
-        """What puts one column, and its mask, into a micro-batch."""
+        """What puts one column, and its mask, into a batch."""
         if isinstance(column, Ragged):
             return self._ragged_writer(name, column, mask)
         if mask is not None and name in self._asked_masks:

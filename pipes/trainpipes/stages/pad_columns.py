@@ -1,4 +1,4 @@
-"""What a column of a micro-batch is to ``pad_collate``: ragged, even, or opaque."""
+"""What a column of a batch is to ``pad_collate``: ragged, even, or opaque."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from trainpipes.columns.arrays import (
     Array,
     apart,
     first_null,
+    is_list,
     is_number,
     one_chunk,
     python_to_arrow,
@@ -85,7 +86,7 @@ def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
         kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         return _of_lists(array, name)
     if pa.types.is_fixed_size_list(kind):
         return _of_fixed(array, name)
@@ -102,7 +103,7 @@ def _of_lists(array: Any, name: str) -> Column:
         leaf, shape = leaf.value_type, (*shape, leaf.list_size)
     if not is_number(leaf):
         inner = leaf
-        while pa.types.is_list(inner) or pa.types.is_large_list(inner):
+        while is_list(inner):
             inner = inner.value_type
         if inner is not leaf and is_number(inner):
             raise BadCell(None, TWO_RAGGED)
@@ -161,7 +162,7 @@ NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_b
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
-    """A column of one micro-batch, as Python values, arrays or tensors.
+    """A column of one batch, as Python values, arrays or tensors.
 
     Numbers, and arrays of two dimensions or more, are even; lists of numbers, and arrays of one
     dimension, are ragged.
@@ -184,7 +185,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         raise BadCell(
             row,
             f"is {shown(values[row], 40)} where the row before it is {shown(values[row - 1], 40)}: within a "
-            "micro-batch all are numbers, all are lists, or none is",
+            "batch all are numbers, all are lists, or none is",
         )
     if kinds[0] == "list":
         return _of_row_lists(values)
@@ -196,7 +197,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
     if odd is not None:
         raise BadCell(
             odd,
-            f"has shape {list(arrays[odd].shape)} where the first of its micro-batch has "
+            f"has shape {list(arrays[odd].shape)} where the first of its batch has "
             f"{list(arrays[0].shape)}: arrays of two dimensions or more are stacked, not padded",
         )
     return Even(np.stack(arrays))

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import require, whole_number, wrong
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.text import shown
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
 
@@ -38,16 +37,12 @@ class Rule:
                 value = getattr(self, name)
                 whole_number(value, 1, f"{asker}({name})", "cells of a row", most=2**31 - 1)
         for name in ("padding_side", "truncation_side"):
-            if getattr(self, name) not in (None, "right", "left"):
-                raise ConfigError(
-                    f'{asker}({name}) is "right" or "left", got {shown(getattr(self, name))}'
-                )
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float | None):
-            raise ConfigError(f"{asker}(value) is a number to pad with, got {shown(self.value)}")
-        if not isinstance(self.mask, str | None) and self.mask is not False:
-            raise ConfigError(
-                f"{asker}(mask) of a column is a name for its mask, or False, got {shown(self.mask)}"
-            )
+            side = getattr(self, name)
+            require(side in (None, "right", "left"), f"{asker}({name})", '"right" or "left"', side)
+        number = not isinstance(self.value, bool) and isinstance(self.value, int | float | None)
+        require(number, f"{asker}(value)", "a number to pad with", self.value)
+        good = isinstance(self.mask, str | None) or self.mask is False
+        require(good, f"{asker}(mask)", "a name for the mask, or False", self.mask)
         if self.dtype is not None:
             numpy_dtype(self.dtype, asker)
 
@@ -55,26 +50,19 @@ class Rule:
 def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
     """NumPy's name for a torch dtype."""
     try:
-        if not isinstance(
-            dtype, torch.dtype
-        ):  # torch takes None, and Python's types, for some dtype
+        if not isinstance(dtype, torch.dtype):  # torch takes None and Python's types, too
             raise TypeError
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
-        raise ConfigError(
-            f"{asker}(dtype) is a torch.dtype that NumPy has too (torch.int64, torch.float32, …), got "
-            f"{dtype!r}; for another, convert in a map() after it"
-        ) from None
+        rule, way = "a torch.dtype that NumPy has, too", "for another, convert in a map() after it"
+        raise wrong(f"{asker}(dtype)", rule, dtype, way) from None
 
 
 def column_options(name: str, own: Any) -> dict[str, Any]:
     """What ``columns`` says of one column."""
     known = [field.name for field in fields(Rule)]
-    if not isinstance(own, Mapping):
-        raise ConfigError(
-            f"pad_collate(columns) is a dict of column names and dicts of options, got {shown(own)} for "
-            f"{name!r}"
-        )
+    rule = "a dict of column names and dicts of options"
+    require(isinstance(own, Mapping), "pad_collate(columns)", rule, {name: own})
     for option in own:
         if option not in known:
             raise ConfigError(
@@ -94,21 +82,15 @@ def column_rule(rule: Rule, name: str, own: Mapping[str, Any]) -> Rule:
 def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
     """Masks asked for by name: column and name of its mask."""
     if isinstance(mask, Mapping):
-        if not all(isinstance(name, str) for pair in mask.items() for name in pair):
-            raise ConfigError(
-                f"pad_collate(mask) is a dict of column names and names, got {shown(mask)}"
-            )
-    elif mask is not None and mask is not False:
-        raise ConfigError(
-            "pad_collate(mask) is False for none, or a dict of columns and names of their masks "
-            f'({{"input_ids": "input_mask"}}), got {shown(mask)}'
-        )
+        good = all(isinstance(name, str) for pair in mask.items() for name in pair)
+    else:
+        good = mask is None or mask is False
+    rule = 'False, or a dict of columns and their masks such as {"input_ids": "input_mask"}'
+    require(good, "pad_collate(mask)", rule, mask)
     masks: dict[str, str] = dict(mask or {})
     masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}
     names = list(masks.values())
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(
-            f"pad_collate(mask): each mask needs a name of its own, got {twice} twice"
-        )
+        raise wrong("pad_collate(mask)", "another name for each mask", twice)
     return masks

@@ -9,8 +9,8 @@ from trainpipes.kinds.stage_kinds import RepeatStage
 class Repeat(RepeatStage):
     """Starts the next epoch where one ends, each in its own order.
 
-    In and out: rows or micro-batches. With ``.repeat().batch()``, a micro-batch may hold rows of two epochs,
-    and none is short; with ``.batch().repeat()``, each epoch ends with its own last micro-batch. An endless
+    In and out: rows or batches. With ``.repeat().batch()``, a batch may hold rows of two epochs,
+    and none is short; with ``.batch().repeat()``, each epoch ends with its own last batch. An endless
     pipeline goes on where it stands when it is iterated again. Cursor: the epoch. Costs nothing.
 
     Args:

@@ -10,12 +10,11 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import column_names, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import column_names, fraction, whole_number
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage, with_mixed
 from trainpipes.sources.files.row_names import row_names
@@ -81,13 +80,11 @@ class Drawn(RunStage):
             try:
                 hashes = hash_keys(run.block.data, self._key, self)
             except NullKey as null:
-                error = DataError(
+                message = (
                     f"{self}: a row's key is null, so there is nothing to choose it by: drop such rows with "
-                    "filter() first, or use another key",
-                    stage=str(self),
+                    "filter() first, or use another key"
                 )
-                blame(error, self, int(run.block.ids[null.row]))
-                raise error from None
+                raise at_row(message, self, run.block.ids[null.row]) from None
         return unit(mix(hashes ^ self._salt))
 
 
@@ -125,8 +122,7 @@ class Sample(Drawn):
 
     def check(self) -> None:
         part = self.fraction
-        if isinstance(part, bool) or not isinstance(part, int | float) or not 0 <= part <= 1:
-            raise ConfigError(f"sample(fraction) is a number from 0 to 1, got {shown(part)}")
+        fraction(part, "sample(fraction)")
         super().check()
 
     @property

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from torch.utils.data import Sampler
 
-from trainpipes._internal.checks import whole_number
-from trainpipes.errors import ConfigError
+from trainpipes._internal.checks import require, whole_number, wrong
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import OrderStage
@@ -25,7 +24,7 @@ class Shuffle(OrderStage):
     random state; a resume reads that window again. Costs memory for a window of
     ``buffer_size`` to ``2 * buffer_size`` rows for each open span, and about 60 ns a row for the permutation.
 
-    Every micro-batch is drawn from at least ``buffer_size`` rows, or from all where there are
+    Every batch is drawn from at least ``buffer_size`` rows, or from all where there are
     fewer. A file of one huge row group is shuffled within windows of consecutive rows.
 
     With ``scope="global"`` the order is a true permutation of all rows, for sources that can be read by
@@ -73,33 +72,25 @@ class Shuffle(OrderStage):
             self._check_sampler()
         whole = self.scope == "global" or self.sampler is not None
         if whole and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
-            said = 'scope="global"' if self.sampler is None else "sampler=..."
-            raise ConfigError(
-                f"shuffle({said}) has no buffer: leave buffer_size and max_bytes out, got "
-                f"{self.buffer_size!r} and {self.max_bytes!r}"
-            )
+            option = 'shuffle(scope="global")' if self.sampler is None else "shuffle(sampler=...)"
+            given = (self.buffer_size, self.max_bytes)
+            raise wrong(option, "without buffer_size and max_bytes", given)
 
     def _check_sampler(self) -> None:
         sampler = self.sampler
         if self.scope == "global" or self.seed:
-            raise ConfigError(
-                "shuffle(sampler=...) takes rows as the sampler says: leave scope and seed out, got "
-                f"scope={self.scope!r} and seed={self.seed!r}"
-            )
+            given = (self.scope, self.seed)
+            raise wrong("shuffle(sampler=...)", "without scope and seed", given)
         if isinstance(sampler, BatchSampler) or (
             isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
         ):
-            raise ConfigError(
-                f"shuffle(sampler) takes a sampler of rows, got {type(sampler).__name__}: give its sampler "
-                "here, and .batch(batch_size) after it"
-            )
-        if not isinstance(sampler, RowSampler) and not (
-            isinstance(sampler, Iterable) and isinstance(sampler, Sized)
-        ):
-            raise ConfigError(
-                "shuffle(sampler) takes one of trainpipes.samplers, or one of torch's that has a length, got "
-                f"{sampler!r}"
-            )
+            way = "give its sampler here, and .batch(batch_size) after it"
+            raise wrong("shuffle(sampler)", "a sampler of rows", sampler, way)
+        good = isinstance(sampler, RowSampler | Sized) and isinstance(
+            sampler, RowSampler | Iterable
+        )
+        rule = "one of trainpipes.samplers, or one of torch's that has a length"
+        require(good, "shuffle(sampler)", rule, sampler)
 
     @made_once
     def order(self) -> RowSampler | TorchOrder | None:

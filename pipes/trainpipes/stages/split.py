@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.stages.sample import EVERY, Drawn
@@ -49,10 +49,7 @@ class Split(Drawn):
 
     def check(self) -> None:
         self._set(parts=checked_parts(self.parts))
-        if self.part not in self.parts:
-            raise ConfigError(
-                f"split(part) is one of {', '.join(self.parts)}; got {shown(self.part)}"
-            )
+        self._require(self.part in self.parts, "part", f"one of {', '.join(self.parts)}")
         super().check()
 
     @property
@@ -86,20 +83,15 @@ def checked_parts(parts: Any) -> dict[str, float]:
     Raises:
         ConfigError: not a dict of numbers above 0 that sum to 1.
     """
-    if not isinstance(parts, Mapping) or not parts:
-        raise ConfigError(
-            f'split(parts) is a dict such as {{"train": 0.9, "valid": 0.1}}, got {shown(parts)}'
-        )
+    rule = 'a dict such as {"train": 0.9, "valid": 0.1}'
+    require(isinstance(parts, Mapping) and parts, "split(parts)", rule, parts)
     for name, fraction in parts.items():
         number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-        if not isinstance(name, str) or not number or not 0 < fraction <= 1:
-            raise ConfigError(
-                f"split(parts) has names and fractions above 0, up to 1; got {shown(name)}: {fraction!r}"
-            )
+        good = isinstance(name, str) and number and 0 < fraction <= 1
+        require(good, "split(parts)", "names and fractions above 0, up to 1", {name: fraction})
     total = sum(parts.values())
     if abs(total - 1) > 1e-9:
         raise ConfigError(
-            f"split(parts): fractions sum to 1, so that each row has a part; these sum to {total:g}: name "
-            "the rest too, or take a sample() first"
+            f"split(parts) must sum to 1, got {total:g}; name the rest too, or take a sample() first"
         )
     return dict(parts)

@@ -34,8 +34,8 @@ class _Counted(CutStage):
 class Take(_Counted):
     """Gives the first ``count`` items of each epoch.
 
-    In and out: rows, or micro-batches after ``batch``. Directly after the source the rows are
-    counted in file order; after ``batch``, micro-batches are counted over all ranks.
+    In and out: rows, or batches after ``batch``. Directly after the source the rows are
+    counted in file order; after ``batch``, batches are counted over all ranks.
 
     Args:
         count: items.

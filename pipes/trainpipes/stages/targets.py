@@ -16,8 +16,8 @@ import numpy.typing as npt
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import at_row
 
 #: What torch's ``cross_entropy`` leaves out unless told otherwise.
 IGNORED = -100
@@ -153,9 +153,7 @@ class Targets:
                 row = int(lacking[0])
                 was_cut = cut is not None and bool(cut[row])
                 said = self._said("", "it was" if was_cut else "", 1)
-                error = DataError(said, stage=str(self._stage))
-                blame(error, self._stage, int(run.block.ids[row]))
-                raise error
+                raise at_row(said, self._stage, run.block.ids[row])
             self._warn(len(lacking), len(found), 0 if cut is None else int(cut[lacking].sum()))
         return run
 

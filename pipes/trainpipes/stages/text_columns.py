@@ -12,14 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import column_names
-from trainpipes._internal.messages import nearest, need_columns
+from trainpipes._internal.checks import column_names, require
+from trainpipes._internal.messages import nearest, need_columns, no_columns
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import first_null, one_chunk, python_to_arrow, to_numpy
+from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.blame import blame
+from trainpipes.kinds.blame import at_row, blame, in_column
 from trainpipes.kinds.stage import Stage
 
 Texts: TypeAlias = "pa.LargeStringArray"
@@ -40,18 +41,18 @@ class Template:
             self._parts = list(string.Formatter().parse(text))
         except ValueError as error:
             raise ConfigError(
-                f"tokenize(template) is no format string ({error}), got {shown(text)}"
+                f"tokenize(template) must be a format string ({error}), got {shown(text)}"
             ) from None
         for _, field, form, conversion in self._parts:
             if field is not None and (not field or form or conversion or set(field) & set(".[")):
                 raise ConfigError(
-                    f"tokenize(template) names columns as {{column}}, without index, format or "
+                    f"tokenize(template) must name columns as {{column}}, without index, format or "
                     f"conversion, got {shown(text)}; make another text with map_batches()"
                 )
         self.columns = list(dict.fromkeys(p[1] for p in self._parts if p[1] is not None))
         if not self.columns:
             raise ConfigError(
-                f"tokenize(template) names at least one column as {{column}}, got {shown(text)}"
+                f"tokenize(template) must name at least one column as {{column}}, got {shown(text)}"
             )
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
@@ -126,12 +127,7 @@ def null_texts(block: Block, names: Sequence[str]) -> npt.NDArray[np.bool_]:
 def _is_text(kind: Any) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(
-        pa.types.is_null(kind)  # nulls only, which are refused one by one
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-    )
+    return is_text(kind) or bool(pa.types.is_null(kind))  # of nulls, each of which is refused
 
 
 def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
@@ -142,11 +138,7 @@ def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
         row_id = int(block.ids[number])
         try:
             if not isinstance(row, Mapping):
-                raise SchemaError(
-                    f"{asker} works on columns, so that each row must be a dict, got "
-                    f"{type(row).__name__}; make dicts with map() first",
-                    stage=str(asker),
-                )
+                raise no_columns(type(row).__name__, asker)
             need_columns(list(row), [name], asker)
             value = row[name]
             if numbers and isinstance(value, int) and not isinstance(value, bool):
@@ -163,23 +155,19 @@ def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
         return python_to_arrow(texts, pa.large_string())
     except UnicodeEncodeError as error:
         bad = next(k for k, text in enumerate(texts) if text == error.object)
-        problem = DataError(
-            f"{asker}: column {name!r} holds a surrogate (half of a character), which UTF-8 cannot "
-            "write; clean it in the map() that makes it",
-            stage=str(asker),
+        message = (
+            "holds a surrogate (half of a character), which UTF-8 cannot write; clean it in the map() that "
+            "makes it"
         )
-        blame(problem, asker, int(block.ids[bad]))
-        raise problem from error
+        raise in_column(BadCell(bad, message), name, asker, block.ids) from error
 
 
 def _null(name: str, row_id: int, asker: Stage) -> DataError:
-    error = DataError(
+    message = (
         f"{asker}: column {name!r} is null, and there is no text to tokenize; drop such rows with "
-        f".filter(pc.field({name!r}).is_valid()) before",
-        stage=str(asker),
+        f".filter(pc.field({name!r}).is_valid()) before"
     )
-    blame(error, asker, row_id)
-    return error
+    return at_row(message, asker, row_id)
 
 
 def _no_text(name: str, found: str, asker: Stage) -> SchemaError:
@@ -199,10 +187,9 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
             )
         return {"input_ids": []}
     if isinstance(columns, Mapping):
-        if not columns or not all(isinstance(n, str) for item in columns.items() for n in item):
-            raise ConfigError(
-                f"tokenize(columns) is a dict of text columns and names for their ids, got {shown(columns)}"
-            )
+        good = columns and all(isinstance(n, str) for item in columns.items() for n in item)
+        rule = "a dict of text columns and names for their ids"
+        require(good, "tokenize(columns)", rule, columns)
         outputs = {ids: [text] for text, ids in columns.items()}
         if len(outputs) < len(columns):
             raise ConfigError(
@@ -213,8 +200,7 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
     else:
         names = column_names(columns, "tokenize(columns)")
         outputs = {"input_ids": names}
-    if pair and len(names) != 2:
-        raise ConfigError(f"tokenize(pair=True) takes a list of two columns, got {shown(columns)}")
+    require(not pair or len(names) == 2, "tokenize(pair=True)", "a list of two columns", columns)
     return outputs
 
 
@@ -234,7 +220,7 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
     for name in names:
         if name not in joined:
             raise ConfigError(
-                f"tokenize(labels) names some of the columns that are joined, {joined}, or is True, "
+                f"tokenize(labels) must name some of the columns that are joined, {joined}, or be True, "
                 f"got {shown(name)}{nearest(str(name), joined)}"
             )
     return names

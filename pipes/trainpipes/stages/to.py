@@ -133,7 +133,7 @@ class To(PlaceStage):
             self._set(device=str(self._device))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
-                f'to(device) is a device such as "cuda" or "cuda:1", got {shown(self.device)}'
+                f'to(device) must be a device such as "cuda" or "cuda:1", got {shown(self.device)}'
             ) from error
         whole_number(self.depth, 0, "to(depth)", "batches whose copies are begun ahead")
 

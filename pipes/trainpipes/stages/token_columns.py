@@ -11,15 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.messages import need_columns
+from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes._internal.text import shown
+from trainpipes.columns.arrays import is_list as has_offsets
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, SchemaError
-from trainpipes.kinds.blame import blame
+from trainpipes.kinds.blame import at_row, blame, in_column
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.pad_columns import (
     Column,
@@ -48,12 +49,7 @@ def names_of(block: Block, asker: Stage) -> list[str]:
     elif isinstance(data[0], Mapping):
         return list(data[0])
     kind = "tuple of tensors" if isinstance(data, TensorRows) else type(data[0]).__name__
-    error = SchemaError(
-        f"{asker} works on columns, so that each row must be a dict, got {kind}; make dicts with map() "
-        "first",
-        stage=str(asker),
-    )
-    raise error
+    raise no_columns(kind, asker)
 
 
 def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
@@ -69,8 +65,7 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
     need_columns(names_of(block, asker), [name], asker)
     if isinstance(data, pa.Table):
         column = data.column(name)
-        kind = column.type
-        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not column.null_count:
+        if has_offsets(column.type) and not column.null_count:
             counts: IntArray = to_numpy(pc.list_value_length(column)).astype(np.int64)
             return counts
     read = _read(block, name, asker)
@@ -83,11 +78,10 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
             lengths = read.values.astype(np.int64)
             if (lengths < 0).any():
                 place = int(np.argmax(lengths < 0))
-                raise _at_row(
-                    f"{asker}: column {name!r} must tell how long a row is, and holds "
-                    f"{lengths[place]}: lengths are 0 or more",
-                    asker, int(block.ids[place]),
-                )  # fmt: skip
+                bad = BadCell(
+                    place, f"must tell how long a row is, 0 or more, got {lengths[place]}"
+                )
+                raise in_column(bad, name, asker, block.ids)
             return lengths
     raise SchemaError(
         f"{asker}: column {name!r} must tell how long a row is, as a list of numbers or as an integer, "
@@ -111,11 +105,7 @@ def _lengths_of_rows(block: Block, name: str, asker: Stage) -> IntArray:
 
 def _length_of_row(row: Any, name: str, asker: Stage) -> int:
     if not isinstance(row, Mapping):
-        raise SchemaError(
-            f"{asker} works on columns, so that each row must be a dict, got {type(row).__name__}; make "
-            "dicts with map() first",
-            stage=str(asker),
-        )
+        raise no_columns(type(row).__name__, asker)
     need_columns(list(row), [name], asker)
     value = row[name]
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
@@ -171,9 +161,35 @@ def ids_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], Int
     place = first_unfit(values, np.int64)
     if place is not None:
         row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
-        message = f"{asker}: column {name!r} holds {values[place]}, and token ids are of 63 bits"
-        raise _at_row(message, asker, int(block.ids[row]))
+        bad = BadCell(row, f"holds {values[place]}, and token ids are of 63 bits")
+        raise in_column(bad, name, asker, block.ids)
     return values, lengths
+
+
+def beside(
+    block: Block, name: str, column: str, lengths: IntArray, asker: Stage
+) -> npt.NDArray[Any]:
+    """The values of a column that has as many numbers in each row as another one.
+
+    Args:
+        block: the rows.
+        name: the column.
+        column: the other one.
+        lengths: numbers in each of its rows, int64 ``[rows]``.
+        asker: the stage, for messages.
+
+    Raises:
+        DataError: a row has more or fewer; names it.
+    """
+    values, own = numbers_of(block, name, asker)
+    if not np.array_equal(own, lengths):
+        place = int(np.argmax(own != lengths))
+        message = (
+            f"{asker}: column {name!r} goes with {column!r} and must have as many numbers in each row, got "
+            f"{own[place]} where {column!r} has {lengths[place]}"
+        )
+        raise at_row(message, asker, block.ids[place])
+    return values
 
 
 def is_list(block: Block, name: str) -> bool:
@@ -181,11 +197,7 @@ def is_list(block: Block, name: str) -> bool:
     data: Any = block.data
     if isinstance(data, pa.Table):
         kind = data.column(name).type
-        return bool(
-            pa.types.is_list(kind)
-            or pa.types.is_large_list(kind)
-            or pa.types.is_fixed_size_list(kind)
-        )
+        return has_offsets(kind) or bool(pa.types.is_fixed_size_list(kind))
     if isinstance(data, TensorRows):
         return data.tensors[data.names.index(name)].ndim > 1  # type: ignore[union-attr]
     value = data[0][name]
@@ -210,16 +222,7 @@ def _read(block: Block, name: str, asker: Stage) -> Column:
                 raise BadCell(number, "is not there, and each row is a dict that has it")
         return of_list([row[name] for row in data], name)
     except BadCell as bad:
-        if bad.row is None:
-            raise SchemaError(f"{asker}: column {name!r} {bad}", stage=str(asker)) from None
-        message = f"{asker}: column {name!r} {bad}"
-        raise _at_row(message, asker, int(block.ids[bad.row])) from None
-
-
-def _at_row(message: str, asker: Stage, row: int) -> DataError:
-    error = DataError(message, stage=str(asker))
-    blame(error, asker, row)
-    return error
+        raise in_column(bad, name, asker, block.ids) from None
 
 
 def _kind(block: Block, name: str) -> str:

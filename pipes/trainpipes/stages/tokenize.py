@@ -10,7 +10,6 @@ from typing import Any, Literal
 import numpy as np
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -134,8 +133,7 @@ class Tokenize(Tokenizes):
                 "True, False, a token or its id",
                 most=2**31 - 1,
             )
-        if self.template is not None and not isinstance(self.template, str):
-            raise ConfigError(f"tokenize(template) is a text, got {shown(self.template, 60)}")
+        self._require(isinstance(self.template, str | None), "template", "a text")
         _ = self._template, self._outputs, self._labelled  # raises for what does not fit
         taken = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and taken:

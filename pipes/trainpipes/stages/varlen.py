@@ -1,4 +1,4 @@
-"""Where the sequences of a packed micro-batch start, as attention over variable lengths takes it."""
+"""Where the sequences of a packed batch start, as attention over variable lengths takes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def add_sequences(batch: dict[str, Any]) -> None:
-    """Add ``cu_seqlens`` and ``max_seqlen`` to a micro-batch that has ``segment_ids``, ``[B, L]``.
+    """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
 
     They are about its tokens as one sequence of B * L (``batch["input_ids"].view(-1)``), in which each
     document, and the padding at a row's end, is a sequence of its own:

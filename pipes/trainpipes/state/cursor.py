@@ -2,7 +2,7 @@
 
     {"epoch": 1, "window": 0, "row": 11, "delivered": 2, "at": 2, "check": "5f0c9a3e"}
 
-"delivered" counts micro-batches of the pass, "at" those of the epoch; "ended" says that there are no more.
+"delivered" counts batches of the pass, "at" those of the epoch; "ended" says that there are no more.
 What stands before them is the position of the pipeline's stages. The checksum is of the text, its key, the
 pipeline and the epoch of the state.
 """
@@ -140,6 +140,6 @@ def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int)
     delivered, owed = cursor["delivered"], slots_before(m, shard, num_shards)
     if delivered != owed and not ("ended" in cursor and delivered < owed):
         raise StateError(
-            f"{shard_key(shard)}/delivered: {delivered} micro-batches, but m = {m} means {owed}; the state "
+            f"{shard_key(shard)}/delivered: {delivered} batches, but m = {m} means {owed}; the state "
             "was edited, or ranks saved it at different steps: save on all ranks after the same step"
         )

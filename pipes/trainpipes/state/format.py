@@ -3,7 +3,7 @@
     {
       "trainpipes": 1,               version of this format
       "epoch": 2,                    the pass over the data, from 0
-      "m": 1234,                     micro-batches of that pass taken, over all ranks
+      "m": 1234,                     batches of that pass taken, over all ranks
       "num_shards": 24,
       "pipeline": "{…}",             what the data and the stages were: JSON
       "batch_sizes": "",             sizes in an epoch in which that of batches was changed: JSON
@@ -56,11 +56,11 @@ _EDITED = "the state is cut short or was edited: load it as it was saved"
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Changes of the size of micro-batches within an epoch.
+    """Changes of the size of batches within an epoch.
 
     Args:
         epoch: in which they happened.
-        start: number of that epoch's first micro-batch in its pass.
+        start: number of that epoch's first batch in its pass.
         sizes: number in the epoch from which on, and size; the first from 0 on.
     """
 
@@ -105,7 +105,7 @@ class Position:
 
     Args:
         epoch: the pass over the data.
-        m: micro-batches of that pass taken, over all ranks.
+        m: batches of that pass taken, over all ranks.
         num_shards: S.
         cursors: cursor of each shard that the state knows; of no use where the pipeline is counted.
         extra: keys of one loader's own, kept as they are.

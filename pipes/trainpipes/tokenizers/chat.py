@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import need
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import need, require, wrong
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.tokenizers.engine import digest
 from trainpipes.tokenizers.ragged import Ragged
@@ -52,17 +51,10 @@ class Chat:
 
     def __init__(self, tokenizer: Any, template: str | None) -> None:
         need("transformers", "a chat template")
-        if isinstance(tokenizer, str | os.PathLike):
-            if not os.path.isdir(tokenizer):
-                raise ConfigError(
-                    "chat_template(tokenizer) is a transformers tokenizer or a local directory of one, which "
-                    f"has the template, got {shown(os.fspath(tokenizer))}"
-                )
-        elif not hasattr(tokenizer, "apply_chat_template"):
-            raise ConfigError(
-                "chat_template(tokenizer) is a transformers tokenizer or a local directory of one, which has "
-                f"the template, got {type(tokenizer).__name__}"
-            )
+        folder = isinstance(tokenizer, str | os.PathLike) and os.path.isdir(tokenizer)
+        good = folder or hasattr(tokenizer, "apply_chat_template")
+        rule = "a transformers tokenizer or a local directory of one"
+        require(good, "chat_template(tokenizer)", rule, tokenizer)
         self._tokenizer = tokenizer
         self._given = template
         self._loaded: tuple[int, Any] | None = None
@@ -84,10 +76,8 @@ class Chat:
             else:
                 found = copy.deepcopy(found)
             if not getattr(found, "is_fast", False):
-                raise ConfigError(
-                    "chat_template() needs a fast tokenizer, which says where in the text a token stands, "
-                    f"got {type(found).__name__}"
-                )
+                kind = type(found).__name__
+                raise wrong("chat_template(tokenizer)", "a fast tokenizer of transformers", kind)
             backend = found.backend_tokenizer
             backend.no_truncation()
             backend.no_padding()

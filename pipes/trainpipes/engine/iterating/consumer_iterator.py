@@ -52,8 +52,8 @@ class ConsumerState(NamedTuple):
     """Where a consumer stands after the last item that it gave.
 
     Args:
-        m: micro-batches of the pass that all ranks together have taken: that item's step is over.
-        upcoming: number of the micro-batch that comes next. Where the consumer has ended at one that is
+        m: batches of the pass that all ranks together have taken: that item's step is over.
+        upcoming: number of the batch that comes next. Where the consumer has ended at one that is
             missing, the number of that one.
         over: whether the pass is over: what is saved then is the start of the next one.
         moved: cursors, as JSON, of the shards that moved since the state was asked for before; the first
@@ -73,7 +73,7 @@ class ConsumerIterator:
         plan: the pipeline's.
         topology: which consumer this is.
         position: where to start; its cursors, if it needs any, may be those of all shards or of its own.
-        origin: the micro-batch from which workers took turns; where the run (re)started.
+        origin: the batch from which workers took turns; where the run (re)started.
         options: how items are made.
     """
 
@@ -98,7 +98,7 @@ class ConsumerIterator:
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
-        #: Whether it ends before the first micro-batch that is missing, as all ranks do; else it passes over
+        #: Whether it ends before the first batch that is missing, as all ranks do; else it passes over
         #: shards that have ended, and gives all.
         self.ends_at_holes = (
             plan.counts.ends_unevenly and not plan.chain.ragged and topology.world_size > 1
@@ -112,7 +112,7 @@ class ConsumerIterator:
         self._busy = 0  # how often in a row somebody was at work between two items
         #: Of the item given last, where that is kept.
         self.rows: ItemRows | None = None
-        #: The micro-batch that it is.
+        #: The batch that it is.
         self.m: int | None = None
         #: Whether a state has cursors, and those of which shards moved since it was asked for.
         self._has_cursors = not plan.counted

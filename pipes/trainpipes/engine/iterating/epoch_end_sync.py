@@ -1,7 +1,7 @@
 """How ranks end an epoch at the same step, where shards end at steps that nobody knows in advance.
 
 Each rank looks some steps ahead: two at first, then more and more up to 16. Before what was agreed on is used
-up, all agree, by one all-reduce of a single number, on the first micro-batch that is missing on any of them.
+up, all agree, by one all-reduce of a single number, on the first batch that is missing on any of them.
 What lies before it is delivered, in whole steps; there the epoch ends for all. Without that, a rank that has
 ended leaves the others waiting in their next collective.
 """
@@ -95,9 +95,9 @@ class EpochEndSync(Prefetcher):
     again whenever an item is asked for, since the other ranks have gone on.
 
     Args:
-        source: this rank's; it stops before its first missing micro-batch.
+        source: this rank's; it stops before its first missing batch.
         topology: this rank.
-        origin: the micro-batch from which steps are counted.
+        origin: the batch from which steps are counted.
     """
 
     def __init__(self, source: ConsumerIterator, topology: Topology, origin: int) -> None:
@@ -153,7 +153,7 @@ class EpochEndSync(Prefetcher):
             self._end_at(self._origin + (first - self._origin) // world * world)
 
     def _end_at(self, end: int) -> None:
-        """Drop what was taken from micro-batch ``end`` on: the pass is over after what is left."""
+        """Drop what was taken from batch ``end`` on: the pass is over after what is left."""
         while self._taken:
             give, error, state = self._taken[-1]
             if error is not None and state.upcoming < end:

@@ -2,7 +2,7 @@
 iterates its rank's pass, a message at a time.
 
 A worker makes the batches of its own shards. Each of its messages is for a stretch of the rank's
-micro-batches, the same for all workers, and may have no batch in it; so any number of workers will do, a
+batches, the same for all workers, and may have no batch in it; so any number of workers will do, a
 ``DataLoader`` may ask them in strict turn, and a queue's cost is paid once for several batches. Stretches
 start short, so that the first batch comes soon. Batches that are too large to travel together take several
 messages, and the other workers wait.
@@ -34,7 +34,7 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
 
-#: Micro-batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
+#: Batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
 #: a few per cent already), and more batches are held.
 MOST_BATCHES = 8
 

@@ -81,7 +81,7 @@ class OnePass:
         plan: the pipeline's.
         topology: which consumer this is.
         position: where to start.
-        origin: the micro-batch from which workers took turns; the position's, if left out.
+        origin: the batch from which workers took turns; the position's, if left out.
         go_on: whether a position with nothing left goes on with the next pass.
         options: how items are made.
         one_at_a_time: of the iterator that gives this pass's items.

@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from torch.utils.data import get_worker_info
 
+from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
 from trainpipes._internal.text import shown
@@ -128,10 +129,7 @@ class Session:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
-        if isinstance(epoch, bool) or not isinstance(epoch, int) or not 0 <= epoch < MOST_EPOCHS:
-            raise ConfigError(
-                f"set_epoch(epoch) takes the number of an epoch, an integer from 0 on, got {shown(epoch)}"
-            )
+        whole_number(epoch, 0, "set_epoch(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
         if self.passes.fixed is not None:
             raise ConfigError(
                 f"set_epoch(): epoch must be left to a Loader that was made with epoch={self.passes.fixed}, "

@@ -31,8 +31,8 @@ ALONE_BYTES = 1 << 20
 #: Where a tensor may start.
 ALIGNED = 64
 #: In the shared numbers: the epoch at whose start the pass starts, -1 where that is the position that workers
-#: were given; the micro-batch that the parent waits for; from here on how many messages of each worker it has
-#: unpacked, then which micro-batch each worker makes.
+#: were given; the batch that the parent waits for; from here on how many messages of each worker it has
+#: unpacked, then which batch each worker makes.
 _EPOCH, _DUE, _UNPACKED = range(3)
 
 
@@ -56,7 +56,7 @@ class WorkerMessage:
 
     Args:
         worker: who sends it.
-        items: micro-batches in order: number; batch, or why there is none: None where the shard has ended, an
+        items: batches in order: number; batch, or why there is none: None where the shard has ended, an
             exception if it could not be made, after which nothing comes; position of its shard after it, as
             JSON, empty where the pipeline is counted.
         schemas: what the worker knows of them.
@@ -124,7 +124,7 @@ class WorkerMemory:
 
     @property
     def due(self) -> int:
-        """The micro-batch that the parent waits for, or did a moment ago."""
+        """The batch that the parent waits for, or did a moment ago."""
         return int(self._numbers[_DUE])
 
     @due.setter
@@ -136,11 +136,11 @@ class WorkerMemory:
         return int(self._numbers[_UNPACKED + worker])
 
     def makes(self, worker: int, m: int) -> None:
-        """A worker says which micro-batch it makes."""
+        """A worker says which batch it makes."""
         self._numbers[_UNPACKED + self.workers + worker] = m
 
     def made_by(self, worker: int) -> int | None:
-        """The micro-batch that a worker makes, or made last; None where it has not begun."""
+        """The batch that a worker makes, or made last; None where it has not begun."""
         m = int(self._numbers[_UNPACKED + self.workers + worker])
         return None if m < 0 else m
 

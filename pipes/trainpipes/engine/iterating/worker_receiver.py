@@ -25,7 +25,7 @@ _INTERRUPTED = (
 
 
 class WorkerReceiver:
-    """One rank's items, made by workers. An error of theirs is raised when its micro-batch is due, and again
+    """One rank's items, made by workers. An error of theirs is raised when its batch is due, and again
     whenever one is asked for.
 
     Args:
@@ -50,7 +50,7 @@ class WorkerReceiver:
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
 
     def take(self, m: int) -> Any:
-        """Micro-batch ``m``, or ENDED if its shard has no more. It is not asked for then any more."""
+        """Batch ``m``, or ENDED if its shard has no more. It is not asked for then any more."""
         try:
             if self._error is not None:
                 raise self._error

@@ -68,7 +68,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
     if counting is not None and chain.num_shards > 1:
         raise ConfigError(
             f"{counting} of a sharded pipeline stands directly after the source (rows in file order) "
-            "or after batch() (micro-batches): elsewhere each shard would count for itself"
+            "or after batch(): elsewhere each shard would count for itself"
         )
     return chain
 
@@ -200,7 +200,7 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
 
 
 def _counted(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
-    """The chain with a take or skip: of rows in file order, of micro-batches, or on the way."""
+    """The chain with a take or skip: of rows in file order, of batches, or on the way."""
     count = int(stage.options["count"])
     if chain.repeat is not None:
         raise ConfigError(f"{stage} after repeat() would count over epochs: put it before repeat()")

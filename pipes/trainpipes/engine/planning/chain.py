@@ -53,15 +53,15 @@ class Chain:
         after: on rows after they are dealt, and above.
         shuffle: the one that orders rows.
         shard: the one that deals them.
-        batch: the one that cuts micro-batches.
+        batch: the one that cuts batches.
         repeat: the one that goes on with the next epoch.
         cache: the one that keeps rows.
         cached: how many of ``before`` are below it; None where nothing is kept.
         place_stages: on finished batches, in the process that trains.
         skip_rows: rows in file order left out at the start of an epoch.
         stop_rows: the row in file order before which an epoch ends.
-        skip_batches: micro-batches left out at the start of an epoch.
-        stop_batches: the micro-batch before which an epoch ends.
+        skip_batches: batches left out at the start of an epoch.
+        stop_batches: the batch before which an epoch ends.
         rolling: whether rows go on into the next epoch before they are batched.
     """
 
@@ -128,7 +128,7 @@ class Chain:
 
     @property
     def batch_size(self) -> int:
-        """Rows of a micro-batch; 1 where there are none, or where they are not counted."""
+        """Rows of a batch; 1 where there are none, or where they are not counted."""
         return 1 if self.batch is None else self.batch.batch_size or 1
 
     @property

@@ -1,4 +1,4 @@
-"""How many micro-batches there are, and where each of them begins: arithmetic, where counts are known.
+"""How many batches there are, and where each of them begins: arithmetic, where counts are known.
 
 Asks the source for its counts, and reads no row. Any thread may ask it.
 """
@@ -17,7 +17,7 @@ from trainpipes.state.format import Position
 
 
 class Counts:
-    """Counts and places of micro-batches.
+    """Counts and places of batches.
 
     Args:
         layouts: how epochs are cut.
@@ -31,7 +31,7 @@ class Counts:
 
     @cached_property
     def known(self) -> bool:
-        """Whether the number of micro-batches in a pass is known, and none is missing."""
+        """Whether the number of batches in a pass is known, and none is missing."""
         chain, layouts = self.chain, self.layouts
         if layouts.inputs.epoch_rows is None or not layouts.whole:
             return False
@@ -40,10 +40,10 @@ class Counts:
 
     @cached_property
     def counted(self) -> bool:
-        """Whether the first row of a micro-batch follows from its number: the number of rows is known, and
+        """Whether the first row of a batch follows from its number: the number of rows is known, and
         stages above the source keep them one to one, in batches of a fixed size.
 
-        Where each shard stands after m micro-batches is then arithmetic (``cursor_at``): a state needs no
+        Where each shard stands after m batches is then arithmetic (``cursor_at``): a state needs no
         more than m, and a run that goes on at m reads nothing of what is before it. In all other
         pipelines a shard's position is known only by whoever has read that far, and a state keeps it."""
         return self.known and isinstance(self.layouts.usual, Layout)
@@ -61,7 +61,7 @@ class Counts:
 
     @cached_property
     def batches_in_epoch(self) -> int:
-        """Micro-batches of an epoch over all ranks."""
+        """Batches of an epoch over all ranks."""
         chain = self.chain
         return self._delivered(count_batches(self._epoch_rows, chain.batch_size, chain.drop_last))
 
@@ -71,7 +71,7 @@ class Counts:
 
     @cached_property
     def batches_in_pass(self) -> float:
-        """Micro-batches of a pass over all ranks; inf for no end."""
+        """Batches of a pass over all ranks; inf for no end."""
         chain, sizes = self.chain, self.layouts.sizes
         if chain.times is None:
             return math.inf if self.batches_in_epoch or (chain.rolling and self._epoch_rows) else 0
@@ -91,12 +91,12 @@ class Counts:
         return chain.repeat is not None and not chain.rolling and self.known
 
     def epoch_start(self, epoch: int, first_epoch: int) -> int:
-        """Number of an epoch's first micro-batch in its pass, where epochs are batched one by one."""
+        """Number of an epoch's first batch in its pass, where epochs are batched one by one."""
         known, start, after = self._known_epoch(first_epoch)
         return start if epoch <= known else after + (epoch - known - 1) * self.batches_in_epoch
 
     def epoch_of(self, m: int, first_epoch: int) -> int:
-        """The epoch in which micro-batch ``m`` of a pass lies; the last one for those after it, and the first
+        """The epoch in which batch ``m`` of a pass lies; the last one for those after it, and the first
         where epochs are not batched one by one."""
         if not self._by_epoch:
             return first_epoch
@@ -106,8 +106,8 @@ class Counts:
         return epoch if times is None else min(epoch, first_epoch + times - 1)
 
     def _known_epoch(self, first_epoch: int) -> tuple[int, int, int]:
-        """The epoch in which the size of micro-batches was changed, or else the first one of the pass; the
-        number of its first micro-batch, and the one after its last."""
+        """The epoch in which the size of batches was changed, or else the first one of the pass; the
+        number of its first batch, and the one after its last."""
         sizes = self.layouts.sizes
         if sizes is None:
             return first_epoch, 0, self.batches_in_epoch
@@ -115,7 +115,7 @@ class Counts:
 
     @cached_property
     def _changed_batches(self) -> int:
-        """Micro-batches of the epoch in which their size was changed."""
+        """Batches of the epoch in which their size was changed."""
         layout = self.layouts.changed
         if isinstance(layout, StreamLayout):  # as one span of rows
             size, changes = layout.batch_size, layout.changes
@@ -123,7 +123,7 @@ class Counts:
         return layout.count(self.chain.drop_last)
 
     def end(self, world_size: int, origin: int = 0) -> float:
-        """The micro-batch after the last one of a pass; inf where that is not known. From ``origin``
+        """The batch after the last one of a pass; inf where that is not known. From ``origin``
         on, where they (re)started, several ranks deliver the same number each, so that the last few
         may be left out.
 
@@ -149,12 +149,12 @@ class Counts:
     # One shard
 
     def shift(self, epoch: int, first_epoch: int) -> int:
-        """By how much the number of a micro-batch in its epoch is larger than that in its pass."""
+        """By how much the number of a batch in its epoch is larger than that in its pass."""
         start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
         return self.chain.skip_batches - start
 
     def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
-        """Which of the epoch's own S sequences a shard takes: epochs of K micro-batches follow
+        """Which of the epoch's own S sequences a shard takes: epochs of K batches follow
         each other in m, and K need not be a multiple of S."""
         return (shard + self.shift(epoch, first_epoch)) % self.chain.num_shards
 
@@ -163,12 +163,12 @@ class Counts:
         return self.slot(shard, epoch, first_epoch) % self.layouts.of(epoch).num_spans
 
     def chunks(self, slot: int, epoch: int) -> tuple[int, int | None]:
-        """First of a slot's micro-batches that an epoch delivers, and the one after its last."""
+        """First of a slot's batches that an epoch delivers, and the one after its last."""
         chain, sizes = self.chain, self.layouts.sizes
         skipped = slots_before(chain.skip_batches, slot, chain.num_shards)
         stop = chain.stop_batches
         if sizes is not None and epoch == sizes.epoch and self.known and not chain.rolling:
-            # Spans do not end together: what some have left belongs to no micro-batch.
+            # Spans do not end together: what some have left belongs to no batch.
             count = self._changed_batches
             stop = count if stop is None else min(stop, count)
         if stop is None:
@@ -177,7 +177,7 @@ class Counts:
 
     def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
         """Where the rows of a slot begin in an epoch; or, where the pipeline is counted, at the first row
-        after ``skip`` of its micro-batches."""
+        after ``skip`` of its batches."""
         layout = self.layouts.of(epoch)
         span, sharer = slot % layout.num_spans, slot // layout.num_spans
         if not skip or not isinstance(layout, Layout) or not layout.num_windows(span):
@@ -193,7 +193,7 @@ class Counts:
         return {"epoch": epoch, "window": window, "row": row - layout.window(span, window)[0]}
 
     def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
-        """The cursor of a shard after ``m`` micro-batches of pass ``number`` over all ranks, where the
+        """The cursor of a shard after ``m`` batches of pass ``number`` over all ranks, where the
         pipeline is counted: in the epoch of ``m``."""
         first, shards = self.chain.first_epoch(number), self.chain.num_shards
         epoch = self.epoch_of(m, first)

@@ -44,7 +44,7 @@ class Layouts:
     Args:
         inputs: the rows that are cut.
         chain: says how.
-        sizes: of micro-batches, in an epoch in which their size was changed.
+        sizes: of batches, in an epoch in which their size was changed.
     """
 
     def __init__(self, inputs: Inputs, chain: Chain, sizes: BatchSizes | None = None) -> None:
@@ -55,7 +55,7 @@ class Layouts:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether rows are dealt in whole micro-batches."""
+        """Whether rows are dealt in whole batches."""
         source, chain = self.inputs.source, self.chain
         if isinstance(source, RowMixture):  # its sources deal theirs
             return False
@@ -64,7 +64,7 @@ class Layouts:
 
     @cached_property
     def usual(self) -> Layout | StreamLayout:
-        """That of an epoch in which the size of micro-batches is not changed; ``of`` may cut spans
+        """That of an epoch in which the size of batches is not changed; ``of`` may cut spans
         elsewhere."""
         chain, source = self.chain, self.inputs.source
         size, shards, buffer = chain.batch_size, chain.num_shards, chain.buffer
@@ -73,7 +73,7 @@ class Layouts:
             rows = size if buffer is None else buffer
             cutting = [s for s in chain.after if s.role in ("pack", "batch") and not s.keeps_rows]
             if buffer is None and cutting:
-                rows = max(rows, STREAM_ROWS)  # micro-batches have other rows than these
+                rows = max(rows, STREAM_ROWS)  # batches have other rows than these
             return StreamLayout(size, shards, rows, self.whole)
         drawn = chain.drawn is not None
         window = (DRAWN_ROWS if drawn else READ_ROWS) if buffer is None else buffer
@@ -85,7 +85,7 @@ class Layouts:
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
     def of(self, epoch: int) -> Layout | StreamLayout:
-        """How one epoch is cut: as all are, but for one in which the size of micro-batches was changed, and
+        """How one epoch is cut: as all are, but for one in which the size of batches was changed, and
         for spans of even bytes, whose cuts depend on the order of the blocks."""
         usual, sizes = self.usual, self.sizes
         if sizes and self.whole and (epoch == sizes.epoch or self.chain.rolling):
@@ -102,7 +102,7 @@ class Layouts:
 
     @cached_property
     def changed(self) -> Layout | StreamLayout:
-        """The layout of the epoch in which the size of micro-batches was changed; the usual one if it was
+        """The layout of the epoch in which the size of batches was changed; the usual one if it was
         not."""
         if self.sizes is None:
             return self.usual

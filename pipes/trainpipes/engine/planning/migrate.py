@@ -20,6 +20,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from trainpipes._internal.checks import wrong
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import innermost, levels
 from trainpipes.engine.layout import Layout, StreamLayout
@@ -27,7 +28,7 @@ from trainpipes.engine.planning.chain import Chain
 from trainpipes.engine.planning.counts import Counts
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import StateError
 from trainpipes.kinds.stage_kinds import MixingSource
 from trainpipes.state.cursor import is_count, shard_key
 from trainpipes.state.format import BatchSizes, Position, parse, read, render
@@ -49,7 +50,7 @@ def position_of(state: Any, plan: Plan) -> Position:
         # Ranks that end at different steps count the last one as a whole.
         if position.m > (most + plan.chain.num_shards - 1 if plan.chain.ragged else most):
             raise StateError(
-                f"m: epoch {position.epoch} of this pipeline has {most} micro-batches, got m = "
+                f"m: epoch {position.epoch} of this pipeline has {most} batches, got m = "
                 f"{position.m}; load the state as it was saved"
             )
     return position
@@ -69,10 +70,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     """
     names = allow_changes if isinstance(allow_changes, Collection) else [allow_changes]
     if isinstance(names, str) or not all(name in ALLOWED for name in names):
-        raise ConfigError(
-            f"allow_changes is a list of some of {list(ALLOWED)}, got {shown(allow_changes)}; everything "
-            "else must be as it was saved"
-        )
+        way = "all else must be as it was saved"
+        raise wrong("allow_changes", f"a list of some of {list(ALLOWED)}", allow_changes, way)
     saved = read(state)
     position = saved.position
     if position.num_shards != plan.chain.num_shards:
@@ -131,7 +130,7 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
     return isinstance(layout, Layout) and bool(place["window"] >= layout.num_windows(span))
 
 
-# The size of micro-batches
+# The size of batches
 
 
 def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
@@ -149,12 +148,12 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     within = StateError(
         f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an "
         "epoch, since how many rows are used up cannot be told from the number of "
-        "micro-batches: load the state of an "
+        "batches: load the state of an "
         "epoch's start"
     )
     chain, sized = plan.chain, _of_size(plan.chain, old)
     if isinstance(plan.layouts.usual, StreamLayout) and not chain.mixes:
-        # The windows of a stream that is not shuffled are as long as its micro-batches.
+        # The windows of a stream that is not shuffled are as long as its batches.
         length, rows = Layouts(plan.inputs, sized).usual.window_rows, plan.layouts.usual.window_rows
         for place in map(innermost, position.cursors.values() if length != rows else ()):
             row = place["window"] * length + place["row"]
@@ -192,7 +191,7 @@ def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
 
 
 def _of_size(chain: Chain, size: int) -> Chain:
-    """The chain with micro-batches of another size."""
+    """The chain with batches of another size."""
     if chain.batch is None:
         return chain
     batch = chain.batch.replaced(batch_size=size)

@@ -1,7 +1,7 @@
-"""The plan of a pipeline: which stages, which rows, how many micro-batches, and where number m is.
+"""The plan of a pipeline: which stages, which rows, how many batches, and where number m is.
 
 Immutable, and made of four parts, each of which knows only those before it: the ``Chain`` of stages, the
-``Inputs`` that it reads, the ``Layouts`` of its epochs, the ``Counts`` of its micro-batches. The plan
+``Inputs`` that it reads, the ``Layouts`` of its epochs, the ``Counts`` of its batches. The plan
 itself answers what needs several of them. Nothing is read but the source's listing. Any thread may ask it.
 """
 
@@ -34,7 +34,7 @@ class Plan:
         chain: which stage stands where.
         inputs: the source of rows, and what is known of it.
         layouts: how epochs are cut.
-        counts: how many micro-batches there are, and where each begins.
+        counts: how many batches there are, and where each begins.
     """
 
     def __init__(self, inputs: Inputs, quiet: bool = False) -> None:
@@ -65,7 +65,7 @@ class Plan:
         return Plan(Inputs(arrange(stages), source, schemas), quiet)
 
     def resized(self, sizes: BatchSizes | None) -> Plan:
-        """This plan for a pass in which the size of micro-batches was changed. All that does not depend on
+        """This plan for a pass in which the size of batches was changed. All that does not depend on
         it is shared."""
         if sizes == self.layouts.sizes:
             return self
@@ -76,7 +76,7 @@ class Plan:
 
     @property
     def counted(self) -> bool:
-        """Whether where micro-batch m begins follows from m: see ``Counts.counted``."""
+        """Whether where batch m begins follows from m: see ``Counts.counted``."""
         return self.counts.counted
 
     @cached_property

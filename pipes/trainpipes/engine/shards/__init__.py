@@ -1,7 +1,7 @@
 """The items of one consumer's shards, made in order.
 
-turns           which micro-batches a consumer gives
-groups          micro-batches of counted pipelines that are made together
+turns           which batches a consumer gives
+groups          batches of counted pipelines that are made together
 counted_items   the path for counted pipelines: positions by arithmetic
 shard_rows      the general way: the rows of a shard, below all stages
 opener          the stages of a shard, opened at a cursor

@@ -1,7 +1,7 @@
-"""The path for counted pipelines: a consumer's micro-batches, in order, straight from the windows.
+"""The path for counted pipelines: a consumer's batches, in order, straight from the windows.
 
-Where a micro-batch's rows stand follows from its number, so that nothing has a position of its own, and a
-group of micro-batches is made by itself, in any thread: its rows are looked up in the windows of their
+Where a batch's rows stand follows from its number, so that nothing has a position of its own, and a
+group of batches is made by itself, in any thread: its rows are looked up in the windows of their
 spans, and put through the stages above. Groups are small at first, so that the first batch comes soon.
 
 Owned by one consumer and called by the thread that iterates; windows and groups are handed to its pool.
@@ -29,7 +29,7 @@ from trainpipes.engine.shards.shard_runs import is_about_a_row, raise_placed
 from trainpipes.engine.shards.turns import Turns
 from trainpipes.state.format import Position
 
-#: Micro-batches of the first group; each later one has twice as many as the one before it.
+#: Batches of the first group; each later one has twice as many as the one before it.
 FIRST = 1
 #: Groups that workers of a stage have at a time, at least.
 SUBMITTED = 3
@@ -46,7 +46,7 @@ class CountedItems:
     Args:
         plan: the pipeline's.
         position: where they start.
-        turns: which micro-batches they are.
+        turns: which batches they are.
         windows: where rows are.
         pool: reads windows and makes groups; None for none but the thread that iterates.
         alone: whether the thread that iterates makes the groups, since functions are called that are not
@@ -73,12 +73,12 @@ class CountedItems:
         self._maker = GroupMaker(plan.chain, unroll)
         #: Whether any thread may make a group.
         self._shares = not plan.runs_user_code
-        self._count = FIRST  # micro-batches of the next group
-        self._singly = 0  # micro-batches that are made one by one, to find the one that fails
+        self._count = FIRST  # batches of the next group
+        self._singly = 0  # batches that are made one by one, to find the one that fails
         self._failed: Exception | None = None  # what they failed with together
         self._tickets: deque[tuple[Group, Ticket]] = deque()
         self._beginning: Ticket | None = None  # the pool's work on the group after those
-        self._upcoming: int | None = None  # the micro-batch after the last group in work
+        self._upcoming: int | None = None  # the batch after the last group in work
         self._items: MutableSequence[Any] = []
         self._places: Sequence[int] = ()
         self._k = 0
@@ -97,21 +97,21 @@ class CountedItems:
 
     @cached_property
     def _when_taken(self) -> bool:
-        """Whether each micro-batch is made by itself, when it is taken: where Python is called for rows."""
+        """Whether each batch is made by itself, when it is taken: where Python is called for rows."""
         chain = self._plan.chain
         calls_rows = chain.batch is not None and any(stage.per_row for stage in chain.after)
         return calls_rows and self._pool is None and not self._maker.has_workers
 
     @cached_property
     def _most(self) -> int:
-        """Micro-batches in a group."""
+        """Batches in a group."""
         rows = RUN_ROWS if self._when_taken else rows_at_a_time(self._plan)
         return max(1, rows // self._plan.chain.batch_size)
 
     # One item after the other
 
     def take(self, m: int) -> Any:
-        """Micro-batch ``m``, which is the first one or the one after that given last. Asked again after an
+        """Batch ``m``, which is the first one or the one after that given last. Asked again after an
         error, it is made again."""
         while self._k == len(self._places):
             self._next_group(m)
@@ -188,7 +188,7 @@ class CountedItems:
         self._upcoming = None
 
     def work_ahead(self, m: int) -> None:
-        """Have the next groups in work, from micro-batch ``m`` on if none is."""
+        """Have the next groups in work, from batch ``m`` on if none is."""
         most = 1 if self._singly else max(1, self._in_work)
         while len(self._tickets) < most:
             if self._beginning is not None:
@@ -236,7 +236,7 @@ class CountedItems:
     # Where rows stand
 
     def _group(self, ms: IntArray) -> Group:
-        """The rows of some micro-batches, those of the first one's epoch."""
+        """The rows of some batches, those of the first one's epoch."""
         plan = self._plan
         first = self._first_epoch
         epoch = plan.counts.epoch_of(int(ms[0]), first)
@@ -261,7 +261,7 @@ class CountedItems:
         return Group(ms, places.tolist(), parts, bounds)
 
     def _rows(self, layout: Layout, span: int, chunks: IntArray) -> tuple[IntArray, IntArray]:
-        """Rows of a span, counted from its first, that some micro-batches of it have, and how many each."""
+        """Rows of a span, counted from its first, that some batches of it have, and how many each."""
         start, stop = layout.span(span)
         rows = stop - start
         if self._plan.chain.rolling:

@@ -1,4 +1,4 @@
-"""Groups of micro-batches of a counted pipeline, and what makes their items: each group by itself, in any
+"""Groups of batches of a counted pipeline, and what makes their items: each group by itself, in any
 thread."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainpipes.engine.reading.windows import Window
 
 @dataclass(frozen=True)
 class Group:
-    """Micro-batches that are made together.
+    """Batches that are made together.
 
     Args:
         ms: their numbers, in order.

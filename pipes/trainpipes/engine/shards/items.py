@@ -68,11 +68,11 @@ class Items(Protocol):
     """The items of one consumer. Called by one thread at a time."""
 
     def take(self, m: int) -> Any:
-        """Micro-batch ``m``, the next one of its shard; ENDED if the shard has no more."""
+        """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
         ...
 
     def work_ahead(self, m: int) -> None:
-        """Have other threads, or workers of a stage, begin with what leads to micro-batch ``m``."""
+        """Have other threads, or workers of a stage, begin with what leads to batch ``m``."""
         ...
 
     def make_ahead(self) -> None:
@@ -102,7 +102,7 @@ def items_of(
     Args:
         plan: the pipeline's.
         position: where to start.
-        turns: which micro-batches will be asked for.
+        turns: which batches will be asked for.
         shards: those that they are of.
         pool: works ahead; None for no other thread.
         alone: whether the pool only reads windows.

@@ -17,7 +17,7 @@ from trainpipes.engine.shards.shard_rows import ShardRows
 from trainpipes.kinds.source import MixedWindows, RowSource
 from trainpipes.kinds.stage_kinds import open_chain
 
-#: Rows and bytes of rows in a run, about; whole micro-batches where there are any.
+#: Rows and bytes of rows in a run, about; whole batches where there are any.
 RUN_ROWS, RUN_BYTES = 2048, 4 << 20
 #: Rows in a run, at least, however small a shard's part of a window is.
 LEAST_ROWS = 512
@@ -26,7 +26,7 @@ ALL_ROWS = 65_536
 
 
 def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
-    """Rows that are made together: whole micro-batches, where they are counted; few where Python is called
+    """Rows that are made together: whole batches, where they are counted; few where Python is called
     for each row, so that the first one comes soon."""
     rows = RUN_ROWS if most is None else most
     if any(stage.per_row for stage in plan.chain.after):
@@ -92,7 +92,7 @@ class ShardOpener:
             singly: whether runs are as small as can be.
         """
         chain = self.plan.chain
-        # One micro-batch in the first run of the first shard, and on from there.
+        # One batch in the first run of the first shard, and on from there.
         first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
         rows = self.run_rows, first
         if singly:

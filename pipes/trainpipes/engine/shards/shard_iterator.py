@@ -171,11 +171,11 @@ class ShardItems:
         self._iterators: dict[int, ShardIterator] = {}
 
     def take(self, m: int) -> Any:
-        """Micro-batch ``m``, or ENDED if its shard has no more."""
+        """Batch ``m``, or ENDED if its shard has no more."""
         return self._of(m % self._plan.chain.num_shards).take()
 
     def work_ahead(self, m: int) -> None:
-        """Have a shard's next run in work: that of micro-batch ``m``."""
+        """Have a shard's next run in work: that of batch ``m``."""
         found = self._of(m % self._plan.chain.num_shards)
         if self._pool is not None:
             found.work_ahead()

@@ -22,7 +22,7 @@ class PlacedRun:
         cursors: the run's.
         first: item of it with which to start.
         last: item of it before which to stop.
-        at: micro-batches of the epoch's slot before the first item.
+        at: batches of the epoch's slot before the first item.
     """
 
     cursors: Cursors
@@ -80,7 +80,7 @@ class ShardRuns:
             if stream:
                 cursor["stream"] = stream
         self._start = cursor
-        self._at = int(cursor["at"])  # micro-batches of the slot before the next run
+        self._at = int(cursor["at"])  # batches of the slot before the next run
         self._placed: PlacedRun | None = None  # the last run of the epoch
         self._opened: RunSource | None = None
         # Windows that this shard needs are kept until it comes to them.

@@ -1,4 +1,4 @@
-"""Which micro-batches one consumer gives: its part of the one global sequence. Pure arithmetic."""
+"""Which batches one consumer gives: its part of the one global sequence. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainpipes.engine.layout import IntArray
 
 @dataclass(frozen=True)
 class Turns:
-    """The micro-batches of one consumer, in order.
+    """The batches of one consumer, in order.
 
     Args:
         stride: from one to the next.
         end: the number before which they end; inf for none.
         num_shards: S.
-        shards: those whose micro-batches are given, where others come at the same stride; None for all.
+        shards: those whose batches are given, where others come at the same stride; None for all.
 
     >>> Turns(2, 9).after(1, 10).tolist()
     [1, 3, 5, 7]

@@ -189,11 +189,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):
                 raise ConfigError(_not_a_pipeline(stage, pipeline))
-            if pipeline._batching() is None:
-                raise ConfigError(
-                    f"PipelineDataModule({stage}) must make batches, got single rows: end the pipeline with "
-                    f".batch(32).pad_collate(), got\n{pipeline}"
-                )
+            pipeline._need_batches(f"PipelineDataModule({stage})")
         loaders = self._loaders.get(stage, [])
         if [id(loader.pipeline) for loader in loaders] != [id(pipeline) for pipeline in pipelines]:
             kind = TrainingLoader if stage == "train" else EvaluationLoader

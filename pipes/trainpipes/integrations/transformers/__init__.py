@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.topology import data_parallel
-from trainpipes.errors import ConfigError, MissingExtraError, StateError
+from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import estimated_length, no_length
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.pin import Pin
 from trainpipes.stages.to import To
 
-need("transformers", "trainpipes.integrations.transformers")
+need("transformers", "trainpipes.integrations.transformers", oldest="5.3")
 need("accelerate", "trainpipes.integrations.transformers")
 
 import transformers  # noqa: E402
@@ -49,14 +49,6 @@ else:
     Base = object
 
 __all__ = ["PipelineTrainerMixin", "Trainer"]
-
-OLDEST = (5, 3)
-
-if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
-    raise MissingExtraError(
-        "trainpipes.integrations.transformers needs a Trainer of transformers 5.3 or later, got "
-        f"{transformers.__version__}: pip install 'transformers>=5.3,<6' accelerate"
-    )
 
 log = logging.get_logger(__name__)
 
@@ -300,36 +292,23 @@ def _rows_of_batch(pipe: Pipeline) -> int:
     return pipe._session.plan.chain.batch_size
 
 
-def check_datasets(**given: Any) -> None:
-    """Raise if a loader is given in place of its pipeline."""
-    for name, dataset in given.items():
-        several = dataset.values() if isinstance(dataset, dict) else [dataset]
-        for one in several:
-            pipe = one.pipeline if isinstance(one, Loader) else getattr(one, "dataset", None)
-            if isinstance(pipe, Pipeline):
-                raise ConfigError(
-                    f"{name} is the pipeline itself, of which the trainer makes a loader, got a "
-                    f"{type(one).__name__}: write {name}=pipe, and say workers by dataloader_num_workers= in "
-                    "the arguments"
-                )
-
-
 def _check_given(given: dict[str, Any]) -> None:
     """Raise where a Trainer is made of what it would fail on, or would not use, later."""
-    datasets = {name: given.get(name) for name in ("train_dataset", "eval_dataset")}
-    check_datasets(**datasets)
     args = given.get("args") or transformers.TrainingArguments  # whose defaults it would take
-    for name, dataset in datasets.items():
+    for name in ("train_dataset", "eval_dataset"):
+        dataset = given.get(name)
         for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
-            is_rows = isinstance(one, Pipeline) and not _makes_batches(one)
-            if is_rows and given.get("data_collator") is None:
-                size = args.per_device_train_batch_size
+            pipe: Any = one.pipeline if isinstance(one, Loader) else getattr(one, "dataset", None)
+            if isinstance(pipe, Pipeline):
                 raise ConfigError(
-                    f"{name} gives single rows: end it with .batch({size}).pad_collate(), or pass a "
-                    f"data_collator to the Trainer, got\n{one}"
+                    f"{name} must be the pipeline itself, got a {type(one).__name__} of it: write "
+                    f"{name}=pipe, and say workers by dataloader_num_workers= in the arguments"
                 )
+            if isinstance(one, Pipeline) and given.get("data_collator") is None:
+                way = f"end it with .batch({args.per_device_train_batch_size}).pad_collate(), or pass a "
+                one._need_batches(name, f"{way}data_collator to the Trainer")
     # A trainer of TRL is given something to look at in place of its pipeline.
-    pipe: Any = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
+    pipe = getattr(given.get("train_dataset"), "pipeline", given.get("train_dataset"))
     if not _makes_batches(pipe):
         return
     if args.max_steps <= 0 and not has_length(pipe):

@@ -33,7 +33,7 @@ class DecodeImage(RunStage):
     In: rows with a column of the files' bytes, as ``read_images``, ``read_webdataset`` and Parquet files give
     them; or of structs with ``bytes``, as Hugging Face's datasets store images. Out: dicts with an array,
     uint8 ``[C, H, W]``, in place of the bytes. Cursor: none of its own. Costs about 0.4 ms for a JPEG of
-    224 x 224 pixels; the threads of the pipeline decode ahead of use, each a micro-batch at a time. Put it
+    224 x 224 pixels; the threads of the pipeline decode ahead of use, each a batch at a time. Put it
     after ``shuffle``, so that a shuffle's buffer holds no pixels.
 
     An image is turned upright by its EXIF orientation (ignored if it cannot be read). With ``mode="RGB"``,

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name
-from trainpipes.stages.images.image_stage import RandomImageStage, probability
+from trainpipes._internal.checks import column_name, fraction
+from trainpipes.stages.images.image_stage import RandomImageStage
 from trainpipes.stages.images.pixels import Pixels
 
 
@@ -43,7 +43,7 @@ class Flip(RandomImageStage):
 
     def check(self) -> None:
         super().check()
-        probability(self.p, "flip(p)")
+        fraction(self.p, "flip(p)")
         column_name(self.column, "flip(column)")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:

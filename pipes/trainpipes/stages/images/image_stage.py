@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import several, whole_number
+from trainpipes._internal.checks import require, several, whole_number
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
@@ -64,7 +64,7 @@ class ImageStage(RunStage):
         return run.with_block(block.with_data(found))
 
     def _rows(self, run: Run) -> Sequence[Any]:
-        """The rows, micro-batches or not."""
+        """The rows, batches or not."""
         if run.items is not None:
             raise ConfigError(
                 f"{self} works on the image of each row, and after collate() there are only "
@@ -165,13 +165,6 @@ def size_of(value: Any, option: str) -> tuple[int, int]:
         ConfigError: it is neither.
     """
     sides = list(value) if several(value) else [value, value]
-    if len(sides) != 2:
-        raise ConfigError(f"{option} is a number of pixels, or (height, width), got {shown(value)}")
+    require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
     height, width = (whole_number(side, 1, option, "pixels of a side") for side in sides)
     return height, width
-
-
-def probability(value: Any, option: str) -> None:
-    """Raise ConfigError unless an option is a number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ConfigError(f"{option} is a number from 0 to 1, got {shown(value)}")

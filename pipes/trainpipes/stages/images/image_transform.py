@@ -11,9 +11,7 @@ import numpy as np
 import torch
 
 from trainpipes._internal.checks import column_name, whole_number
-from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
@@ -71,11 +69,8 @@ class ImageTransform(RunStage):
     num_workers: int = 0
 
     def check(self) -> None:
-        if not callable(self.transform):
-            raise ConfigError(
-                "image_transform(transform) takes a transform or a function of a tensor [C, H, W], got "
-                f"{shown(self.transform)}"
-            )
+        rule = "a transform or a function of a tensor [C, H, W]"
+        self._require(callable(self.transform), "transform", rule)
         column_name(self.column, "image_transform(column)")
         whole_number(self.seed, None, "image_transform(seed)", "the seed of random draws")
         whole_number(self.num_workers, 0, "image_transform(num_workers)", "processes")

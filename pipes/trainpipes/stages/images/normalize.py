@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes._internal.checks import column_name, several
+from trainpipes._internal.checks import column_name, require, several
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import each
 from trainpipes.kinds.stage import made_once
 from trainpipes.stages.images.image_stage import ImageStage
@@ -60,12 +60,9 @@ class Normalize(ImageStage):
             given = self.options[name]
             values = list(given) if several(given) else [given]
             good = [isinstance(x, int | float) and not isinstance(x, bool) for x in values]
-            if not values or not all(good) or not np.isfinite(values).all():
-                raise ConfigError(
-                    f"normalize({name}) is a number, or one of each channel, got {shown(given)}"
-                )
-            if name == "std" and min(values) <= 0:
-                raise ConfigError(f"normalize(std) is above 0, got {shown(given)}")
+            finite = values and all(good) and np.isfinite(values).all()
+            require(finite, f"normalize({name})", "a number, or one of each channel", given)
+            require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
         column_name(self.column, "normalize(column)")
 
     @made_once

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY
 
 from trainpipes._internal.checks import column_name, need, several
-from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError
 from trainpipes.stages.images.image_stage import RandomImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
 
@@ -60,11 +58,10 @@ class RandomResizedCrop(RandomImageStage):
             given = self.options[name]
             pair = list(given) if several(given) else []
             good = [isinstance(x, int | float) and not isinstance(x, bool) for x in pair]
-            if len(pair) != 2 or not all(good) or not 0 < pair[0] <= pair[1] <= most:
-                bound = " up to 1" if most == 1 else ""
-                raise ConfigError(
-                    f"random_resized_crop({name}) is (least, greatest), above 0{bound}, got {shown(given)}"
-                )
+            rule = f"(least, greatest), above 0{' up to 1' if most == 1 else ''}"
+            self._require(
+                len(pair) == 2 and all(good) and 0 < pair[0] <= pair[1] <= most, name, rule
+            )
         column_name(self.column, "random_resized_crop(column)")
         need("PIL", "random_resized_crop()")
 

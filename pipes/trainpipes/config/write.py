@@ -1,4 +1,4 @@
-"""``Pipeline.to_yaml``: a pipeline as the YAML that ``config`` reads."""
+"""``Pipeline.to_yaml``: a pipeline as the YAML that ``read`` reads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ import torch
 from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
-from trainpipes.config import (
-    add_scalars,
-    arrow_schema,
-    arrow_type,
-    stage_classes,
-)
+from trainpipes.config.document import STANDARD, add_scalars
+from trainpipes.config.values import arrow_schema, arrow_type, stage_classes
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
@@ -36,8 +32,7 @@ from trainpipes.version import __version__
 WIDTH = 72
 #: Sources whose first option holds the rows.
 _IN_MEMORY = (
-    "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_ray", "from_tensors",
-    "from_torchdata",
+    "from_arrow", "from_dataset", "from_hf", "from_iterable", "from_tensors", "from_torchdata",
 )  # fmt: skip
 _IN_CODE = "this pipeline belongs in code"
 
@@ -52,9 +47,8 @@ def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> s
     head = f"# trainpipes {__version__}\n"
     if writer.left_out:
         head += "# storage_options are not written: tp.load(path, storage_options=...)\n"
-    text = head + yaml.dump(
-        document, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=1 << 30
-    )
+    root = _node(document)
+    text = head + yaml.serialize(root, Dumper=_dumper(), allow_unicode=True, width=1 << 30)
     if path is not None:
         _save(Path(path), text)
     return text
@@ -73,15 +67,21 @@ def _save(path: Path, text: str) -> None:
 
 
 class _Block(dict[str, Any]):
-    """A mapping that is written one key a line."""
+    """A mapping that is written one key a line, and so is what holds it."""
+
+    def __repr__(self) -> str:
+        return "\n"
 
 
 @dataclasses.dataclass
 class _Tagged:
-    """A text or a block with a tag."""
+    """A text or a mapping with a tag."""
 
     tag: str
     value: Any
+
+    def __repr__(self) -> str:
+        return f"{self.tag} {self.value}"
 
 
 @functools.cache
@@ -90,15 +90,6 @@ def _dumper() -> Any:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:
-            return True
-
-        def represent_sequence(self, tag: str, value: Any, flow_style: bool | None = None) -> Any:
-            return _laid_out(super().represent_sequence(tag, value, flow_style), flow_style)
-
-        def represent_mapping(self, tag: str, value: Any, flow_style: bool | None = None) -> Any:
-            return _laid_out(super().represent_mapping(tag, value, flow_style), flow_style)
-
         def choose_scalar_style(self) -> Any:
             """Names after a tag need no quotes."""
             event: Any = self.event
@@ -108,47 +99,30 @@ def _dumper() -> Any:
             return super().choose_scalar_style()
 
     add_scalars(Dumper)
-    Dumper.add_representer(str, _text)
-    Dumper.add_representer(_Block, _block)
-    Dumper.add_representer(_Tagged, _tagged)
     return Dumper
 
 
-def _laid_out(node: Any, flow_style: bool | None) -> Any:
-    """A node of PyYAML's, in one line where that is short."""
-    node.flow_style = flow_style is None and sum(map(_width, node.value)) <= WIDTH
-    return node
+def _node(value: Any) -> Any:
+    """A value as a node of PyYAML's, in one line where that is short."""
+    import yaml
 
-
-def _width(node: Any) -> float:
-    """About how many characters a node takes in one line; infinite where it can't stand in one."""
-    if isinstance(node, tuple):
-        return sum(map(_width, node))
-    if isinstance(node.value, str):
-        return float("inf") if "\n" in node.value else len(node.value) + 2
-    return 2 + sum(map(_width, node.value)) if node.flow_style else float("inf")
-
-
-def _text(dumper: Any, text: str) -> Any:
-    style = "|" if "\n" in text else None
-    if re.search("[\x85\u2028\u2029\r]", text):  # ends of lines for YAML 1.1 alone
-        style = '"'
-    elif text.lower() in ("y", "n"):
-        style = "'"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-def _block(dumper: Any, block: _Block) -> Any:
-    return dumper.represent_mapping("tag:yaml.org,2002:map", dict(block), flow_style=False)
-
-
-def _tagged(dumper: Any, given: _Tagged) -> Any:
-    if isinstance(given.value, str):
-        return dumper.represent_scalar(given.tag, given.value)
-    block = isinstance(given.value, _Block)
-    return dumper.represent_mapping(
-        given.tag, dict(given.value), flow_style=False if block else None
-    )
+    if isinstance(value, _Tagged):
+        node = _node(value.value)
+        node.tag = value.tag
+        return node
+    text = repr(value)
+    short = len(text) <= WIDTH and re.search(r"\n|\\n", text) is None
+    if isinstance(value, dict):
+        pairs = [(_node(key), _node(one)) for key, one in value.items()]
+        return yaml.MappingNode(f"{STANDARD}map", pairs, flow_style=short)
+    if isinstance(value, list):
+        return yaml.SequenceNode(f"{STANDARD}seq", list(map(_node, value)), flow_style=short)
+    scalar: Any = yaml.representer.SafeRepresenter().represent_data(value)
+    if isinstance(value, str):
+        scalar.style = "|" if "\n" in value else "'" if value.lower() in ("y", "n") else None
+        if re.search("[\x85\u2028\u2029\r]", value):  # ends of lines for YAML 1.1 alone
+            scalar.style = '"'
+    return scalar
 
 
 @dataclasses.dataclass
@@ -189,10 +163,6 @@ class _Writer:
             except ValueError as error:
                 raise ConfigError(f"to_yaml(): {stage.name}: {error}", stage=str(stage)) from None
         defaults = {one.name: one.default for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        for option, default in defaults.items():
-            if default is not dataclasses.MISSING and getattr(stage, option) is None:
-                others = {name: one for name, one in stage.options.items() if name != option}
-                defaults[option] = getattr(kind(**others), option)  # which may be kept as None
         first = next(iter(defaults), "")
         rows = getattr(stage, first, None)
         if ours and name in _IN_MEMORY and not inspect.isroutine(rows):
@@ -232,9 +202,8 @@ class _Writer:
             raise ValueError(f"{name!r} may be a secret: write ${{VARIABLE}} there, by hand")
         if value is None or isinstance(value, bool):
             return value
-        for kind in (int, float):
-            if isinstance(value, kind):
-                return kind(value)
+        if isinstance(value, int | float):  # perhaps of NumPy
+            return int(value) if isinstance(value, int) else float(value)
         if isinstance(value, str) and str(value) == value:  # as an enum's is not
             if _has_secret(value):
                 raise ValueError(

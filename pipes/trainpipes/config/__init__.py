@@ -1,0 +1,132 @@
+"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/config.md.
+
+document    text to values with their lines: YAML 1.2, ``${NAME}``, paths
+values      what tags stand for, and which types options have
+read        values to a pipeline
+write       a pipeline to text
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from trainpipes._internal.text import shown
+from trainpipes.config.document import LARGEST, path_steps
+from trainpipes.config.read import Reader
+from trainpipes.errors import ConfigError
+from trainpipes.pipeline import Pipeline
+
+__all__ = ["load", "loads", "parse_change"]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    allow_imports: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """The pipeline of a YAML file: a recipe with its options, or stages. See docs/config.md.
+
+    Nothing that the file names is imported or run, unless ``allow_imports`` says so. ``${NAME}`` and
+    ``${NAME:-default}`` stand for environment variables.
+
+    Args:
+        path: of the file.
+        allow_imports: import functions and classes that the file names as ``package.module:function``. Only
+            for files that you would run as a program.
+        storage_options: for all stages that read files, as fsspec takes them; a config holds none.
+        changes: other values for some of the file's, by their paths: ``{"options.batch_size": 16,
+            "stages[2].buffer_size": 100}``. ``trainpipes.config.parse_change`` reads one of a command line.
+
+    Raises:
+        ConfigError: something in it is not as it must be; names the file, the line and the path of the
+            value: ``train.yaml:7: stages[3].buffer_size: ...``.
+        MissingExtraError: PyYAML is not installed.
+
+    >>> import pathlib, tempfile, trainpipes as tp
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "train.yaml")
+    >>> _ = path.write_text("stages:\\n- list_files: ${DATA:-data}/*.parquet\\n- take: 3\\n")
+    >>> tp.load(path)
+    list_files('data/*.parquet')
+      .take(3)
+    >>> tp.load(path, changes={"stages[1].count": 5}).stages[1]
+    take(5)
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(
+            f"load(path) must be the path of a YAML file, got {shown(path)}; of a text, "
+            "trainpipes.config.loads(text) makes the pipeline"
+        )
+    name = os.fspath(path)
+    try:
+        with open(name, "rb") as file:
+            text = file.read(LARGEST + 1).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: a config must be UTF-8: {error}", path=name) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the config {name!r} cannot be read: {error}", path=name) from error
+    given = {"storage_options": storage_options, "changes": changes}
+    return loads(text, name=name, allow_imports=allow_imports, **given)
+
+
+def loads(
+    text: str,
+    *,
+    name: str = "config",
+    allow_imports: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> Pipeline:
+    """The pipeline of a YAML text. See ``load``.
+
+    Args:
+        text: what a file would hold.
+        name: what errors call it.
+        allow_imports: see ``load``.
+        storage_options: see ``load``.
+        changes: see ``load``.
+
+    >>> loads("stages: [{list_files: data}, {take: 3}]")
+    list_files('data')
+      .take(3)
+    """
+    if not isinstance(text, str):
+        raise ConfigError(f"loads(text) must be text, got {shown(text)}")
+    reader = Reader(name, allow_imports, storage_options)
+    root = reader.document.parse(text)
+    for path, value in (changes or {}).items():
+        reader.change(root, path, value)
+    pipeline = reader.pipeline(root)
+    if storage_options and not reader.used_storage:
+        raise ConfigError(f"{name}: storage_options were given, and no stage of it takes any")
+    return pipeline
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """The path and the value of ``path=value``, the value read as in a config: a number, true, null, a text
+    in quotes or without, a list or mapping in brackets, ``${NAME}``, ``!dtype int32``.
+
+    Args:
+        text: as it is given on a command line.
+
+    Returns:
+        What ``load(..., changes={path: value})`` takes.
+
+    Raises:
+        ConfigError: there is no ``=``, or the value is no YAML.
+
+    >>> parse_change("options.batch_size=16"), parse_change("stages[0].columns=[a, '1']")
+    (('options.batch_size', 16), ('stages[0].columns', ['a', '1']))
+    """
+    path, mark, value = text.partition("=")
+    path = path.strip()
+    if not mark or not path:
+        raise ConfigError(
+            f"a change must be path=value, such as options.batch_size=16, got {shown(text)}"
+        )
+    path_steps(path)
+    reader = Reader(f"the change {path}")
+    return path, reader.value(reader.document.parse(value), path)

@@ -1,0 +1,229 @@
+"""The text of a config: YAML 1.2 with the line of each value, ``${NAME}``, and paths to values."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+from trainpipes._internal.checks import need
+from trainpipes._internal.messages import nearest
+from trainpipes._internal.text import shown
+from trainpipes.errors import ConfigError
+
+#: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
+LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64
+#: How the names of YAML's own tags begin, and those that a document may write.
+STANDARD = "tag:yaml.org,2002:"
+_OF_YAML = ("!!bool", "!!float", "!!int", "!!map", "!!null", "!!seq", "!!str")
+
+
+@dataclass
+class Node:
+    """A value of a document.
+
+    Attributes:
+        value: a scalar, a list of nodes, or a dict of nodes.
+        line: where it, or its key, stands, from 1; None where it is of ``changes``.
+        tag: ``!name``, or "".
+        quoted: whether it is a text that stays one, whatever its variables hold.
+    """
+
+    value: Any
+    line: int | None = None
+    tag: str = ""
+    quoted: bool = False
+
+    def __str__(self) -> str:
+        kinds = {dict: "a mapping", list: "a list", NoneType: "nothing"}
+        return f"{self.tag} {kinds.get(type(self.value)) or shown(self.value)}".strip()
+
+    @classmethod
+    def of(cls, value: Any) -> Node:
+        """A value of Python's as it would stand in a document."""
+        if isinstance(value, dict):
+            return cls({key: cls.of(one) for key, one in value.items()})
+        return cls([cls.of(one) for one in value] if isinstance(value, list | tuple) else value)
+
+
+def _integer(text: str) -> int:
+    return int(text, 0 if text[:2] in ("0o", "0x") else 10)
+
+
+def _float(text: str) -> float:
+    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+#: YAML 1.2's core schema: `yes` and `12:30` are text, `1e-4` is a float, `010` is ten.
+SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "null": (r"~|null|Null|NULL|", lambda _: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _integer),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        _float,
+    ),
+}
+
+
+def add_scalars(kind: Any) -> None:
+    """Have a loader or a dumper of PyYAML take texts for numbers, bools and null as ``SCALARS`` says."""
+    for name, (rule, _) in SCALARS.items():
+        kind.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
+
+
+@functools.cache
+def _loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012
+
+    add_scalars(Loader)
+    return Loader
+
+
+class Document:
+    """Reads a text, and says where in it something is.
+
+    Args:
+        name: of it, in errors.
+        tags: those that it may have beside YAML's own.
+    """
+
+    def __init__(self, name: str, tags: Sequence[str]) -> None:
+        self.name, self._tags, self._count = name, tags, 0
+
+    def at(self, node: Node | None, path: str) -> str:
+        """``train.yaml:7: stages[3].buffer_size: ``, with what there is of it."""
+        place = "" if node is None else ", changes" if node.line is None else f":{node.line}"
+        return f"{self.name}{place}: {path}: " if path else f"{self.name}{place}: "
+
+    def error(self, node: Node | None, path: str, text: Any) -> ConfigError:
+        return ConfigError(f"{self.at(node, path)}{text}", path=self.name)
+
+    def parse(self, text: str) -> Node:
+        """The nodes of a text; raises ConfigError where it is no YAML, or too much of it."""
+        need("yaml", "tp.load")
+        import yaml
+
+        if len(text) > LARGEST:
+            raise self.error(None, "", f"a config must have at most {LARGEST:,} bytes")
+        try:
+            root = yaml.compose(text, Loader=_loader())
+        except (yaml.YAMLError, RecursionError) as error:
+            mark, position = getattr(error, "problem_mark", None), getattr(error, "position", 0)
+            number = text.count("\n", 0, position) if mark is None else mark.line
+            parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
+            said = " ".join(filter(None, parts)) or str(error)
+            in_braces = "${" in "".join(text.split("\n")[number : number + 1])
+            hint = "; within {} and [] put ${NAME} in quotes" if in_braces else ""
+            raise self.error(Node(None, number + 1), "", f"this is no YAML: {said}{hint}") from None
+        return Node(None, 1) if root is None else self._node(root)
+
+    def _node(self, given: Any, depth: int = 1) -> Node:
+        """A node of PyYAML's as one of ours; those of aliases come once for each use."""
+        self._count += 1
+        node = Node(None, given.start_mark.line + 1, given.tag.replace(STANDARD, "!!"))
+        if self._count > MOST or depth > DEEPEST:
+            rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
+            raise self.error(node, "", rule)
+        known = _OF_YAML if node.tag.startswith("!!") else self._tags
+        if node.tag not in known:
+            hint = f"{nearest(node.tag, known)}; there are {', '.join(known)}"
+            raise self.error(node, "", f"there is no tag {shown(node.tag)}{hint}")
+        if given.id == "sequence":
+            node.value = [self._node(one, depth + 1) for one in given.value]
+        elif given.id == "mapping":
+            node.value = {}
+            for key, one in given.value:
+                name, inner = self._key(key), self._node(one, depth + 1)
+                inner.line = key.start_mark.line + 1
+                if name in node.value:
+                    raise self.error(inner, "", f"the key {shown(name)} stands here twice")
+                node.value[name] = inner
+        else:
+            node.quoted = given.style is not None
+            node.value = self._scalar(node, given.value)
+        if node.tag.startswith("!!"):
+            node.tag = ""
+        return node
+
+    def _key(self, key: Any) -> Any:
+        node = Node(None, key.start_mark.line + 1, key.tag.replace(STANDARD, "!!"))
+        if key.id != "scalar" or node.tag not in _OF_YAML:
+            raise self.error(node, "", "a key must be text or a number, without a tag of ours")
+        if key.value == "<<" and key.style is None:
+            raise self.error(node, "", "merge keys (<<) are not of YAML 1.2: write the options out")
+        return self._scalar(node, key.value)
+
+    def _scalar(self, node: Node, text: str) -> Any:
+        kind = node.tag.removeprefix("!!")
+        try:
+            return SCALARS[kind][1](text) if kind in SCALARS else text
+        except ValueError as error:
+            raise self.error(node, "", f"{shown(text)} is no {kind}: {error}") from None
+
+
+def resolved(text: str) -> Any:
+    """What a text without quotes is; raises ValueError for a number of thousands of digits.
+
+    >>> [resolved(text) for text in ("1e-4", "010", "0x10", "yes", "~", "1.", ".inf", "12:30")]
+    [0.0001, 10, 16, 'yes', None, 1.0, inf, '12:30']
+    """
+    return next((read(text) for rule, read in SCALARS.values() if re.fullmatch(rule, text)), text)
+
+
+def expanded(text: str) -> str:
+    """A text with what environment variables hold; raises ValueError for one that is not set.
+
+    >>> expanded("${NO_SUCH_FOLDER:-data}/*.parquet $${x} $5")
+    'data/*.parquet ${x} $5'
+    """
+
+    def put(place: re.Match[str]) -> str:
+        if place[0] == "$$":
+            return "$"
+        named = re.fullmatch(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?\}", place[0], re.DOTALL)
+        if named is None:
+            rule = "a variable is ${NAME} or ${NAME:-default}, and $${ stands for ${"
+            raise ValueError(f"{rule}; got {shown(place[0])}")
+        name, default = named.groups()
+        found = os.environ.get(name, default)
+        if found is None:
+            way = f"set it, or write ${{{name}:-default}}"
+            raise ValueError(f"the environment variable {name} is not set: {way}")
+        return found or default or ""
+
+    return re.sub(r"\$\$(?=\{)|\$\{[^}]*\}?", put, text)
+
+
+_STEP = re.compile(r"""\.?([A-Za-z_][\w-]*)|\[(\d+)\]|\['([^']*)'\]|\["([^"]*)"\]""")
+
+
+def path_steps(path: str) -> list[str | int]:
+    """The names and numbers of a path.
+
+    Raises:
+        ConfigError: it is no path.
+
+    >>> path_steps("stages[2].columns['a b']")
+    ['stages', 2, 'columns', 'a b']
+    """
+    parts = list(_STEP.finditer(path))
+    if not parts or path[0] in ".[" or "".join(part[0] for part in parts) != path:
+        example = "options.batch_size or stages[2].buffer_size"
+        raise ConfigError(f"{shown(path)} is no path: it is written as {example}")
+    return [int(part[2]) if part[2] else part[part.lastindex or 0] for part in parts]
+
+
+def joined(path: str, name: Any) -> str:
+    """The path of what is called ``name`` within ``path``."""
+    if not str(name).replace("-", "_").isidentifier():
+        return f"{path}[{name!r}]"
+    return f"{path}.{name}" if path else str(name)

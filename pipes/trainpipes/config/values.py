@@ -1,0 +1,155 @@
+"""What stages there are, which types their options have, and what tags stand for."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+import torch
+
+from trainpipes import start
+from trainpipes._internal.text import shown
+from trainpipes.kinds.stage import Stage, snake_case
+from trainpipes.kinds.stage_kinds import Source
+from trainpipes.pipeline import Pipeline
+from trainpipes.stage_methods import Method
+
+
+@functools.cache
+def stage_classes() -> dict[str, type[Stage]]:
+    """The class of each stage of ours, by the name that it has in a chain."""
+    kinds: list[Any] = [one._stage for one in vars(Pipeline).values() if isinstance(one, Method)]
+    for module in (inspect.getmodule(Pipeline), start):
+        kinds += filter(inspect.isclass, vars(module).values())
+    found = [kind for kind in kinds if issubclass(kind, Stage) and kind not in (Stage, Source)]
+    return {snake_case(kind.__name__): kind for kind in found}
+
+
+# Types of options
+
+
+def declared_types(make: Any) -> dict[str, Any]:
+    """The types that the options of a stage or recipe are declared with."""
+    try:
+        return get_type_hints(make)
+    except Exception:  # of types that are only there for type checkers
+        return {}
+
+
+def members(declared: Any) -> tuple[Any, ...]:
+    """The types of a union; a type by itself."""
+    union = get_origin(declared) in (Union, UnionType)
+    return get_args(declared) if union else (declared,)
+
+
+def fits(value: Any, declared: Any) -> bool:
+    """Whether a value is of a declared type; what lists and mappings hold is for the stage to say.
+
+    >>> fits(3, float), fits(True, int), fits("no", bool), fits(None, int | None)
+    (True, False, False, True)
+    """
+    return any(_fits(value, one) for one in members(declared))
+
+
+def _fits(value: Any, declared: Any) -> bool:
+    kind: Any = get_origin(declared) or declared
+    if kind is Literal:
+        return any(type(value) is type(one) and value == one for one in get_args(declared))
+    if not isinstance(kind, type) or kind in (Any, object):  # or a type variable
+        return True
+    if isinstance(value, bool):
+        return kind is bool
+    also: dict[Any, Any] = {float: (int, float), os.PathLike: (str, Path), tuple: (list, tuple)}
+    try:
+        return isinstance(value, also.get(kind, kind))
+    except TypeError:  # a protocol that can't be asked
+        return True
+
+
+def type_text(declared: Any) -> str:
+    """A declared type as text.
+
+    >>> from collections.abc import Mapping
+    >>> type_text(int | None), type_text(Mapping[str, Any] | None)
+    ('int | None', 'Mapping[str, Any] | None')
+    """
+    text = " | ".join(map(inspect.formatannotation, members(declared)))
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", text).replace("NoneType", "None")
+
+
+# Tags
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is ``package.module:function``."""
+    name = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+    return re.fullmatch(f"{name}:{name}", text) is not None
+
+
+def imported(name: Any, allowed: bool) -> Any:
+    """A function or class by its name; raises ValueError."""
+    if not isinstance(name, str) or not is_name(name):
+        raise ValueError(f"a function must be named package.module:function, got {shown(name)}")
+    if not allowed:
+        raise ValueError(
+            f"{name} would be imported, and a config imports nothing by itself: if you trust it, "
+            "tp.load(path, allow_imports=True), or --allow-imports in the shell"
+        )
+    module, _, inner = name.partition(":")
+    try:
+        if module == "__main__":
+            raise ImportError("other programs cannot import what the script itself defines")
+        return functools.reduce(getattr, inner.split("."), importlib.import_module(module))
+    except Exception as error:  # whatever a module does when it is imported
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{name} cannot be imported ({said})") from error
+
+
+def _dtype(name: Any) -> torch.dtype:
+    found = vars(torch).get(str(name).removeprefix("torch."))  # getattr would import what is named
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"a dtype must be one of torch such as float32, got {shown(name)}")
+    return found
+
+
+def arrow_type(text: Any) -> pa.DataType:
+    """The Arrow type that a text names.
+
+    Raises:
+        ValueError: it names none.
+
+    >>> arrow_type("list<list<int32>>")
+    ListType(list<item: list<item: int32>>)
+    """
+    inner = re.fullmatch(r"list<(?:item: )?(.{1,200})>", str(text))
+    if inner is not None:
+        return pa.list_(arrow_type(inner[1]))
+    try:
+        return pa.type_for_alias(str(text))
+    except ValueError:
+        rule = "an Arrow type must be int64, string, timestamp[us], list<int32> or the like"
+        raise ValueError(f"{rule}, got {shown(text)}") from None
+
+
+def arrow_schema(value: Any) -> pa.Schema:
+    """The schema of a mapping of names to types as text; raises ValueError."""
+    if not isinstance(value, dict):
+        raise ValueError(f"a schema must be a mapping such as {{x: int64}}, got {shown(value)}")
+    return pa.schema([(str(name), arrow_type(kind)) for name, kind in value.items()])
+
+
+#: What the value of a tag becomes. Two more are ``!function`` and ``!pipeline``.
+TAGS: dict[str, Callable[[Any], Any]] = {
+    "!dtype": _dtype,
+    "!path": Path,
+    "!schema": arrow_schema,
+    "!type": arrow_type,
+}
