@@ -35,7 +35,7 @@ BATCHES: list[Any] = [
 
 
 @pytest.mark.usefixtures("no_processes_left")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_batches_come_out_of_a_worker_as_they_went_in(start: str) -> None:
     pipe = tp.from_dataset(BATCHES).sharding_filter(2, split="stride")  # type: ignore[arg-type]
     found = list(tp.Loader(pipe, num_workers=2, multiprocessing_context=start))

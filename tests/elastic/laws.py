@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import count
 
 import trainpipes as tp
@@ -39,6 +40,9 @@ class Whole:
             return sum(m >= first for m in self.items)
         hole = next(m for m in count(first) if m not in self.items)
         return (hole - first) // ranks
+
+
+whole_of = lru_cache(maxsize=1)(Whole)
 
 
 def world_sizes(pipe: tp.Pipeline) -> list[int]:
@@ -84,7 +88,7 @@ def assert_ranks_agree(pipe: tp.Pipeline, thorough: int = 1) -> None:
         thorough: 0 for two numbers of ranks in one way each, 1 for each number in one way, so that all ways
             come up, 2 for each number in each way.
     """
-    whole = Whole(pipe)
+    whole = whole_of(pipe)
     for ranks in sizes_of(pipe, thorough):
         end = whole.steps(ranks) * ranks if ranks > 1 else None
         expected = {m: item for m, item in whole.items.items() if end is None or m < end}
@@ -101,7 +105,7 @@ def assert_resumes_elsewhere(pipe: tp.Pipeline, thorough: int = 1) -> None:
     Args:
         thorough: 0 for two numbers of ranks, 1 for each number, saved at one place; 2 for each at both.
     """
-    whole = Whole(pipe)
+    whole = whole_of(pipe)
     sizes = world_sizes(pipe)
     for ranks in sizes_of(pipe, thorough):
         number = sizes.index(ranks)

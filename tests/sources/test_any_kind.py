@@ -378,7 +378,7 @@ def other_sources() -> list[tp.Pipeline]:
 
 
 @pytest.mark.parametrize("kind", ["concat", "mix", "zip"])
-def test_workers_that_are_spawned_read_them_too(kind: str) -> None:
+def test_workers_that_are_not_forked_from_here_read_them_too(kind: str) -> None:
     parts = {str(n): source for n, source in enumerate(other_sources())}
     pipe = tp.concat(*parts.values())
     if kind == "mix":
@@ -389,7 +389,7 @@ def test_workers_that_are_spawned_read_them_too(kind: str) -> None:
             parts["2"].take(ROWS).select("x").rename({"x": "z"}),
         )
     pipe = pipe.sharding_filter(4).batch(3)
-    loader = tp.Loader(pipe, num_workers=1, multiprocessing_context="spawn")
+    loader = tp.Loader(pipe, num_workers=1, multiprocessing_context="forkserver")
     found = [digest(item) for item, _ in zip(loader, range(9), strict=False)]
     assert found == [
         digest(item) for item, _ in zip(tp.Pipeline(pipe.stages), range(9), strict=False)
