@@ -53,7 +53,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     # What processes that are not forked from here have, once for all of them.
     multiprocessing.set_forkserver_preload(
-        ["torchdata.stateful_dataloader", "trainpipes.loader", "trainpipes.testing", "pyarrow.parquet"]
+        [
+            "torchdata.stateful_dataloader",
+            "trainpipes.loader",
+            "trainpipes.testing",
+            "pyarrow.parquet",
+        ]
     )
     # No test reads or leaves anything in the user's own cache.
     kept = TemporaryDirectory(prefix="trainpipes-cache-")

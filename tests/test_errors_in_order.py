@@ -61,7 +61,7 @@ WAYS: dict[str, Callable[[tp.Pipeline], Any]] = {
 
 
 def cases() -> Iterator[Any]:
-    """Every way with the first batches and late ones; of ways with workers fewer, unless slow tests are run."""
+    """Every way with the first batches and late ones; fewer with workers, unless slow tests are run."""
     for make, way, number in product((mapped, filtered), WAYS, (0, 1, 20, 43)):
         late = number == 43
         few = late or (number == 1 and ("worker" not in way or make is mapped))

@@ -334,12 +334,8 @@ def test_a_data_loader_started_from_a_state_goes_on_exactly(
 
 
 @pytest.mark.parametrize("kind", [OfLoader, OfStatefulDataLoader, OfDataLoader])
-@pytest.mark.parametrize(
-    "method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
-)
-def test_workers_that_are_not_forked_from_here_resume_exactly(
-    kind: type[Run], method: str
-) -> None:
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_that_are_not_forked_from_here_resume_exactly(kind: type[Run], method: str) -> None:
     spec = Spec((90, 30, 0, 77), num_shards=4, buffer_size=20, seed=5, batch_size=8)
     make = maker(spec, "collate")
     whole = InProcess(make).give(30 + AFTER)

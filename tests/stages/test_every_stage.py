@@ -50,7 +50,9 @@ def test_a_stage_resumes_exactly_from_before_every_item(name, folder):
 
 def test_a_process_that_is_not_forked_from_here_resumes_the_whole_chain(folder):
     for name in ("tokenize", "filter / before"):
-        check_resume(FINITE[name](folder), processes=1, every=9, epochs=2, start_method="forkserver")
+        check_resume(
+            FINITE[name](folder), processes=1, every=9, epochs=2, start_method="forkserver"
+        )
 
 
 @pytest.mark.parametrize("name", FINITE)
