@@ -100,6 +100,16 @@ def kept_torch_settings() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def workers_that_are_garbage_end() -> Iterator[None]:
+    """An error that a test caught holds the loader that raised it in a circle, and that its workers, until
+    the garbage collector comes by: minutes, in which other tests would count them."""
+    before = set(multiprocessing.active_children())
+    yield
+    if set(multiprocessing.active_children()) - before:
+        gc.collect()
+
+
 @pytest.fixture
 def no_processes_left() -> Iterator[None]:
     """Fails a test that leaves worker processes behind."""

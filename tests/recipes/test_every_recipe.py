@@ -24,9 +24,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
     if pipe._session.plan.chain.endless:
-        check_resume(pipe, limit=20, epochs=1, every=3, processes=1)
+        check_resume(pipe, limit=20, epochs=1, every=6, processes=1)
     else:  # before some batches of two epochs
-        check_resume(pipe, epochs=3, every=7, processes=1)
+        check_resume(pipe, epochs=3, every=10, processes=1)
 
 
 @pytest.mark.slow

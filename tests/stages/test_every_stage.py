@@ -25,9 +25,9 @@ def test_no_stage_is_missing_here():
 def test_a_stage_resumes_exactly(name, folder):
     pipe = FINITE[name](folder)
     if " / " in name:  # a variant before some items
-        report = check_resume(pipe, processes=0, every=7, epochs=2)
+        report = check_resume(pipe, processes=0, every=10, epochs=2)
     else:  # a stage before some of a later epoch, too, and in another process
-        report = check_resume(pipe, processes=1, every=8, epochs=3)
+        report = check_resume(pipe, processes=1, every=10, epochs=3)
     assert report.items[0] >= 3
     print(f"{name}: {report}")  # noqa: T201
 
@@ -35,7 +35,7 @@ def test_a_stage_resumes_exactly(name, folder):
 @pytest.mark.parametrize("name", ENDLESS)
 def test_an_endless_stage_resumes_exactly(name, folder):
     pipe = ENDLESS[name](folder)
-    report = check_resume(pipe, limit=36, epochs=2, every=11, processes=1)
+    report = check_resume(pipe, limit=36, epochs=2, every=16, processes=1)
     assert report.items == (36, 36)
 
 
