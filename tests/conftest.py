@@ -8,8 +8,10 @@ different each time. ``make test-all`` runs them all.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -49,6 +51,15 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("nightly" if nightly else "default")
     for name in ("COLUMNS", "LINES"):  # which processes of xdist have, and users mostly not
         os.environ.pop(name, None)
+    # What processes that are not forked from here have, once for all of them.
+    multiprocessing.set_forkserver_preload(
+        [
+            "torchdata.stateful_dataloader",
+            "trainpipes.loader",
+            "trainpipes.testing",
+            "pyarrow.parquet",
+        ]
+    )
     # No test reads or leaves anything in the user's own cache.
     kept = TemporaryDirectory(prefix="trainpipes-cache-")
     config.add_cleanup(kept.cleanup)
@@ -89,17 +100,27 @@ def kept_torch_settings() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def workers_that_are_garbage_end() -> Iterator[None]:
+    """An error that a test caught holds the loader that raised it in a circle, and that its workers, until
+    the garbage collector comes by: minutes, in which other tests would count them."""
+    before = set(multiprocessing.active_children())
+    yield
+    if set(multiprocessing.active_children()) - before:
+        gc.collect()
+
+
 @pytest.fixture
 def no_processes_left() -> Iterator[None]:
     """Fails a test that leaves worker processes behind."""
     before = set(_workers())
     yield
     alive = [process for process in _workers() if process not in before]
-    for _ in range(20):
-        gc.collect()  # exceptions keep what raised them, for as long as a thread has them
-        _, alive = psutil.wait_procs(alive, timeout=1)
-        if not alive:
-            break
+    deadline = time.monotonic() + 20
+    while alive and time.monotonic() < deadline:
+        _, alive = psutil.wait_procs(alive, timeout=0.2)
+        if alive:  # exceptions keep what raised them, for as long as a thread has them
+            gc.collect()
     assert not [" ".join(process.cmdline()) for process in alive]
 
 

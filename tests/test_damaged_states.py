@@ -47,7 +47,7 @@ def refused(found: list[Subject], count: int, seed: int) -> int:
 def test_a_damaged_state_is_refused_when_it_is_loaded_or_gives_the_very_same_items(
     found: list[Subject],
 ) -> None:
-    assert refused(found, 2_500, seed=1) > 2_000
+    assert refused(found, 1_200, seed=1) > 900
 
 
 @pytest.mark.nightly
@@ -60,12 +60,12 @@ def test_of_very_many_damaged_states_each_is_refused_or_gives_the_very_same_item
 
 @pytest.mark.usefixtures("folder")
 def test_damaged_states_are_refused_where_python_leaves_out_assertions(tmp_path: Path) -> None:
-    command = [sys.executable, "-O", "-W", "ignore", mutants.__file__, str(tmp_path), "400"]
+    command = [sys.executable, "-O", "-W", "ignore", mutants.__file__, str(tmp_path), "200"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     refused, of, count, *_, asserts = done.stdout.split()
-    assert (of, count, asserts) == ("of", "400", "False")
-    assert int(refused) > 300
+    assert (of, count, asserts) == ("of", "200", "False")
+    assert int(refused) > 150
 
 
 # One by one

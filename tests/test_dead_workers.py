@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,15 @@ pytestmark = pytest.mark.usefixtures("no_processes_left")
 SLOW = pytest.mark.slow
 STARTS = ["fork", pytest.param("spawn", marks=SLOW), "forkserver"]
 TABLE = pa.table({"id": range(400)})
-#: Seconds within which a death is noticed.
-AT_ONCE = 3.0
+#: Seconds within which a death is noticed, on a busy machine too; torch looks every 5.
+AT_ONCE = 4.5
+
+
+@pytest.fixture
+def started() -> Callable[[], list[BaseProcess]]:
+    """The processes that were started since, of those that multiprocessing knows."""
+    before = set(active_children())
+    return lambda: [child for child in active_children() if child not in before]
 
 
 def crash_once(mark: str, how: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -113,17 +121,17 @@ def large(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_worker_killed_while_it_sends_megabytes_hangs_nobody(start: str) -> None:
+def test_a_worker_killed_while_it_sends_megabytes_hangs_nobody(start: str, started: Any) -> None:
     loader = tp.Loader(pipeline(large), num_workers=2, multiprocessing_context=start)
     batches = iter(loader)
     found: list[list[int]] = []
     take(found, batches, 1)
     time.sleep(0.5)  # the pipe is full
-    active_children()[0].kill()
-    started = time.monotonic()
+    started()[0].kill()
+    killed = time.monotonic()
     with pytest.raises(tp.WorkerError, match=r"worker \d of the Loader .*SIGKILL.* of shard \d"):
         take(found, batches)
-    assert time.monotonic() - started < AT_ONCE
+    assert time.monotonic() - killed < AT_ONCE
     del batches
     assert found == WHOLE[: len(found)]
     state = loader.state_dict()
@@ -135,7 +143,9 @@ def test_a_worker_killed_while_it_sends_megabytes_hangs_nobody(start: str) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("moment", [n / 40 for n in range(20)])
-def test_a_worker_killed_at_any_moment_hangs_nobody(start: str, moment: float) -> None:
+def test_a_worker_killed_at_any_moment_hangs_nobody(
+    start: str, moment: float, started: Any
+) -> None:
     loader = tp.Loader(pipeline(large), num_workers=2, multiprocessing_context=start)
     batches = iter(loader)
     found: list[list[int]] = []
@@ -146,18 +156,18 @@ def test_a_worker_killed_at_any_moment_hangs_nobody(start: str, moment: float) -
         worker.kill()
         killed.append(time.monotonic())
 
-    threading.Timer(moment, kill, active_children()[-1:]).start()
+    threading.Timer(moment, kill, started()[-1:]).start()
     with pytest.raises(tp.WorkerError, match=r"worker \d of the Loader"):
         take(found, batches)
     assert time.monotonic() - killed[0] < AT_ONCE
     assert found == WHOLE[: len(found)]
 
 
-def test_the_death_of_a_worker_interrupts_nothing_else() -> None:
+def test_the_death_of_a_worker_interrupts_nothing_else(started: Any) -> None:
     loader = tp.Loader(pipeline(plain), num_workers=2)
     batches = iter(loader)
     next(batches)
-    for worker in active_children():
+    for worker in started():
         worker.kill()
     deadline = time.monotonic() + 1
     while (
@@ -168,20 +178,19 @@ def test_the_death_of_a_worker_interrupts_nothing_else() -> None:
         list(batches)
 
 
-def test_persistent_workers_that_died_between_two_epochs_are_replaced() -> None:
-    others = set(active_children())
+def test_persistent_workers_that_died_between_two_epochs_are_replaced(started: Any) -> None:
     loader = tp.Loader(pipeline(plain), num_workers=2, persistent_workers=True)
     assert list(numbers(iter(loader))) == WHOLE
-    first = set(active_children()) - others
+    first = set(started())
     assert len(first) == 2
     assert list(numbers(iter(loader))) == WHOLE
-    assert set(active_children()) - others == first
+    assert set(started()) == first
     killed = first.pop()
     killed.kill()
     killed.join()
     assert list(numbers(iter(loader))) == WHOLE
-    assert not first & set(active_children())
-    assert len(set(active_children()) - others) == 2
+    assert not first & set(started())
+    assert len(started()) == 2
     del loader
     gc.collect()
 

@@ -7,11 +7,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from interpreters import python
 from trainpipes_recipes.demo import __main__ as demo
 from trainpipes_recipes.demo.comparison import compare
 from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
@@ -105,7 +107,23 @@ def test_the_standard_library_makes_a_corpus(tmp_path: Path) -> None:
     assert len({footer.row_group(0).num_rows for footer in footers}) == len(paths)
 
 
-def test_a_small_demo_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "forked", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["forked", "as it is"]
+)
+def test_a_small_demo_ends_well(
+    forked: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if forked:  # each trainer from an interpreter that has torch
+        start = demo.Trainer._leg
+
+        def leg(trainer: demo.Trainer, *given: Any, **options: Any) -> None:
+            trainer._command[: trainer._command.index("-m")] = python()
+            start(trainer, *given, **options)
+
+        monkeypatch.setattr(demo.Trainer, "_leg", leg)
     options = ["--steps", "30", "--every", "24", "--batch-size", "16", "--checkpoint-every", "5"]
     assert demo.main(["--output", str(tmp_path), *options]) == 0
     said = capsys.readouterr().out

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Iterator
+from itertools import islice, product
 from typing import Any
 
 import pyarrow as pa
@@ -50,7 +49,6 @@ def filtered(*rows: int) -> tp.Pipeline:
     return dealt.filter(FailsAt(*rows), version="1").batch(4)
 
 
-SLOW = partial(pytest.param, marks=pytest.mark.slow)
 WAYS: dict[str, Callable[[tp.Pipeline], Any]] = {
     "pipeline": lambda pipe: pipe,
     "no threads": lambda pipe: tp.Loader(pipe, threads=0),
@@ -62,31 +60,30 @@ WAYS: dict[str, Callable[[tp.Pipeline], Any]] = {
 }
 
 
+def cases() -> Iterator[Any]:
+    """Every way with the first batches and late ones; fewer with workers, unless slow tests are run."""
+    for make, way, number in product((mapped, filtered), WAYS, (0, 1, 20, 43)):
+        late = number == 43
+        few = late or (number == 1 and ("worker" not in way or make is mapped))
+        named = f"{make.__name__}, {way}, {number}"
+        yield pytest.param(make, way, number, id=named, marks=[] if few else pytest.mark.slow)
+
+
 @pytest.mark.usefixtures("no_processes_left")
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("make", [mapped, filtered])
-@pytest.mark.parametrize("number", [SLOW(0), 1, SLOW(20), 43])
+@pytest.mark.parametrize(("make", "way", "number"), list(cases()))
 def test_batches_before_one_that_fails_are_given(make: Any, way: str, number: int) -> None:
+    """And the state at the error goes on with the batch that failed."""
     expected = list(make())
     failing = expected[number][-1]["x"]
-    batches = iter(WAYS[way](make(failing)))
+    loader = WAYS[way](make(failing))
+    batches = iter(loader)
     assert list(islice(batches, number)) == expected[:number]
     for _ in range(3):
         with pytest.raises(Odd, match=f"cannot take row {failing}"):
             next(batches)
-
-
-@pytest.mark.usefixtures("no_processes_left")
-@pytest.mark.parametrize("way", ["pipeline", "threads", "workers", "workers, ahead"])
-@pytest.mark.parametrize("make", [mapped, filtered])
-def test_the_state_at_an_error_goes_on_with_the_batch_that_failed(make: Any, way: str) -> None:
-    expected = list(make())
-    loader = WAYS[way](make(expected[20][-1]["x"]))
-    with pytest.raises(Odd):
-        list(loader)
     resumed = make()
     resumed.load_state_dict(loader.state_dict())
-    assert list(resumed) == expected[20:]
+    assert list(resumed) == expected[number:]
 
 
 @pytest.mark.usefixtures("no_processes_left")

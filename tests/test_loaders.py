@@ -224,7 +224,9 @@ def test_a_stateful_data_loader_saved_at_the_last_batch_resumes_to_one_empty_epo
     assert [given_by(run) for _ in range(3)] == [[], *epochs_of(3)[1:]]
 
 
-@LOADERS
+@pytest.mark.parametrize(
+    "loader", [ours, *(pytest.param(k, marks=pytest.mark.slow) for k in (plain, stateful))]
+)
 def test_a_spawned_worker_that_is_left_while_it_sends_ends_by_itself(
     loader: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -598,9 +600,19 @@ def test_a_node_that_was_reset_before_its_first_item_has_not_used_up_an_epoch() 
 # Spawned workers
 
 
-@pytest.mark.parametrize("loader", [plain, ours])
-def test_spawned_workers_give_the_same_epochs(loader: Any) -> None:
-    run = loader(pipeline(), 2, persistent_workers=loader is ours, multiprocessing_context="spawn")
+@pytest.mark.parametrize(
+    ("loader", "method"),
+    [
+        (ours, "spawn"),
+        (plain, "forkserver"),
+        (stateful, "forkserver"),
+        pytest.param(plain, "spawn", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_that_are_not_forked_from_here_give_the_same_epochs(
+    loader: Any, method: str
+) -> None:
+    run = loader(pipeline(), 2, persistent_workers=loader is ours, multiprocessing_context=method)
     assert [given_by(run) for _ in range(2)] == epochs_of(2)
 
 

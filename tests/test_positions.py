@@ -420,7 +420,9 @@ def test_a_worker_that_never_started_is_not_taken_for_one_of_the_next_pass() -> 
 
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(
+    "method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)]
+)
 def test_an_iterator_of_the_parent_does_not_part_workers_that_start_late(
     kind: Any, method: str
 ) -> None:

@@ -333,19 +333,14 @@ def test_a_data_loader_started_from_a_state_goes_on_exactly(
     assert resumed_at(OfDataLoader, make, stops, workers) == whole
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        OfLoader,
-        *(pytest.param(k, marks=pytest.mark.slow) for k in (OfStatefulDataLoader, OfDataLoader)),
-    ],
-)
-def test_spawned_workers_resume_exactly(kind: type[Run]) -> None:
+@pytest.mark.parametrize("kind", [OfLoader, OfStatefulDataLoader, OfDataLoader])
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_that_are_not_forked_from_here_resume_exactly(kind: type[Run], method: str) -> None:
     spec = Spec((90, 30, 0, 77), num_shards=4, buffer_size=20, seed=5, batch_size=8)
     make = maker(spec, "collate")
     whole = InProcess(make).give(30 + AFTER)
     same = kind is OfStatefulDataLoader  # which resumes with as many workers only
-    assert resumed_at(kind, make, [30], [1, 1 if same else 2], "spawn") == whole
+    assert resumed_at(kind, make, [30], [1, 1 if same else 2], method) == whole
 
 
 def test_every_stop_of_two_epochs_resumes_exactly_with_workers() -> None:

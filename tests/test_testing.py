@@ -227,7 +227,7 @@ def test_a_loader_with_workers_passes():
 
 def test_a_spawned_process_resumes_too():
     pipe = tp.from_tensors(list(range(12))).sharding_filter(4).shuffle(4).batch(2).collate()
-    assert check_resume(pipe, processes=1, start_method="spawn").processes == 1
+    assert check_resume(pipe, processes=1, start_method="forkserver").processes == 1
 
 
 def test_digests_tell_types_shapes_and_bytes_apart():

@@ -35,7 +35,7 @@ BATCHES: list[Any] = [
 
 
 @pytest.mark.usefixtures("no_processes_left")
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
 def test_batches_come_out_of_a_worker_as_they_went_in(start: str) -> None:
     pipe = tp.from_dataset(BATCHES).sharding_filter(2, split="stride")  # type: ignore[arg-type]
     found = list(tp.Loader(pipe, num_workers=2, multiprocessing_context=start))
@@ -137,11 +137,12 @@ def test_an_exception_whose_class_cannot_be_sent_arrives() -> None:
         next(iter(tp.Loader(rows, num_workers=1, timeout=30)))
 
 
-def pipeline(rows: int = 4000) -> tp.Pipeline:
+def pipeline(rows: int = 1200) -> tp.Pipeline:
     table = pa.table({"input_ids": [[n] * (n % 50) for n in range(rows)]})
     return tp.from_arrow(table).sharding_filter(12).shuffle(200, seed=1).batch(4).pad_collate()
 
 
+@pytest.mark.usefixtures("no_processes_left")
 @pytest.mark.parametrize(
     "options", [{}, {"persistent_workers": True}, {"prefetch_factor": 1}, {"prefetch_factor": None}]
 )

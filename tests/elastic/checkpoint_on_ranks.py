@@ -1,6 +1,6 @@
 """What each of eight ranks runs: the first k of them train, save, and others load, for several k.
 
-    python -m torch.distributed.run --nproc-per-node 8 checkpoint_on_ranks.py FOLDER
+    python -m torch.distributed.run --nproc-per-node 8 checkpoint_on_ranks.py FOLDER WAY,PIPELINE ...
 
 Leaves in the folder, of each rank, what it got: a list of [way, pipeline, epoch, m, digest];
 what it got in a mesh where pairs of ranks are to get the same, and what it was told when ranks were out
@@ -147,11 +147,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
     groups = [dist.new_group(list(range(ranks)), backend="gloo") for ranks, _ in LEGS]
-    runs = [
-        Run(way, name, folder)
-        for way in ("dcp", "async", "files", "gathered")
-        for name in PIPELINES
-    ]
+    runs = [Run(*pair.split(","), folder) for pair in sys.argv[2:]]
     for run in runs:
         saved = None
         for number, (ranks, _) in enumerate(LEGS):

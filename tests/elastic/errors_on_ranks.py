@@ -1,9 +1,9 @@
 """What each rank runs: an uneven epoch in which one rank's function fails at a row.
 
-    python -m torch.distributed.run --nproc-per-node 2 errors_on_ranks.py FOLDER WORKERS ROW
+    python -m torch.distributed.run --nproc-per-node 2 errors_on_ranks.py FOLDER WORKERS,ROW ...
 
-Each rank writes ``errors-R.json``: the batches that it got, and what it was told when it asked on. After each
-step all ranks exchange a number, as for gradients, and stop together.
+Each rank writes for each case ``errors-WORKERS,ROW-R.json``: the batches that it got, and what it was told
+when it asked on. After each step all ranks exchange a number, as for gradients, and stop together.
 """
 
 from __future__ import annotations
@@ -37,10 +37,7 @@ def uneven(failing: int | None = None) -> tp.Pipeline:
     return dealt.filter(two_of_three, version="1").batch(4)
 
 
-def main() -> None:
-    folder, workers, failing = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    faulthandler.dump_traceback_later(60, exit=True)  # a hang fails, and says where
-    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+def run(workers: int, failing: int) -> dict[str, Any]:
     loader = tp.Loader(uneven(failing), num_workers=workers, timeout=30 if workers else 0)
     batches = iter(loader)
     got, told = [], []
@@ -56,9 +53,17 @@ def main() -> None:
             told.append([row["x"] for row in next(batches)])
         except LookupError as error:
             told.append(str(error))
-    state = loader.state_dict()
-    rank = dist.get_rank()
-    write_beside(folder / f"errors-{rank}.json", {"got": got, "told": told, "state": state})
+    return {"got": got, "told": told, "state": loader.state_dict()}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    faulthandler.dump_traceback_later(60, exit=True)  # a hang fails, and says where
+    dist.init_process_group("gloo", timeout=timedelta(seconds=30))
+    for case in sys.argv[2:]:
+        workers, failing = map(int, case.split(","))
+        write_beside(folder / f"errors-{case}-{dist.get_rank()}.json", run(workers, failing))
+        dist.barrier()
     dist.destroy_process_group()
 
 

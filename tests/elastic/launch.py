@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from typing import Any
 import psutil
 
 import trainpipes
+from interpreters import python
 
 __all__ = ["Launch"]
 
@@ -24,8 +24,14 @@ TESTS = Path(__file__).resolve().parents[1]
 #: ``torchrun``, with what ranks import before it starts them: forked, they have it. They do not keep its
 #: handler of SIGTERM, which ends a process only once it is back in Python.
 TORCHRUN = """
-import os, signal
-import torch._dynamo, torch.distributed.checkpoint, trainpipes.testing
+import os, pathlib, signal, sys
+pid = pathlib.Path(sys.argv.pop(1))
+pid.with_suffix(".part").write_text(str(os.getpid()))
+pid.with_suffix(".part").rename(pid)
+import torch, torch.distributed.checkpoint, trainpipes.testing
+if os.environ.get("TRAINS"):
+    import torch._dynamo  # which an optimizer brings
+torch.set_num_threads(1)
 from torch.distributed.run import main
 os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 main()
@@ -43,6 +49,8 @@ class Launch:
         folder: where the output of all goes; one launch a folder.
         arguments: of the script.
         rendezvous: options of ``torchrun`` by which several launches meet; alone if left out.
+        interpreter: the words that start Python; forked from one that has torch if left out.
+        trains: whether the script trains: what an optimizer imports is imported once for all ranks.
     """
 
     def __init__(
@@ -52,8 +60,12 @@ class Launch:
         folder: Path,
         *arguments: str,
         rendezvous: Sequence[str] = ("--standalone",),
+        interpreter: Sequence[str] | None = None,
+        trains: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._pid = folder / "launcher.pid"
+        self._pid.unlink(missing_ok=True)
         self._said = folder / "output.txt"
         roots = [
             str(TESTS),
@@ -65,18 +77,20 @@ class Launch:
             "PYTHONPATH": os.pathsep.join(filter(None, roots)),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
+            "TRAINS": "1" if trains else "",
         }
-        command = [sys.executable, "-c", TORCHRUN, *rendezvous, "--start-method", "fork"]
+        command = [*(interpreter or python()), "-c", TORCHRUN, str(self._pid), *rendezvous]
+        command += ["--start-method", "fork"]
         command += ["--nproc-per-node", str(ranks), "--run-path", str(script), *arguments]
         with self._said.open("wb") as output:
-            self._agent = psutil.Popen(
+            self._started = psutil.Popen(
                 command, env=environment, stdout=output, stderr=subprocess.STDOUT
             )
 
     def wait(self, seconds: float = 120) -> int:
         """The launcher's exit code; whatever runs longer is killed."""
         try:
-            return int(self._agent.wait(seconds))
+            return int(self._started.wait(seconds))
         except psutil.TimeoutExpired:
             self.kill()
             raise AssertionError(f"still running after {seconds} s:\n{self.said()}") from None
@@ -85,7 +99,7 @@ class Launch:
         """Wait while it runs, until ``ready``."""
         start = time.monotonic()
         while not ready():
-            if self._agent.poll() is not None or time.monotonic() - start > seconds:
+            if self._started.poll() is not None or time.monotonic() - start > seconds:
                 self.kill()
                 raise AssertionError(f"ended before it was killed:\n{self.said()}")
             time.sleep(0.003)
@@ -107,12 +121,16 @@ class Launch:
 
     def kill(self) -> None:
         """SIGKILL the launcher and all processes below it, at once."""
-        with suppress(psutil.NoSuchProcess):
-            everyone = [self._agent, *self._agent.children(recursive=True)]
+        with suppress(psutil.NoSuchProcess, FileNotFoundError):
+            launcher = psutil.Process(int(self._pid.read_text()))
+            everyone = [launcher, *launcher.children(recursive=True)]
             for process in everyone:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(everyone, timeout=30)
+        with suppress(psutil.NoSuchProcess):
+            self._started.kill()
+        self._started.wait(30)
 
     def said(self) -> str:
         """What all ranks have printed."""

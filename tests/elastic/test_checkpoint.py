@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,23 +29,52 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What eight real ranks leave."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    run = Launch(SCRIPT, 8, folder, str(folder))
+#: Each way and each pipeline at least once; the other pairs where slow tests are run.
+OFTEN = [
+    *(("dcp", name) for name in PIPELINES),
+    *(("async", "filtered"), ("files", "repeated"), ("gathered", "fixed")),
+]
+PAIRS = [(way, name) for way in WAYS for name in PIPELINES]
+
+
+def left_by_eight_ranks(folder: Path, pairs: list[tuple[str, str]]) -> Path:
+    """What eight real ranks leave, started by ``torchrun`` in an interpreter of its own."""
+    asked = [f"{way},{name}" for way, name in pairs]
+    run = Launch(SCRIPT, 8, folder, str(folder), *asked, interpreter=[sys.executable])
     assert run.wait(180) == 0, run.said()
     return folder
 
 
+@pytest.fixture(scope="module")
+def eight_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return left_by_eight_ranks(tmp_path_factory.mktemp("checkpoints"), OFTEN)
+
+
+@pytest.fixture(scope="module")
+def eight_ranks_of_others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    others = [pair for pair in PAIRS if pair not in OFTEN]
+    return left_by_eight_ranks(tmp_path_factory.mktemp("checkpoints"), others)
+
+
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize("way", WAYS, ids=WAYS.values())
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        pytest.param(
+            *pair,
+            marks=[] if pair in OFTEN else pytest.mark.slow,
+            id=f"{WAYS[pair[0]]}, {pair[1]}",
+        )
+        for pair in PAIRS
+    ],
+)
 def test_a_run_saved_on_1_2_4_3_1_and_8_ranks_is_one_sequence(
-    way: str, name: str, eight_ranks: Path
+    way: str, name: str, request: pytest.FixtureRequest
 ) -> None:
-    files = eight_ranks.glob("got-*.json")
-    got = [one for path in files for one in json.loads(path.read_text())]
+    folder: Path = request.getfixturevalue(
+        "eight_ranks" if (way, name) in OFTEN else "eight_ranks_of_others"
+    )
+    got = [one for path in folder.glob("got-*.json") for one in json.loads(path.read_text())]
     pipe = PIPELINES[name]()
     if name == "filtered":
         pipe = pipe.repeat()

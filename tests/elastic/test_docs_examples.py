@@ -49,7 +49,7 @@ def run(
     """Run a script to its end, or kill it once a step is saved."""
     option = {"ddp": "--checkpoint", "fsdp_checkpoint": "--checkpoints"}[name]
     options = ["--files", str(rows), option, str(work / "saved"), "--steps", str(steps)]
-    launch = Launch(EXAMPLES / f"{name}.py", ranks, work / f"{ranks}-ranks", *options)
+    launch = Launch(EXAMPLES / f"{name}.py", ranks, work / f"{ranks}-ranks", *options, trains=True)
     if kill_after is not None:
         launch.kill_when(lambda: f"step {kill_after} saved" in launch.said())
     elif launch.wait() != 0:

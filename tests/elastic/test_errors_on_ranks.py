@@ -6,29 +6,27 @@ import json
 from itertools import islice
 from pathlib import Path
 
-import pytest
-
 from elastic.errors_on_ranks import uneven
 from elastic.launch import Launch
 
 SCRIPT = Path(__file__).parent / "errors_on_ranks.py"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [6, 29])
-def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(
-    workers: int, step: int, tmp_path: Path
-) -> None:
+def test_a_batch_that_fails_is_raised_at_its_step_and_no_rank_waits(tmp_path: Path) -> None:
     sequence = [[row["x"] for row in batch] for batch in islice(uneven(), 100)]
-    failing = sequence[2 * step + 1][-1]
-    run = Launch(SCRIPT, 2, tmp_path, str(tmp_path), str(workers), str(failing))
+    cases = [(step, workers, sequence[2 * step + 1][-1]) for step in (6, 29) for workers in (0, 2)]
+    named = [f"{workers},{failing}" for _, workers, failing in cases]
+    run = Launch(SCRIPT, 2, tmp_path, str(tmp_path), *named)
     assert run.wait(100) == 0, run.said()
-    first, second = (json.loads((tmp_path / f"errors-{rank}.json").read_text()) for rank in (0, 1))
-    assert first["got"] == sequence[: 2 * step + 1 : 2]
-    assert second["got"] == sequence[1 : 2 * step : 2]
-    assert all(f"cannot take row {failing}" in text for text in second["told"])
-    assert first["told"] == sequence[2 * step + 2 : 2 * step + 6 : 2]
-    assert second["state"]["m"] == 2 * step  # the batch that failed was not given
+    for case, (step, _, failing) in zip(named, cases, strict=True):
+        first, second = (
+            json.loads((tmp_path / f"errors-{case}-{rank}.json").read_text()) for rank in (0, 1)
+        )
+        assert first["got"] == sequence[: 2 * step + 1 : 2]
+        assert second["got"] == sequence[1 : 2 * step : 2]
+        assert all(f"cannot take row {failing}" in text for text in second["told"])
+        assert first["told"] == sequence[2 * step + 2 : 2 * step + 6 : 2]
+        assert second["state"]["m"] == 2 * step  # the batch that failed was not given
 
 
 def test_one_rank_alone_may_ask_whether_a_batch_was_the_last(tmp_path: Path) -> None:

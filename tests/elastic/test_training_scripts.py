@@ -62,7 +62,8 @@ def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
 ) -> None:
     module = importlib.import_module(f"trainpipes_recipes.{script}")
     run = tmp_path / "run"
-    killed = Launch(Path(module.__file__), 2, tmp_path / "1", *options(script, rows, run, 10_000))
+    asked = options(script, rows, run, 10_000)
+    killed = Launch(Path(module.__file__), 2, tmp_path / "1", *asked, trains=True)
     killed.kill_when(
         lambda: (
             all((run / f).exists() for f in ("log.jsonl", "log-1.jsonl", "checkpoint.pt"))
@@ -79,7 +80,8 @@ def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
     whole = [step.batch for step in read_log(alone / "log.jsonl")]
     assert len(set(whole)) > steps
 
-    again = Launch(Path(module.__file__), 2, tmp_path / "2", *options(script, rows, run, steps))
+    asked = options(script, rows, run, steps)
+    again = Launch(Path(module.__file__), 2, tmp_path / "2", *asked, trains=True)
     assert again.wait(200) == 0 or TORCH_ABORTS in again.said(), again.said()
     assert f"goes on after step {saved}" in again.said()
     after = logs(run)

@@ -326,7 +326,7 @@ def test_explain_says_how_often_each_source_is_gone_through() -> None:
 
 def test_a_function_in_a_source_must_pickle_for_spawned_workers() -> None:
     sources = {"a": rows("a", 20).map(lambda row: row), "b": rows("b", 20).map(dict)}
-    loader = tp.Loader(tp.mix(sources), num_workers=1, multiprocessing_context="spawn")
+    loader = tp.Loader(tp.mix(sources), num_workers=1, multiprocessing_context="forkserver")
     with pytest.raises(tp.ConfigError, match="fn must pickle to reach a spawned worker"):
         next(iter(loader))
 

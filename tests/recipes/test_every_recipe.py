@@ -24,20 +24,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
     if pipe._session.plan.chain.endless:
-        check_resume(pipe, limit=20, epochs=1)
-    else:  # before every third batch, and before some of a later epoch
-        check_resume(pipe, epochs=2, every=3, processes=0)
-        check_resume(pipe, epochs=3, every=7, processes=1)
+        check_resume(pipe, limit=20, epochs=1, every=6, processes=1)
+    else:  # before some batches of two epochs
+        check_resume(pipe, epochs=3, every=10, processes=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_a_resume_before_any_batch_is_exact(name: str, folder: Path) -> None:
+    pipe = EVERY[name](folder)
+    limit = 20 if pipe._session.plan.chain.endless else None
+    check_resume(pipe, limit=limit, epochs=2)
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_ranks_together_give_the_sequence_of_one(name: str, folder: Path) -> None:
-    assert_ranks_agree(EVERY[name](folder))
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_run_saved_on_some_ranks_goes_on_on_others(name: str, folder: Path) -> None:
-    assert_resumes_elsewhere(EVERY[name](folder))
+def test_ranks_together_give_the_sequence_of_one_and_others_go_on_with_it(
+    name: str, folder: Path
+) -> None:
+    pipe = EVERY[name](folder)
+    assert_ranks_agree(pipe)
+    assert_resumes_elsewhere(pipe)
 
 
 def test_no_recipe_is_missing_here() -> None:

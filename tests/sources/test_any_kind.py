@@ -95,11 +95,13 @@ def values(rows: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("reach", [2, pytest.param(9, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kinds", [KINDS, NUMBERS], ids=["text", "numbers"])
-def test_rows_of_any_two_kinds_are_joined_and_mixed(kinds: Any, tmp_path: Path) -> None:
+def test_rows_of_any_two_kinds_are_joined_and_mixed(kinds: Any, reach: int, tmp_path: Path) -> None:
+    """Each with itself and those that are near in the list, in both orders."""
     schemas = {}
-    for one in kinds:
-        for other in kinds:
+    for place, one in enumerate(kinds):
+        for other in [*kinds, *kinds][place : place + reach] + [*kinds][max(0, place - 1) : place]:
             first, second = kinds[one](tmp_path), kinds[other](tmp_path)
             expected = values(first)
             found = values(tp.concat(first, second))
@@ -344,15 +346,16 @@ def named(columns: Any) -> Any:
     return {"text": columns.column("x").cast(pa.string())}
 
 
-def test_they_resume_at_every_item() -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_they_resume(every: int) -> None:
     joined = tp.concat(*sources())
-    check_resume(joined.sharding_filter(2).shuffle(12).batch(5), epochs=2)
-    check_resume(joined.batch(5).collate(format="arrow"), epochs=2, processes=0)
-    check_resume(joined.shuffle(scope="global").batch(5), epochs=2, processes=0)
+    check_resume(joined.sharding_filter(2).shuffle(12).batch(5), every=every, epochs=2, processes=1)
+    check_resume(joined.batch(5).collate(format="arrow"), every=every, epochs=2, processes=0)
+    check_resume(joined.shuffle(scope="global").batch(5), every=every, epochs=2, processes=0)
     own = {str(n): source.shuffle(9, seed=n) for n, source in enumerate(sources())}
     mixed = tp.mix(own, weights={"0": 1, "1": 2, "2": 1}, output_column="whose")
-    check_resume(mixed.sharding_filter(2).batch(5), epochs=2)
-    check_resume(mixed.batch(7).collate(format="arrow"), epochs=2, processes=0)
+    check_resume(mixed.sharding_filter(2).batch(5), every=every, epochs=2, processes=1)
+    check_resume(mixed.batch(7).collate(format="arrow"), every=every, epochs=2, processes=0)
 
 
 @pytest.mark.parametrize("kind", ["concat", "mix"])
@@ -378,7 +381,7 @@ def other_sources() -> list[tp.Pipeline]:
 
 
 @pytest.mark.parametrize("kind", ["concat", "mix", "zip"])
-def test_workers_that_are_spawned_read_them_too(kind: str) -> None:
+def test_workers_that_are_not_forked_from_here_read_them_too(kind: str) -> None:
     parts = {str(n): source for n, source in enumerate(other_sources())}
     pipe = tp.concat(*parts.values())
     if kind == "mix":
@@ -389,7 +392,7 @@ def test_workers_that_are_spawned_read_them_too(kind: str) -> None:
             parts["2"].take(ROWS).select("x").rename({"x": "z"}),
         )
     pipe = pipe.sharding_filter(4).batch(3)
-    loader = tp.Loader(pipe, num_workers=1, multiprocessing_context="spawn")
+    loader = tp.Loader(pipe, num_workers=1, multiprocessing_context="forkserver")
     found = [digest(item) for item, _ in zip(loader, range(9), strict=False)]
     assert found == [
         digest(item) for item, _ in zip(tp.Pipeline(pipe.stages), range(9), strict=False)

@@ -199,12 +199,13 @@ def test_it_is_a_record_like_others(folders: tuple[Path, Path]) -> None:
     assert "1: rows" in str(pipe.explain())
 
 
-def test_it_resumes_from_spawned_processes_too(folders: tuple[Path, Path]) -> None:
+def test_it_resumes_in_fresh_processes_too(folders: tuple[Path, Path]) -> None:
     check_resume(
         both(folders).sharding_filter(2).shuffle(30).batch(9),
         every=7,
         epochs=2,
-        start_method="spawn",
+        processes=1,
+        start_method="forkserver",
     )
 
 

@@ -278,7 +278,7 @@ def counted() -> Iterator[Counted]:
     [name for name, writer in WRITERS.items() if writer.suffix[:2] not in (".p", ".a", ".f", ".o")],
 )
 def test_a_resume_near_the_end_reads_little_more_than_what_is_left(tmp_path, counted, name):
-    rows, shards, total = 100, 4, 20_000
+    rows, shards, total = 40, 4, 8_000
     data = WRITERS[name].write(table(0, total), rows)
     counted.pipe_file(f"/d/a{WRITERS[name].suffix}", data)
 
@@ -322,7 +322,7 @@ UNSHUFFLED: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 def test_unshuffled_a_resume_reads_what_is_left_and_a_block_for_each_shard(
     tmp_path, counted, name, kind
 ):
-    rows, total = 100, 20_000
+    rows, total = 40, 8_000
     data = WRITERS[name].write(table(0, total), rows)
     counted.pipe_file(f"/d/a{WRITERS[name].suffix}", data)
 
@@ -349,13 +349,13 @@ def test_unshuffled_a_resume_reads_what_is_left_and_a_block_for_each_shard(
 
 @every
 def test_many_files_of_few_rows_and_one_of_many(tmp_path, name):
-    sizes = (*(n % 3 for n in range(120)), 4000, 1)
+    sizes = (*(n % 3 for n in range(120)), 1500, 1)
     paths = write(tmp_path, name, sizes, 100)
     pipe = WRITERS[name].read(paths, 100).sharding_filter(4).shuffle(200, seed=0).batch(32)
     assert len(pipe) == -(-sum(sizes) // 32)
     found = numbers(name, list(pipe))
     assert sorted(n for batch in found for n in batch) == list(range(sum(sizes)))
-    report = check_resume(pipe, epochs=1, every=29, processes=0)
+    report = check_resume(pipe, epochs=1, every=19, processes=0)
     assert report.items == (len(pipe),)
 
 

@@ -67,10 +67,12 @@ def test_shards_share_out_all_rows_once_on_any_number_of_ranks(name, made):
 
 
 @every_format
-def test_a_run_resumes_exactly_at_every_batch_and_in_fresh_processes(name, made):
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_resumes_exactly_and_in_fresh_processes(name, every, made):
     pipe = made(name)
-    check_resume(pipe.sharding_filter(4).shuffle(9, seed=2).batch(3), epochs=2, processes=1)
-    check_resume(pipe.batch(5), epochs=2, processes=0)
+    shuffled = pipe.sharding_filter(4).shuffle(9, seed=2).batch(3)
+    check_resume(shuffled, epochs=2, processes=1, every=every)
+    check_resume(pipe.batch(5), epochs=2, processes=0, every=every)
 
 
 @every_format

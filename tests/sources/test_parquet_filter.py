@@ -98,7 +98,7 @@ def filters(draw: st.DrawFn, names: list[str], table: pa.Table, depth: int = 2) 
     return (compared == False) if choice == 4 else compared  # noqa: E712
 
 
-@examples(300)
+@examples(100)
 @given(data=st.data())
 def test_no_row_that_matches_is_left_out_and_none_is_given_that_does_not(
     data: st.DataObject,

@@ -45,6 +45,8 @@ def server(store: tuple[str, int], tmp_path: Path) -> Iterator[FaultyServer]:
     with serving(tmp_path) as found:
         found.upstream = store
         yield found
+    # Each server has a client of its own, which fsspec keeps, with 300,000 objects of botocore's.
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 60) -> tp.Pipeline:

@@ -222,15 +222,15 @@ def test_errors_name_the_file_and_row_of_the_source(files: Any) -> None:
 # Where it runs
 
 
-def test_it_resumes_at_every_item_and_from_spawned_processes(files: Any) -> None:
+def test_it_resumes_also_in_fresh_processes(files: Any) -> None:
     pipe = files("a", 10).zip(files("b", 7).tokenize("bytes", "b_text"))
-    check_resume(pipe.sharding_filter(4).shuffle(30).batch(9), processes=0, epochs=2)
+    check_resume(pipe.sharding_filter(4).shuffle(30).batch(9), processes=0, every=4, epochs=2)
     check_resume(
         files("a", 10).zip(files("b", 7)).sharding_filter(2).shuffle(30).batch(16),
-        start_method="spawn", every=9, epochs=2,
+        start_method="forkserver", processes=1, every=9, epochs=2,
     )  # fmt: skip
     maps = tp.from_tensors(x=np.arange(50)).zip(tp.from_tensors(y=np.arange(50)))
-    check_resume(maps.sharding_filter(2).shuffle(8).batch(4), processes=0, epochs=2)
+    check_resume(maps.sharding_filter(2).shuffle(8).batch(4), processes=0, every=4, epochs=2)
     check_resume(maps.shuffle(scope="global").batch(4), processes=0, epochs=2)
     check_resume(maps.filter(lambda row: row["x"] % 3).batch(4), processes=0, epochs=2)
 

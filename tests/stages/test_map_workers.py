@@ -145,10 +145,13 @@ def test_rows_are_made_ahead_and_not_without_end(tmp_path: Path) -> None:
     pipe = source(4000).map(fn.Counts(tmp_path), num_workers=2)
     batches = iter(pipe.batch(8).collate(user_batch))
     next(batches)
-    time.sleep(0.5)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.iterdir())) <= 8 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # for more than may be
     assert 8 < len(list(tmp_path.iterdir())) <= 8 * 5
     del batches
-    time.sleep(0.1)
+    time.sleep(0.5)  # for those that have begun
     begun = len(list(tmp_path.iterdir()))
     time.sleep(0.3)
     assert len(list(tmp_path.iterdir())) == begun
@@ -259,7 +262,7 @@ def test_asked_again_after_a_death_it_goes_on_and_no_row_is_lost(tmp_path: Path)
     assert [row["x"] for batch in found for row in batch] == list(range(120))
 
 
-def test_a_worker_killed_from_outside_is_noticed_while_it_works() -> None:
+def test_a_worker_killed_from_outside_is_noticed_while_it_works(workers: Any) -> None:
     pipe = source().map(fn.very_slow, num_workers=2, method="process")
     batches = iter(pipe.batch(8))
     failed: list[BaseException] = []
@@ -279,7 +282,7 @@ def test_a_worker_killed_from_outside_is_noticed_while_it_works() -> None:
 
 
 @pytest.mark.parametrize("killed", [1, 2])
-def test_a_worker_that_dies_without_rows_is_replaced(killed: int) -> None:
+def test_a_worker_that_dies_without_rows_is_replaced(killed: int, workers: Any) -> None:
     pipe = source().map(fn.where, num_workers=2, method="process")
     list(pipe)
     for worker in workers(2)[:killed]:
@@ -288,19 +291,33 @@ def test_a_worker_that_dies_without_rows_is_replaced(killed: int) -> None:
     assert [row["x"] for row in pipe] == list(range(120))
 
 
-def workers(count: int) -> list[psutil.Process]:
-    """Worker processes below this one, once there are so many that are ready."""
-    for _ in range(300):
-        found = [p for p in psutil.Process().children(recursive=True) if is_worker(p)]
-        if len(found) >= count:
-            return found[-count:]
-        time.sleep(0.1)
-    raise AssertionError("no workers came")
+@pytest.fixture
+def workers() -> Callable[[int], list[psutil.Process]]:
+    """Gives worker processes that were started since, once there are so many that are ready."""
+    before = set(processes_below(os.getpid()))
+
+    def wait(count: int) -> list[psutil.Process]:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            found = [p for p in processes_below(os.getpid()) if p not in before and is_ready(p)]
+            if len(found) >= count:
+                return found
+            time.sleep(0.1)
+        raise AssertionError("no workers came")
+
+    return wait
 
 
-def is_worker(process: psutil.Process) -> bool:
+def is_ready(process: psutil.Process) -> bool:
+    """Whether it is a worker that waits for rows, or for one that forks."""
     try:
-        return process.num_threads() > 1 and "resource_tracker" not in str(process.cmdline())
+        above = process.parent()
+        forked = above is not None and above.pid != os.getpid()
+        return (
+            process.num_threads() > 1
+            and "resource_tracker" not in str(process.cmdline())
+            and (forked or "forkserver" not in str(process.cmdline()))
+        )
     except psutil.Error:  # it is ending
         return False
 

@@ -98,7 +98,7 @@ def test_a_window_over_long_documents_is_of_few_epochs() -> None:
 @pytest.mark.parametrize("name", ENDLESS)
 def test_every_position_resumes_exactly(name: str) -> None:
     pipe = ENDLESS[name]()
-    check_resume(pipe, limit=9, every=4, epochs=1, processes=0)
+    check_resume(pipe, limit=6, every=3, epochs=1, processes=0)
 
 
 @pytest.mark.parametrize("name", ENDLESS)
