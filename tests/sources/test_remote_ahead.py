@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
-from trainpipes.sources.remote.ahead import AHEAD_BLOCKS
+from trainpipes.sources.remote.ahead import MAX_THREADS
 from trainpipes.testing import digest
 
 
@@ -68,7 +68,7 @@ def test_shuffled_row_groups_are_fetched_side_by_side(far: Path) -> None:
     len(pipe)  # lists, and reads the footers
     Far.most = 0
     assert [digest(b) for b in tp.Loader(pipe, threads=0)] == expected
-    assert 4 <= Far.most <= AHEAD_BLOCKS + 1
+    assert 4 <= Far.most <= MAX_THREADS
 
 
 def test_rows_in_file_order_are_fetched_in_few_requests(far: Path) -> None:

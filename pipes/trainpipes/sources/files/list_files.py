@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainpipes._internal.checks import several
+from trainpipes._internal.checks import byte_count, local_path, several
 from trainpipes._internal.secrets import kept_name, known_name
 from trainpipes._internal.text import shown
 from trainpipes.engine.interrupts import result_of
@@ -23,8 +23,11 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
+from trainpipes.sources.files.cached_bytes import DiskCache
 from trainpipes.sources.files.listing import expand, is_local, open_system
+from trainpipes.sources.remote.ahead import PREFETCH_BYTES
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, Retry
+from trainpipes.storage import cache
 
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
@@ -62,6 +65,8 @@ class FileList:
         stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
         inodes: of local files, int64 ``[files]``; 0 for others.
         retry_seconds: how long a request to a server is tried again.
+        cache: where bytes of remote files are kept.
+        prefetch_bytes: bytes of remote files that a process fetches before they are read.
         listed: the folders and patterns that stood for them.
     """
 
@@ -73,6 +78,8 @@ class FileList:
     stamps: list[str]
     inodes: IntArray | None = None
     retry_seconds: float = RETRY_SECONDS
+    cache: DiskCache | None = None
+    prefetch_bytes: int = PREFETCH_BYTES
     listed: tuple[Listed, ...] = ()
     _process: int = field(default_factory=os.getpid, repr=False)
     _machine: str = field(default_factory=platform.node, repr=False)
@@ -162,7 +169,14 @@ class ListFiles(Source):
             neither shown nor part of a state.
         retry: how long requests to list and read are tried again while a server does not answer, breaks
             off, or is busy. Errors that waiting does not cure, such as denied access, are raised at
-            once; local files are never tried again. Not part of a state.
+            once; local files are never tried again.
+        cache_dir: a folder on a disk of this machine, in which bytes of remote files are kept, so that
+            later epochs and runs do not fetch them again. They are kept by URL and version (ETag): what
+            has changed is fetched again.
+        cache_bytes: the limit of that folder, for all processes of the machine together, such as
+            ``"500GB"``. What was used least recently goes first.
+        prefetch_bytes: how much of remote files a process fetches before it is read, such as ``"1GB"``.
+            Like the three above no part of a state.
 
     Raises:
         ConfigError: not a path, an empty list, or a file named twice.
@@ -179,13 +193,16 @@ class ListFiles(Source):
     """
 
     role = "files"
-    free = frozenset({"retry"})
+    free = frozenset({"retry", "cache_dir", "cache_bytes", "prefetch_bytes"})
 
     urls: Any
     _: KW_ONLY
     suffix: str | Sequence[str] | None = None
     storage_options: Mapping[str, Any] | None = None
     retry: Retry = Retry()
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int | str = "100GB"
+    prefetch_bytes: int | str = PREFETCH_BYTES
 
     _known: ClassVar[FileList | None] = None
 
@@ -206,7 +223,10 @@ class ListFiles(Source):
         self._set(
             urls=_text(self.urls) if single else _texts(self.urls),
             retry=Retry.of(self.retry, "list_files(retry)"),
+            cache_dir=self.cache_dir and local_path(self.cache_dir, "list_files(cache_dir)"),
         )
+        for name in ("cache_bytes", "prefetch_bytes"):
+            byte_count(getattr(self, name), f"list_files({name})")
         if self.storage_options is not None:
             option = "list_files(storage_options)"
             self._set(storage_options=checked_options(self.storage_options, option))
@@ -297,8 +317,16 @@ class ListFiles(Source):
             [one.stamp for one in about],
             np.array([one.inode for one in about], dtype=np.int64),
             seconds,
+            self._cache(),
+            byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
             listed,
         )
+
+    def _cache(self) -> DiskCache | None:
+        root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
+        if root is None:
+            return None
+        return DiskCache(str(root), byte_count(self.cache_bytes, "list_files(cache_bytes)"))
 
     def open(self) -> PathSource:
         return PathSource(self.files())
