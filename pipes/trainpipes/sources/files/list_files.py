@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from trainpipes._internal.checks import byte_count, local_path, several
-from trainpipes._internal.secrets import kept_name, known_name
+from trainpipes._internal.secrets import hidden, kept_name, known_name
 from trainpipes._internal.text import shown
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.layout import IntArray
@@ -25,9 +26,13 @@ from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.cached_bytes import DiskCache
 from trainpipes.sources.files.listing import expand, is_local, open_system
+from trainpipes.sources.files.patterns import Told
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, Retry
 from trainpipes.storage import cache
+
+log = logging.getLogger("trainpipes")
+_told: set[str] = set()
 
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
@@ -302,6 +307,7 @@ class ListFiles(Source):
                 paths.append(path)
                 system_of.append(number)
                 about.append(told)
+        _say_versions(names, about)
         sizes = [-1 if one.size is None else one.size for one in about]
         listed = tuple(
             Listed(url, path, system, suffixes)
@@ -330,6 +336,17 @@ class ListFiles(Source):
 
     def open(self) -> PathSource:
         return PathSource(self.files())
+
+
+def _say_versions(names: Iterable[str], about: Sequence[Told]) -> None:
+    """Log, once a server, by what a change of files is told where there is no etag."""
+    for name, one in zip(names, about, strict=True):
+        server = "/".join(name.split("/")[:3])
+        if one.stamp.startswith("Last-Modified=") and server not in _told:
+            _told.add(server)
+            log.warning(
+                "%s gives no ETag: changes are told by Last-Modified and size", hidden(server)
+            )
 
 
 class PathSource(RowSource):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -189,8 +190,8 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
     found: Found = {}
     for path in counted(paths, "listing", None, "files"):
         try:
-            stat = os.stat(path)
-            found[path] = Told(stat.st_size, str(stat.st_mtime_ns), stat.st_ino)
+            about = os.stat(path)
+            found[path] = Told(about.st_size, str(about.st_mtime_ns), about.st_ino)
         except FileNotFoundError:
             if not os.path.islink(path):
                 raise
@@ -199,6 +200,12 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
                 "remove it",
                 path=path,
             ) from None
+        if not stat.S_ISREG(about.st_mode):
+            raise UnreadableError(
+                f"{path} must be a file, got a pipe, a socket or a device: write what comes from it to "
+                "a file",
+                path=path,
+            )
     return found
 
 
