@@ -488,6 +488,15 @@ def test_the_option_is_shown_and_no_part_of_a_state(folder: Path) -> None:
     assert list(other) == list(items)
 
 
+def test_a_config_says_how_long(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    pipe = tp.list_files(str(folder), retry=tp.Retry(deadline=7)).read_parquet()
+    path = tmp_path / "pipe.yaml"
+    pipe.to_yaml(path)
+    assert "retry:\n" in path.read_text()
+    assert str(tp.load(path)) == str(pipe)
+
+
 # Ends
 
 ENDS = """
