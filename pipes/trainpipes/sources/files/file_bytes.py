@@ -97,6 +97,7 @@ class LocalBytes:
         self._files, self._file = files, file
         self.name, self.size = files.paths[file], int(files.sizes[file])
         self.version = f"{files.inode(file)} {files.stamps[file]} {self.size}"
+        self._listed = files.inode(file), int(files.stamps[file]), self.size
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         handle = os.open(self.name, FLAGS)  # half the time of open()
@@ -120,7 +121,12 @@ class LocalBytes:
         return mapped(self.name)
 
     def check(self) -> None:
-        check_unchanged(self._files, self._file, Place(self.name))
+        try:
+            about = os.stat(self.name)
+        except OSError:
+            about = None
+        if about is None or self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
+            check_unchanged(self._files, self._file, Place(self.name))  # which says what it is
 
 
 def _read_at(handle: int, start: int, stop: int) -> memoryview:
@@ -155,6 +161,12 @@ class _LocalStream(io.FileIO):
         found = super().readall()
         self._source.check()
         return found
+
+
+def as_bytes(view: memoryview) -> bytes:
+    """Bytes of a view, copied only if they are a part of others."""
+    whole = view.obj
+    return whole if isinstance(whole, bytes) and len(whole) == len(view) else bytes(view)
 
 
 def mapped(path: str) -> pa.Buffer:

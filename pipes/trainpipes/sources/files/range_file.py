@@ -42,7 +42,7 @@ class _Part:
         self.at = self.first = at
 
     def take(self, stop: int) -> bytes:
-        found = self.data[self.at - self.first : stop - self.first]
+        found = memoryview(self.data)[self.at - self.first : stop - self.first]
         self.at += len(found)
         return bytes(found)
 

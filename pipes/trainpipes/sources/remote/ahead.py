@@ -65,7 +65,9 @@ class Ahead(Generic[Opened]):
         others -= _held.get(key, 0.0)
         while self._upcoming:
             more = self._size(self._upcoming[0])
-            if self._tickets and others + own + more > self._most:
+            busy = sum(not ticket.done for ticket in self._tickets.values())
+            full = others + own + more > self._most or busy >= MAX_THREADS // 2
+            if self._tickets and full:
                 break
             own += more
             block = self._upcoming.popleft()

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from trainpipes.errors import TrainpipesError
 from trainpipes.sources.compressed.streams import Stream, open_stream
-from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_bytes import as_bytes, open_bytes
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.text.block_index import BlockIndex
@@ -147,10 +147,10 @@ class PieceReader:
         held = self.held
         if held is not None and held.file == file:
             if (start, stop) == (held.start, held.start + len(held.data)):
-                return bytes(held.data)
+                return as_bytes(held.data)
             if held.start <= start and stop <= held.start + len(held.data):
                 return bytes(held.data[start - held.start : stop - held.start])
-        return bytes(open_bytes(self._files, file, self._requests).read([(start, stop)])[0])
+        return as_bytes(open_bytes(self._files, file, self._requests).read([(start, stop)])[0])
 
     def _decompressed(self, file: int, piece: int, start: int, stop: int) -> bytes:
         place = int(self._index.places[piece])
