@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline as Pipeline
     from trainpipes.recipe_registry import recipe as recipe
     from trainpipes.recipe_registry import recipes as recipes
+    from trainpipes.sources.remote.retry import Retry as Retry
     from trainpipes.start import concat as concat
     from trainpipes.start import from_arrow as from_arrow
     from trainpipes.start import from_dataset as from_dataset
@@ -81,6 +82,7 @@ _NAMES = {
     "look.show": "show",
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",
+    "sources.remote.retry": "Retry",
     "start": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
         "from_tensors from_torchdata list_files mix read_arrow read_bytes "

@@ -65,9 +65,9 @@ class Reads:
         self.names: list[str] = []
         inner = index_module.read_footer
 
-        def read(system: Any, path: str, *more: Any) -> bytes:
-            self.names.append(Path(path).name)
-            return inner(system, path, *more)
+        def read(data: Any) -> bytes:
+            self.names.append(Path(data.name).name)
+            return inner(data)
 
         monkeypatch.setattr(index_module, "read_footer", read)
 

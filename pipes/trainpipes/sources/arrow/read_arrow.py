@@ -17,19 +17,19 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import check_sound, gathered
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import ConfigError, DataChangedError, DataError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader, take_rows
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
-from trainpipes.sources.files.file_errors import changed, gone, unreadable
+from trainpipes.sources.files.file_bytes import LocalBytes, MappedFiles, open_bytes
+from trainpipes.sources.files.file_errors import gone, located, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.mapped_files import MappedFiles, mapped
 from trainpipes.sources.files.schema import cast_to, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
 
@@ -106,24 +106,19 @@ class ReadArrow(FileReader):
 
 def _look(files: FileList, file: int, requests: Requests) -> tuple[ArrowLayout, pa.Schema, int]:
     """A file's layout, schema and size."""
-    system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
-    if is_local(system):
-        content = mapped(path) if size else b""
+    data = open_bytes(files, file, requests)
+    if isinstance(data, LocalBytes):
+        content = memoryview(data.mapped())
 
         def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
-            return [bytes(memoryview(content)[start:stop]) for start, stop in parts]
-
-        size = len(memoryview(content))
+            return [bytes(content[start:stop]) for start, stop in parts]
     else:
-        if size < 0:
-            size = requests.call(system, "size", path)
 
         def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
-            starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
-            return requests.ranges(system, path, starts, stops, size)[0]
+            return [bytes(part) for part in data.read(parts)]
 
-    layout, schema = read_layout(fetch, size)
-    return layout, pa.schema([plain(field) for field in schema]), size
+    layout, schema = read_layout(fetch, data.size)
+    return layout, pa.schema([plain(field) for field in schema]), data.size
 
 
 class ArrowFiles(FileRows, RandomAccessSource):
@@ -188,7 +183,7 @@ class ArrowFiles(FileRows, RandomAccessSource):
         file: int,
         number: int,
         requests: Requests,
-        fetched: bytes | None = None,
+        fetched: memoryview | None = None,
         rows: IntArray | None = None,
     ) -> pa.RecordBatch:
         """A record batch of a file, or some rows of it, in the source's schema.
@@ -207,7 +202,9 @@ class ArrowFiles(FileRows, RandomAccessSource):
         try:
             raw = self._raw(file, number, requests, fetched, place)
             return self._fitted(raw if rows is None else gathered(raw, rows), place)
-        except DataError:
+        except DataError as error:
+            if isinstance(error, DataChangedError) and error.row is None:
+                raise located(place, error) from error
             raise
         except FileNotFoundError as error:
             raise gone(place) from error
@@ -216,7 +213,7 @@ class ArrowFiles(FileRows, RandomAccessSource):
             raise unreadable(place, what) from error
 
     def _raw(
-        self, file: int, number: int, requests: Requests, fetched: bytes | None, place: Place
+        self, file: int, number: int, requests: Requests, fetched: memoryview | None, place: Place
     ) -> pa.RecordBatch:
         layout = self.layouts[file]
         message = layout.batches[number]
@@ -237,27 +234,18 @@ class ArrowFiles(FileRows, RandomAccessSource):
         if whole is not None:
             before = [whole.slice(*_span(part)) for part in parts]
         else:
-            before = self._ranges(file, parts, requests)
+            before = open_bytes(self.files, file, requests).read(parts)
         options = pa.ipc.IpcReadOptions(use_threads=False)
         stream = pa.ipc.open_stream(pa.BufferReader(b"".join([*before, body])), options=options)
         found = stream.read_next_batch()
         _check(found, message.rows)
         return found
 
-    def fetch(self, file: int, number: int, requests: Requests) -> bytes:
+    def fetch(self, file: int, number: int, requests: Requests) -> memoryview:
         """The bytes of a record batch of a file on another machine."""
         message = self.layouts[file].batches[number]
-        return self._ranges(file, [(message.start, message.stop)], requests)[0]
-
-    def _ranges(
-        self, file: int, parts: Sequence[tuple[int, int]], requests: Requests
-    ) -> list[bytes]:
-        starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
-        system, path, size = self.files.system(file), self.files.paths[file], int(self.sizes[file])
-        found = requests.ranges(system, path, starts, stops, size)[0]
-        if any(len(f) < b - a for f, a, b in zip(found, starts, stops, strict=True)):
-            raise changed(Place(self.files.names[file]), "it has become shorter")
-        return found
+        data = open_bytes(self.files, file, requests)
+        return data.read([(message.start, message.stop)])[0]
 
     def _fitted(self, batch: pa.RecordBatch, place: Place) -> pa.RecordBatch:
         columns = [

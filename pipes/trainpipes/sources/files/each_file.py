@@ -5,13 +5,9 @@ Called by the thread that opens a pipeline, before any row is read.
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, TypeVar
-
-import pyarrow as pa
+from typing import TypeVar
 
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.interrupts import result_of
@@ -25,12 +21,11 @@ from trainpipes.errors import (
 from trainpipes.sources.files.file_rows import reader_by_name
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.file import RemoteFile
 from trainpipes.sources.remote.retry import Requests, Stopped
 
 T = TypeVar("T")
-#: Threads, at most; they wait for disks and servers.
-MAX_THREADS = 16
+#: Threads that wait for disks, and for servers, at most.
+MAX_THREADS, MAX_REQUESTS = 16, 64
 #: What files are to be, where a file of another kind is told by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
@@ -38,7 +33,7 @@ NAMED = 100
 
 
 class BadFileError(Exception):
-    """Why a file cannot be read, in words."""
+    """Why a file cannot be read, as text."""
 
 
 def in_threads(
@@ -92,7 +87,7 @@ def each_file(
     wanted: Sequence[int] | None = None,
     job: str | None = None,
     progress: Progress | None = None,
-    most: int = MAX_THREADS,
+    most: int | None = None,
     least: int = 4,
 ) -> dict[int, T]:
     """What ``look`` finds in each file, by the file's number; several files at a time.
@@ -105,7 +100,7 @@ def each_file(
         wanted: numbers of the files; None for all.
         job: what a progress bar says.
         progress: one that ``look`` advances itself, in place of one that counts files.
-        most: threads at most.
+        most: threads at most; 16 if all files are local, else 64.
         least: files that are worth another thread.
 
     Raises:
@@ -117,6 +112,8 @@ def each_file(
     found: dict[int, T] = {}
     failures: dict[int, Exception] = {}
     requests = Requests(files.retry_seconds)
+    if most is None:
+        most = MAX_THREADS if all(map(is_local, files.systems)) else MAX_REQUESTS
 
     def work(n: int) -> None:
         file = numbers[n]
@@ -202,75 +199,3 @@ def is_encrypted(error: BaseException) -> bool:
 
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-def size_of(files: FileList, file: int, requests: Requests) -> int:
-    """Bytes of a file."""
-    size = int(files.sizes[file])
-    if size < 0:
-        size = requests.call(files.system(file), "size", files.paths[file]) or 0
-    return size
-
-
-def open_at(files: FileList, file: int, size: int, at: int, requests: Requests) -> Any:
-    """A file to be read from a place on, with ``read`` and ``close``."""
-    system, path = files.system(file), files.paths[file]
-    if is_local(system):
-        handle = pa.OSFile(path)
-        handle.seek(at)
-        return handle
-    remote = RemoteFile(system, path, size, requests)
-    remote.expect([(at, size)])
-    remote.seek(at)
-    return remote
-
-
-def read_bytes(system: Any, path: str, start: int, stop: int, requests: Requests) -> bytes:
-    """Bytes ``start`` to ``stop`` of a file, fewer if it ends before."""
-    if not is_local(system):
-        return requests.ranges(system, path, [start], [stop], stop)[0][0]
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # half the time of open()
-    try:
-        os.lseek(file, start, os.SEEK_SET)
-        return os.read(file, stop - start)
-    finally:
-        os.close(file)
-
-
-def read_range(
-    files: FileList, file: int, size: int, start: int, stop: int, requests: Requests
-) -> bytes:
-    """Bytes ``start`` to ``stop`` of a file, fewer if it ends before."""
-    system, path = files.system(file), files.paths[file]
-    if is_local(system):
-        return read_bytes(system, path, start, stop, requests)
-    return requests.ranges(system, path, [start], [stop], size)[0][0]
-
-
-def present_size(files: FileList, file: int, requests: Requests) -> int | None:
-    """Bytes that a file has now; None where the server does not say.
-
-    Raises:
-        FileNotFoundError: it is gone.
-        UnreachableError: the server does not answer, or denies access.
-    """
-    system, path = files.system(file), files.paths[file]
-    if is_local(system):
-        return os.stat(path).st_size
-    system.invalidate_cache()
-    found: int | None = requests.call(system, "size", path)
-    return found
-
-
-#: Bytes that are fetched at a time of a file on another machine.
-BUFFER_BYTES = 256 << 10
-
-
-def opened_file(files: FileList, file: int, size: int, requests: Requests) -> BinaryIO:
-    """A file that can be read and sought in; ``name`` is its path or URL."""
-    system, path = files.system(file), files.paths[file]
-    if is_local(system):
-        return open(path, "rb")
-    remote: Any = RemoteFile(system, path, size, requests)
-    remote.name = files.names[file]
-    return io.BufferedReader(remote, BUFFER_BYTES)

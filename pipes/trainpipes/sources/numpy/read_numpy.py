@@ -21,13 +21,13 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.files.each_file import BadFileError, each_file, opened_file
+from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.file_bytes import mapped, open_bytes
 from trainpipes.sources.files.file_errors import check_unchanged, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.mapped_files import mapped
 from trainpipes.sources.numpy.layout import StoredArray, check_sum, read_arrays
 from trainpipes.sources.numpy.reader import NumpyReader
 from trainpipes.sources.remote.retry import Requests
@@ -99,11 +99,10 @@ class ReadNumpy(FileReader):
         self, files: FileList, file: int, requests: Requests
     ) -> tuple[dict[str, StoredArray], int]:
         """A file's arrays, and its size."""
-        size = int(files.sizes[file])
-        if size < 0:
-            size = requests.call(files.system(file), "size", files.paths[file])
-        with opened_file(files, file, size, requests) as opened:
-            return read_arrays(opened, size, self.output_column, self.columns, str(self)), size
+        data = open_bytes(files, file, requests)
+        with data.stream() as opened:
+            found = read_arrays(opened, data.size, self.output_column, self.columns, str(self))
+        return found, data.size
 
 
 class NumpyFiles(FileRows, RandomAccessSource):

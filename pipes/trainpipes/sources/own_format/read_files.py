@@ -22,7 +22,8 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.files.each_file import BadFileError, each_file, opened_file, size_of
+from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows
 from trainpipes.sources.files.index_file import IndexFile, IndexKind, settled
@@ -163,10 +164,14 @@ def _is_sound(table: pa.Table) -> bool:
 def _count_one(
     files: FileList, file: int, stage: ReadFiles, requests: Requests
 ) -> tuple[int, list[int], bool]:
-    size = size_of(files, file, requests)
-    with closing(opened_file(files, file, size, requests)) as opened:
+    data = open_bytes(files, file, requests)
+    with closing(data.stream()) as opened:
         if stage.count is None:
-            return size, [sum(len(table) for table in tables_of(stage.fn(opened), stage.fn))], False
+            return (
+                data.size,
+                [sum(len(table) for table in tables_of(stage.fn(opened), stage.fn))],
+                False,
+            )
         found = stage.count(opened)
     several = isinstance(found, Sequence | np.ndarray) and not isinstance(found, str | bytes)
     counts = list(found) if several else [found]
@@ -179,7 +184,7 @@ def _count_one(
             raise BadFileError(
                 f"{show(stage.count)} returns a number of rows, or a list of them, got {shown(found)}"
             )
-    return size, [int(rows) for rows in counts], several
+    return data.size, [int(rows) for rows in counts], several
 
 
 class OwnFiles(FileRows):

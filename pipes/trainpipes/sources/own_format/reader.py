@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 
 from trainpipes._internal.text import shown
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import DataChangedError, DataError, SchemaError
 from trainpipes.kinds.options import show
-from trainpipes.sources.files.each_file import BadFileError, one_line, opened_file
-from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_errors import gone, located, unreadable
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.remote.retry import Requests
 
@@ -91,8 +92,7 @@ class OwnReader:
         self.close()
         source = self._source
         file = int(source.file_of_block[block])
-        check_unchanged(source.files, file, source.place(block, 0))
-        opened = opened_file(source.files, file, int(source.sizes[file]), self._requests)
+        opened = open_bytes(source.files, file, self._requests).stream()
         self._opened.append(opened)
         fn = source.stage.fn
         own = [block - int(source.first_block[file])] if source.in_blocks[file] else []
@@ -138,6 +138,8 @@ class OwnReader:
     def _explained(self, block: int, row: int, error: BaseException) -> BaseException:
         """What is wrong with a file, in our words; other errors as they are."""
         source = self._source
+        if isinstance(error, DataChangedError) and error.row is None:
+            return located(source.place(block, row), error)
         if isinstance(error, DataError | MemoryError) or not isinstance(error, Exception):
             return error
         place = source.place(block, row)

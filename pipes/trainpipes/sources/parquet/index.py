@@ -20,7 +20,8 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import (
     SchemaError,
 )
-from trainpipes.sources.files.each_file import BadFileError, each_file, one_line, read_bytes
+from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
+from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
 from trainpipes.sources.files.index_file import IndexFile, forget, settled
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import one_schema
@@ -169,24 +170,25 @@ def _in_order(
     return FooterTable.join([known, table]).take(places)
 
 
-def read_footer(system: Any, path: str, size: int, requests: Requests) -> bytes:
+def read_footer(data: FileBytes) -> bytes:
     """The end of a Parquet file: footer, its length, magic number.
 
     Raises:
         BadFileError: it has none.
         UnreachableError: the server does not answer, or denies access.
     """
+    size = data.size
     if size == 0:
         raise BadFileError("empty: 0 bytes")
-    tail = read_bytes(system, path, max(0, size - TAIL_BYTES), size, requests)
+    tail = bytes(data.read([(max(0, size - TAIL_BYTES), size)])[0])
     if size < 12 or tail[-4:] != b"PAR1":
-        head = read_bytes(system, path, 0, min(size, 16), requests)
+        head = bytes(data.read([(0, min(size, 16))])[0])
         raise BadFileError(_no_footer(tail[-4:], head, size))
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length > size - 4:
         raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
     if length > len(tail):
-        tail = read_bytes(system, path, size - length, size, requests)
+        tail = bytes(data.read([(size - length, size)])[0])
     return tail[-length:]
 
 
@@ -225,12 +227,8 @@ def footer_of(
         BadFileError: it is no Parquet file, is damaged, or has a column that is encrypted.
         UnreachableError: the server does not answer, or denies access.
     """
-    system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
-    if size < 0:
-        size = requests.call(system, "size", path)
-        if size is None:
-            raise BadFileError("the server does not say how large it is")
-    footer = read_footer(system, path, size, requests)
+    data = open_bytes(files, file, requests)
+    size, footer = data.size, read_footer(data)
     try:
         metadata = parse_footer(footer)
         schema = metadata.schema.to_arrow_schema().remove_metadata()

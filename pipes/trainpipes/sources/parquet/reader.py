@@ -18,22 +18,26 @@ import pyarrow as pa
 from trainpipes.columns.arrays import replaced
 from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError, present_size, reason
-from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
+from trainpipes.sources.files.each_file import BadFileError, reason
+from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_errors import changed, gone, located, unreachable, unreadable
 from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.range_file import HELD_BYTES
 from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.parquet.file import ChangedError, ParquetFile
 from trainpipes.sources.parquet.folders import repeated
 from trainpipes.sources.parquet.index import ParquetIndex, parse_footer, read_footer
-from trainpipes.sources.remote.file import Ahead
+from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
     from trainpipes.sources.parquet.read_parquet import ParquetSource
 
 GONE = "gone"
+#: Bytes of a row group that is worth a request of its own.
+LARGE = 1 << 20
 
 
 def change_of(files: FileList, index: ParquetIndex, file: int, requests: Requests) -> str:
@@ -41,15 +45,11 @@ def change_of(files: FileList, index: ParquetIndex, file: int, requests: Request
     nothing if it is the same, or cannot be read.
 
     Raises:
+        DataChangedError: it is not the one that was listed.
         UnreachableError: the server does not say.
     """
-    system, path = files.system(file), files.paths[file]
-    size = int(index.sizes[file])
     try:
-        present = present_size(files, file, requests)
-        if present is not None and present != size:
-            return f"it had {size:,} bytes, and has {present:,}"
-        footer = read_footer(system, path, size, requests)
+        footer = read_footer(open_bytes(files, file, requests))
         if index.is_footer(file, footer):
             return ""
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def change_of(files: FileList, index: ParquetIndex, file: int, requests: Request
     except BadFileError as error:
         return reason(error)
     except OSError as error:
-        if isinstance(error, UnreachableError):
+        if isinstance(error, UnreachableError | DataChangedError):
             raise
         return ""
     try:
@@ -94,12 +94,19 @@ class Footers:
     def __reduce__(self) -> Any:
         return Footers, ()
 
+    def known(self, file: int) -> Any:
+        """The parsed footer of a file; None if it is not here."""
+        with self._lock:
+            if file not in self._parsed:
+                return None
+            self._parsed.move_to_end(file)
+            return self._parsed[file][0]
+
     def parse(self, file: int, footer: bytes) -> Any:
         """The parsed footer of a file, which must be the one in the index."""
-        with self._lock:
-            if file in self._parsed:
-                self._parsed.move_to_end(file)
-                return self._parsed[file][0]
+        found = self.known(file)
+        if found is not None:
+            return found
         found = parse_footer(footer)
         with self._lock:
             if file not in self._parsed:
@@ -130,17 +137,22 @@ class ParquetReader:
         self._requests = Requests(source.files.retry_seconds)
         weakref.finalize(self, self._requests.stop)
         opened_ahead = partial(_opened_ahead, source, self._requests)
-        self._ahead = Ahead(opened_ahead, partial(_bytes_of, source))
+        self._ahead = Ahead(opened_ahead, partial(_bytes_of, source), source.files.prefetch_bytes)
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which row groups will be read next, in order. Those of remote files are fetched at once,
-        several side by side; where they follow each other in one file, ``read`` sees to that."""
+        several side by side; where small ones follow each other in one file, ``read`` sees to that."""
         files, of_block = self._source.files, self._source.file_of_block
         apart = [
             block
             for n, block in enumerate(blocks)
             if not is_local(files.system(int(of_block[block])))
-            and (n == 0 or block != blocks[n - 1] + 1 or of_block[block] != of_block[block - 1])
+            and (
+                _bytes_of(self._source, block) >= LARGE
+                or n == 0
+                or block != blocks[n - 1] + 1
+                or of_block[block] != of_block[block - 1]
+            )
         ]
         self._ahead.expect(apart if len(apart) > 1 else [])
 
@@ -206,7 +218,10 @@ class ParquetReader:
         batch = self._rest
         if batch is None or not len(batch):
             try:
-                batch = self._fit(next(self._batches))
+                found = next(self._batches)
+                assert self._file is not None
+                self._file.check()
+                batch = self._fit(found)
             except StopIteration:
                 raise _Short from None
         taken = batch.slice(0, rows)
@@ -234,8 +249,8 @@ class ParquetReader:
     def _explain(self, block: int, row: int, error: BaseException) -> TrainpipesError | None:
         """What has become of the file, or what is wrong with its contents; None for errors that are not
         about either, or say it themselves."""
-        by_server = isinstance(error, DataChangedError) and error.row_group is None
-        if not by_server and isinstance(error, DataError | MemoryError):
+        unplaced = isinstance(error, DataChangedError) and error.row_group is None
+        if not unplaced and isinstance(error, DataError | MemoryError):
             return None
         if not isinstance(error, Exception):
             return None
@@ -243,13 +258,15 @@ class ParquetReader:
         place = source.place(block, row)
         file = int(source.file_of_block[block])
         try:
-            if isinstance(error, UnreachableError):
+            if isinstance(error, UnreachableError | DataChangedError):
                 raise error
             change = change_of(source.files, source.index, file, self._requests)
         except UnreachableError as failed:
             return unreachable(place, failed)
+        except DataChangedError as failed:
+            return located(place, failed)
         forget(source.index.kept_in)  # it may be what is wrong
-        if by_server or isinstance(error, ChangedError):
+        if isinstance(error, ChangedError):
             change = change or "it changed while it was read"
         if isinstance(error, FileNotFoundError) or change == GONE:
             return gone(place)
@@ -266,10 +283,14 @@ class _Short(Exception):
 
 def _opened_ahead(source: ParquetSource, requests: Requests, block: int) -> ParquetFile:
     """The file of a row group, which is fetched; in any thread."""
-    opened = ParquetFile(source, int(source.file_of_block[block]), requests)
+    held = max(HELD_BYTES, source.files.prefetch_bytes // 2)
+    opened = ParquetFile(source, int(source.file_of_block[block]), requests, held)
     opened.fetch(block)
     return opened
 
 
 def _bytes_of(source: ParquetSource, block: int) -> float:
-    return float(source.index.group_bytes[block])
+    """Compressed bytes of a row group, about."""
+    file, sizes = int(source.file_of_block[block]), source.index.group_bytes
+    whole = max(1, int(sizes[source.index.groups(file)].sum()))
+    return float(sizes[block] / whole * source.index.sizes[file])

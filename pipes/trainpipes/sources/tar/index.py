@@ -18,12 +18,11 @@ from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_nump
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.sources.compressed.streams import kind_by_content, open_stream
-from trainpipes.sources.files.each_file import BadFileError, each_file, open_at, read_range, size_of
+from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.file_bytes import LocalBytes, open_bytes
 from trainpipes.sources.files.index_file import IndexFile, IndexKind
 from trainpipes.sources.files.kept_index import KeptIndex
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.mapped_files import mapped
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.tar.layout import Forward, Samples, chunks_of, read_samples
 
@@ -126,15 +125,15 @@ def tar_index(
 
 
 def _look(files: FileList, file: int, requests: Requests) -> tuple[int, str, Samples]:
-    size = size_of(files, file, requests)
+    data = open_bytes(files, file, requests)
+    size = data.size
     if not size:
         raise BadFileError("empty: 0 bytes")
-    head = read_range(files, file, size, 0, min(size, 16), requests)
-    kind = kind_by_content(head)
-    if not kind and is_local(files.system(file)):
-        content = memoryview(mapped(files.paths[file]))
+    kind = kind_by_content(bytes(data.read([(0, min(size, 16))])[0]))
+    if not kind and isinstance(data, LocalBytes):
+        content = memoryview(data.mapped())
         return size, kind, read_samples(Forward(chunks_of(content)))
-    with closing(open_at(files, file, size, 0, requests)) as source:
+    with closing(data.stream()) as source:
         return size, kind, read_samples(Forward(open_stream(source, kind)))
 
 

@@ -24,7 +24,8 @@ from trainpipes.sources.compressed.streams import (
     kind_by_name,
     open_stream,
 )
-from trainpipes.sources.files.each_file import BadFileError, each_file, open_at, read_range, size_of
+from trainpipes.sources.files.each_file import BadFileError, each_file
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.index_file import IndexFile, IndexKind
 from trainpipes.sources.files.kept_index import KeptIndex
 from trainpipes.sources.files.list_files import FileList
@@ -174,12 +175,12 @@ def _scanned(
     progress: Progress,
 ) -> FileEntry:
     name = files.names[file]
-    size = size_of(files, file, requests)
-    head = read_range(files, file, size, 0, min(size, 16), requests) if size else b""
+    data = open_bytes(files, file, requests)
+    size, head = data.size, bytes(data.read([(0, min(data.size, 16))])[0])
     compression, named = kind_by_content(head), kind_by_name(name)
     if named and not compression and size:  # Arrow writes nothing where there are no rows
         raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
-    with closing(open_at(files, file, size, 0, requests)) as source:
+    with closing(data.stream()) as source:
         stream = open_stream(_Told(source, progress), compression)
         pieces = scan(stream, bool(compression), form, name, block_rows)
     return FileEntry(size, compression, pieces)

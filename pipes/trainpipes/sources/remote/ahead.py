@@ -1,0 +1,92 @@
+"""Blocks of remote files that are fetched before they are read."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Generic, TypeVar
+
+from trainpipes.engine.pool import Pool, Ticket, waits_for_server
+from trainpipes.errors import UnreachableError
+
+#: Threads of a process that wait for servers.
+MAX_THREADS = 32
+#: Bytes that a process fetches ahead, unless the user says otherwise.
+PREFETCH_BYTES = 256 << 20
+Opened = TypeVar("Opened")
+_waiting: list[Pool] = []
+#: Bytes that each reader has fetched ahead, by its process and itself.
+_held: dict[tuple[int, int], float] = {}
+
+
+def waiting() -> Pool:
+    """The threads that wait for servers, shared by all readers of the process."""
+    if not _waiting:
+        _waiting.append(Pool(MAX_THREADS))
+    return _waiting[0]
+
+
+class Ahead(Generic[Opened]):
+    """What is opened ahead, in the order in which it will be needed.
+
+    Args:
+        open_block: opens a row group and fetches it; called by several threads at once.
+        size: bytes of a row group, about.
+        most: bytes that all readers of the process fetch ahead together; each may have one row group in
+            any case.
+    """
+
+    def __init__(
+        self,
+        open_block: Callable[[int], Opened],
+        size: Callable[[int], float],
+        most: int = PREFETCH_BYTES,
+    ) -> None:
+        self._open = open_block
+        self._size = size
+        self._most = most
+        weakref.finalize(self, _held.pop, (os.getpid(), id(self)), None)
+        self._upcoming: deque[int] = deque()
+        self._tickets: dict[int, Ticket] = {}
+
+    def expect(self, blocks: Iterable[int]) -> None:
+        """Say which row groups will be read next, in order; others are forgotten."""
+        self._upcoming = deque(blocks)
+        self._tickets = {}
+        self._go_on()
+
+    def _go_on(self) -> None:
+        own, key = sum(map(self._size, self._tickets)), (os.getpid(), id(self))
+        all_held = _held.copy()  # at once, while other threads add to it, and take from it
+        others = sum(size for (process, _), size in all_held.items() if process == key[0])
+        others -= _held.get(key, 0.0)
+        while self._upcoming:
+            more = self._size(self._upcoming[0])
+            busy = sum(not ticket.done for ticket in self._tickets.values())
+            full = others + own + more > self._most or busy >= MAX_THREADS // 2
+            if self._tickets and full:
+                break
+            own += more
+            block = self._upcoming.popleft()
+            self._tickets[block] = waiting().submit(partial(self._open, block))
+        _held[key] = own
+
+    def take(self, block: int) -> Opened | None:
+        """A row group that was opened ahead; None for one that was not expected, or that could not be
+        reached then. Raises what opening it raised."""
+        if block in self._upcoming:
+            while self._upcoming.popleft() != block:
+                pass
+        ticket = self._tickets.pop(block, None)
+        self._go_on()
+        if ticket is None or (ticket.done and isinstance(ticket.error, UnreachableError)):
+            return None  # the server may be there again
+        try:
+            with waits_for_server():
+                opened: Opened = waiting().result(ticket)
+        except FileNotFoundError:
+            return None  # who reads it says so, and where
+        return opened
