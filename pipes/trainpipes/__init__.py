@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline as Pipeline
     from trainpipes.recipe_registry import recipe as recipe
     from trainpipes.recipe_registry import recipes as recipes
+    from trainpipes.sources.files.format import Format as Format
+    from trainpipes.sources.files.format import Layout as Layout
     from trainpipes.start import concat as concat
     from trainpipes.start import from_arrow as from_arrow
     from trainpipes.start import from_dataset as from_dataset
@@ -81,6 +83,7 @@ _NAMES = {
     "look.show": "show",
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",
+    "sources.files.format": "Format Layout",
     "start": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
         "from_tensors from_torchdata list_files mix read_arrow read_bytes "

@@ -16,8 +16,9 @@ import pytest
 
 import trainpipes as tp
 from sources.native_formats import opened
+from trainpipes.sources.files.format import packed, unpacked
+from trainpipes.sources.files.index_store import COLUMNS
 from trainpipes.sources.text import block_index
-from trainpipes.sources.text.block_table import COLUMNS
 from trainpipes.storage.caching import checked_file
 
 
@@ -112,7 +113,7 @@ def test_types_that_were_found_are_kept_beside(tmp_path, kept, monkeypatch):
     def fail(*_: Any) -> None:
         raise AssertionError("types are looked for again")
 
-    monkeypatch.setattr("trainpipes.sources.text.block_schema._look", fail)
+    monkeypatch.setattr("trainpipes.sources.text.block_schema.PieceReader", fail)
     for infer, schema in zip(("first", "all"), expected, strict=True):
         assert opened(make(infer)).schema == schema == pa.schema([("x", pa.int64())])
 
@@ -160,42 +161,46 @@ def test_what_was_indexed_before_a_file_failed_is_kept(tmp_path, kept, scanned):
     assert sorted(scanned) == ["a.jsonl", "b.jsonl", "b.jsonl"]
 
 
-@pytest.mark.parametrize(
-    ("column", "change"),
-    [
-        ("rows", lambda values: [[n + 1 for n in values[0]]]),
-        ("stops", lambda values: [[n - 3 for n in values[0]]]),
-        ("checks", lambda values: [[n ^ 1 for n in values[0]]]),
-        ("start", lambda values: [4]),
-    ],
-)
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_index_that_lies_is_found_out_and_made_again(tmp_path, kept, column, change, packed):
+LIES: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda values: values + 1,
+    "stop": lambda values: values - 3,
+    "checks": lambda values: values ^ 1,
+    "at": lambda value: value + 4,
+}
+
+
+@pytest.mark.parametrize("column", LIES)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_index_that_lies_is_found_out_and_made_again(tmp_path, kept, column, compressed):
     path = tmp_path / "d" / "a.jsonl"
     write(path, 100)
-    if packed:
+    if compressed:
         path.write_bytes(gzip.compress(path.read_bytes()))
         os.utime(path, (time.time() - 60,) * 2)
     make: Callable[[], tp.Pipeline] = lambda: tp.read_json(path, index=True)  # noqa: E731
     assert x(make()) == list(range(100))
-    about = {"blocks": 1, "cuts": _cuts(the_index(kept))}
+    about = _about(the_index(kept))
     table = checked_file.read(the_index(kept), about)
     assert table is not None
-    place = COLUMNS.get_field_index(column)
-    values = pa.array(change(table.column(column).to_pylist()), COLUMNS.field(column).type)
-    table = table.set_column(place, COLUMNS.field(column), values)
-    checked_file.write(the_index(kept), lambda: [table], about)
+    row = table.to_pylist()[0]
+    if column in row:
+        row[column] = [int(LIES[column](value)) for value in row[column]]
+    else:
+        extra = unpacked(row["extra"])
+        row["extra"] = packed(**{**extra, column: LIES[column](extra[column])})
+    if column == "at":
+        row["start"] = [row["start"][0] + 4]
+    lying = pa.Table.from_pylist([row], schema=COLUMNS)
+    checked_file.write(the_index(kept), lambda: [lying], about)
     with pytest.raises((tp.DataChangedError, tp.UnreadableError)) as caught:
         x(make())
     assert str(path) in str(caught.value)
     assert x(make()) == list(range(100))
 
 
-def _cuts(path: Path) -> str:
+def _about(path: Path) -> Any:
     with pa.memory_map(str(path)) as file:
-        seal = json.loads(pa.ipc.open_file(file).schema.metadata[b"trainpipes"])
-    cuts: str = seal["about"]["cuts"]
-    return cuts
+        return json.loads(pa.ipc.open_file(file).schema.metadata[b"trainpipes"])["about"]
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "other"])
@@ -215,7 +220,7 @@ def test_a_file_of_the_users_own_that_is_no_index_is_refused(tmp_path):
     write(tmp_path / "d" / "a.jsonl", 10)
     mine = tmp_path / "mine.arrow"
     mine.write_bytes(b"something of value")
-    with pytest.raises(tp.ConfigError, match="not an index of blocks"):
+    with pytest.raises(tp.ConfigError, match="not an index of trainpipes"):
         len(tp.read_json(tmp_path / "d", index=mine))
     assert mine.read_bytes() == b"something of value"
 

@@ -18,15 +18,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 import trainpipes as tp
 from trainpipes import ConfigError, DataChangedError, SchemaError, UnreadableError
 from trainpipes._internal import messages as warn_once
-from trainpipes.sources.files import index_file as index_file_module
+from trainpipes.sources.files import index_store as index_module
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import index as index_module
-from trainpipes.sources.parquet.footer_table import FOOTERS
+from trainpipes.sources.parquet import index as parquet_index
 from trainpipes.sources.parquet.index import ParquetIndex
 from trainpipes.sources.parquet.read_parquet import ParquetSource
 from trainpipes.storage.caching import checked_file
 
 LONG_AGO = 1_700_000_000 * 10**9
+#: What the index of Parquet files says it is.
+ABOUT = {"layouts": 1, "format": "Parquet", "key": ""}
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +64,13 @@ class Reads:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
-        inner = index_module.read_footer
+        inner = parquet_index.read_footer
 
         def read(system: Any, path: str, *more: Any) -> bytes:
             self.names.append(Path(path).name)
             return inner(system, path, *more)
 
-        monkeypatch.setattr(index_module, "read_footer", read)
+        monkeypatch.setattr(parquet_index, "read_footer", read)
 
     def taken(self) -> list[str]:
         found, self.names = sorted(self.names), []
@@ -216,7 +217,7 @@ def test_a_file_that_may_change_within_the_clocks_tick_is_not_believed(
     os.utime(data / "6.parquet", ns=(just_now, just_now))
     started = time.time_ns()
     open_index(data)  # waits for the tick to pass
-    assert time.time_ns() - just_now > index_file_module.TICK
+    assert time.time_ns() - just_now > index_module.TICK
     assert time.time_ns() - started < 10**9
     ahead = time.time_ns() + 60 * 10**9  # by the clock of a server
     os.utime(data / "7.parquet", ns=(ahead, ahead))
@@ -257,9 +258,9 @@ def test_a_file_that_is_not_whole_is_made_again(
     path.unlink()
     table = pa.table({"path": ["x"], "stamp": ["1"]})
     if how == "old":
-        checked_file.write(path, lambda: [table], {"footers": 0})
+        checked_file.write(path, lambda: [table], {"layouts": 0})
     elif how == "other columns":
-        checked_file.write(path, lambda: [table], FOOTERS.about)
+        checked_file.write(path, lambda: [table], ABOUT)
     else:
         half = len(content) // 2
         path.write_bytes(
@@ -290,7 +291,7 @@ def test_it_can_be_kept_in_a_file_or_folder_of_ones_own(
         assert reads.taken() == NAMES
     assert (tmp_path / "own" / "footers.arrow").is_file()
     assert len(list((tmp_path / "own" / "several").iterdir())) == 1
-    assert not kept.exists()
+    assert tp.cache.info().indexes == 0
 
 
 def test_few_local_files_leave_no_file_and_many_do(
@@ -339,10 +340,10 @@ def test_other_files_of_the_same_folder_stay_up_to_a_number(
     for n in range(12):
         write(tmp_path / "d" / f"{n}.parquet", 1) if n else (tmp_path / "d").mkdir()
     open_index([str(tmp_path / "d" / f"{n}.parquet") for n in range(1, 9)])
-    monkeypatch.setattr(index_file_module, "SOME_OTHERS", 2)
-    monkeypatch.setattr(index_file_module, "OTHERS", 1)
+    monkeypatch.setattr(index_module, "SOME_OTHERS", 2)
+    monkeypatch.setattr(index_module, "OTHERS", 1)
     open_index([str(tmp_path / "d" / f"{n}.parquet") for n in range(9, 12)])
-    table = checked_file.read(the_file(kept), FOOTERS.about)
+    table = checked_file.read(the_file(kept), ABOUT)
     assert table is not None
     assert len(table) == 6
     assert {"9", "10", "11"} <= {Path(p).stem for p in table.column("path").to_pylist()}

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.sources.tar import index as tar_index
-from trainpipes.sources.text import block_index, json_rows
+from trainpipes.sources.files.index_store import IndexStore
+from trainpipes.sources.text import json_rows
 
 FILES, ROWS = 3, 5
 context = multiprocessing.get_context("fork")
@@ -34,12 +37,31 @@ def write_tar(path: Path, rows: int) -> None:
             archive.addfile(member, io.BytesIO(b"1"))
 
 
-#: How files are written and read, and what looks at one of them: its module and name.
-KINDS: dict[str, tuple[Callable[[Path, int], None], Callable[..., tp.Pipeline], Any, str]] = {
-    "json": (write_lines, tp.read_json, block_index, "_scanned"),
-    "tar": (write_tar, tp.read_webdataset, tar_index, "_look"),
+def write_parquet(path: Path, rows: int) -> None:
+    pq.write_table(pa.table({"x": range(rows)}), path.with_suffix(".parquet"))
+
+
+def write_stream(path: Path, rows: int) -> None:
+    table = pa.table({"x": range(rows)})
+    with pa.ipc.new_stream(path.with_suffix(".arrow"), table.schema) as stream:
+        stream.write_table(table)
+
+
+def write_array(path: Path, rows: int) -> None:
+    np.save(path.with_suffix(".npy"), np.arange(rows))
+
+
+#: How files are written and read.
+KINDS: dict[str, tuple[Callable[[Path, int], None], Callable[..., tp.Pipeline]]] = {
+    "json": (write_lines, tp.read_json),
+    "tar": (write_tar, tp.read_webdataset),
+    "parquet": (write_parquet, tp.read_parquet),
+    "arrow": (write_stream, tp.read_arrow),
+    "numpy": (write_array, tp.read_numpy),
 }
 every = pytest.mark.parametrize("kind", KINDS)
+#: How often a file is looked at: JSON once for its rows, and once for their types.
+LOOKS = {"json": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -63,18 +85,20 @@ def open_it(
     kind: str, folder: Path, looked: Any, started: Any, results: Any, seconds: float
 ) -> None:
     """In a process: open a pipeline, slowly. Gives its rows, and how many files it has looked at."""
-    _, read, module, name = KINDS[kind]
-    look, own = getattr(module, name), []
+    complete, own = IndexStore.complete, []
 
-    def slow(*arguments: Any) -> Any:
-        own.append(1)
-        looked.set()
-        time.sleep(seconds)
-        return look(*arguments)
+    def slowly(store: IndexStore, scan: Any, *more: Any, **options: Any) -> None:
+        def slow(job: Any) -> Any:
+            own.append(1)
+            looked.set()
+            time.sleep(seconds)
+            return scan(job)
 
-    setattr(module, name, slow)
+        complete(store, slow, *more, **options)
+
+    IndexStore.complete = slowly  # type: ignore[method-assign]
     started.wait()
-    results.put((len(read(folder, index=True)), len(own)))
+    results.put((len(KINDS[kind][1](folder, index=True)), len(own)))
 
 
 @every
@@ -89,7 +113,8 @@ def test_of_several_processes_one_makes_the_index(kind, folder):
     found = sorted(results.get(timeout=60) for _ in several)
     for one in several:
         one.join()
-    assert found == [(FILES * ROWS, 0), (FILES * ROWS, 0), (FILES * ROWS, FILES)]
+    looks = FILES * LOOKS.get(kind, 1)
+    assert found == [(FILES * ROWS, 0), (FILES * ROWS, 0), (FILES * ROWS, looks)]
     assert tp.cache.info().indexes == 1
 
 
@@ -138,7 +163,7 @@ def test_if_the_one_that_makes_it_is_killed_another_one_does(kind, folder, kept)
     assert second.is_alive()  # it waits
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
-    assert results.get(timeout=60) == (FILES * ROWS, FILES)
+    assert results.get(timeout=60) == (FILES * ROWS, FILES * LOOKS.get(kind, 1))
     first.join()
     second.join()
     third = context.Process(
@@ -161,5 +186,5 @@ def test_a_file_that_has_changed_is_looked_at_again_and_no_other(kind, folder):
             target=open_it, args=(kind, folder, context.Event(), context.Barrier(1), results, 0)
         )
         one.start()
-        assert results.get(timeout=60) == (2 * ROWS + rows, files)
+        assert results.get(timeout=60) == (2 * ROWS + rows, files * LOOKS.get(kind, 1))
         one.join()

@@ -187,7 +187,7 @@ def test_an_index_that_is_wrong_is_not_believed(tmp_path):
     path = tar(tmp_path / "x.tar", pairs(30))
     assert len(list(tp.read_webdataset(path, index=kept))) == 30
     (tmp_path / "kept.arrow").write_bytes(b"ARROW1 something else")
-    with pytest.raises(tp.ConfigError, match="not an index of samples"):
+    with pytest.raises(tp.ConfigError, match="not an index of trainpipes"):
         list(tp.read_webdataset(path, index=kept))
     whole = Path(kept)
     whole.unlink()

@@ -28,8 +28,9 @@ from trainpipes.errors import (
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
-from trainpipes.sources.files.each_file import each_file, reason
+from trainpipes.sources.files.each_file import each_file, reason, size_of
 from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader_by_name
+from trainpipes.sources.files.format import unpacked
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
@@ -214,18 +215,15 @@ def _look_at_each(found: Found, files: FileList) -> None:
         one, name = files.pick(np.array([file], dtype=np.int64)), hidden(files.names[file])
         try:
             if found.reader != "read_parquet":
-                source = _opened(found.reader, one, **SCANNED.get(found.reader, {}))
+                options = {"index": False, **SCANNED.get(found.reader, {})}
+                source = _opened(found.reader, one, **options)
                 return _file(name, max(0, int(files.sizes[file])), source)
-            keep = partial(_add_facts, found, lock, len(files), max(0, int(files.sizes[file])))
-            footer = footer_of(files, file, None, False, requests, keep)
-            return DataFile(
-                name,
-                footer.size,
-                np.array(footer.rows, dtype=np.int64),
-                np.array(footer.group_bytes, dtype=np.float64),
-                footer.schema,
-                partial(_opened, found.reader, one),
-            )
+            size = size_of(files, file, requests)
+            metadata, layout = footer_of(files, file, size, None, requests)
+            _add_facts(found, lock, len(files), size, file, metadata)
+            group_bytes = unpacked(layout.extra)["group_bytes"].astype(np.float64)
+            open_it = partial(_opened, found.reader, one)
+            return DataFile(name, size, layout.rows, group_bytes, layout.schema, open_it)
         except (UnreachableError, Stopped, MemoryError, MissingExtraError):
             raise
         except Exception as error:

@@ -6,6 +6,7 @@ which several threads use.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import partial
@@ -23,14 +24,16 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader, take_rows
 from trainpipes.sources.arrow.saved_dataset import saved_files
-from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
+from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_errors import changed, gone, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
+from trainpipes.sources.files.format import Layout
+from trainpipes.sources.files.index_store import IndexStore, Scan, forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles, mapped
-from trainpipes.sources.files.schema import cast_to, one_schema, plain
+from trainpipes.sources.files.schema import cast_to, different_schemas, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
 
 SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
@@ -49,8 +52,8 @@ class ReadArrow(FileReader):
     number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Do not write to a file while it is read;
     to replace it, write a new file and rename it. A compressed record batch is decoded whole; a remote one is
     fetched whole, several at a time. Before the first row the header of every record batch is read, about 20
-    µs each. A remote file takes one request for its footer and one for all headers, a remote stream one for
-    each header.
+    µs each, and kept by ``index`` for later starts. A remote file takes one request for its footer and one
+    for all headers, a remote stream one for each header.
 
     In a folder of ``save_to_disk``, the files that its ``state.json`` names are read, in their order; caches
     beside them are not.
@@ -65,6 +68,9 @@ class ReadArrow(FileReader):
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, a block is a record batch.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
+            cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the
+            files are remote, or 64 or more.
 
     Raises:
         ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
@@ -88,6 +94,7 @@ class ReadArrow(FileReader):
     split: str | None = None
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
+    index: str | os.PathLike[str] | bool | None = None
 
     def check(self) -> None:
         super().check()
@@ -100,13 +107,14 @@ class ReadArrow(FileReader):
         """The rows of the files that the stages below list and let through."""
         listed = self.listed(files, SUFFIXES)
         listed = saved_files(listed, self.split, str(self))
-        layouts = list(each_file(listed, partial(_look, listed), str(self), "Arrow").values())
-        return ArrowFiles(listed, layouts, self.columns, self.block_rows, str(self))
+        store = IndexStore(listed, self.name, "Arrow", "", self.options["index"])
+        store.complete(partial(_look, listed), str(self))
+        return ArrowFiles(store, self.columns, self.block_rows, str(self))
 
 
-def _look(files: FileList, file: int, requests: Requests) -> tuple[ArrowLayout, pa.Schema, int]:
-    """A file's layout, schema and size."""
-    system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
+def _look(files: FileList, job: Scan) -> Layout:
+    """The record batches of a file."""
+    system, path, size = files.system(job.file), files.paths[job.file], job.size
     if is_local(system):
         content = mapped(path) if size else b""
 
@@ -115,23 +123,20 @@ def _look(files: FileList, file: int, requests: Requests) -> tuple[ArrowLayout, 
 
         size = len(memoryview(content))
     else:
-        if size < 0:
-            size = requests.call(system, "size", path)
 
         def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
             starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
-            return requests.ranges(system, path, starts, stops, size)[0]
+            return job.requests.ranges(system, path, starts, stops, size)[0]
 
     layout, schema = read_layout(fetch, size)
-    return layout, pa.schema([plain(field) for field in schema]), size
+    return layout.kept(pa.schema([plain(field) for field in schema]))
 
 
 class ArrowFiles(FileRows, RandomAccessSource):
     """Rows of Arrow files. Can be pickled; holds about 200 bytes a record batch.
 
     Args:
-        files: which.
-        found: of each file its layout, schema and size.
+        store: the files, and their record batches.
         columns: names of columns; None for all.
         block_rows: rows of a block; None for a record batch.
         asker: the stage, for messages.
@@ -142,13 +147,14 @@ class ArrowFiles(FileRows, RandomAccessSource):
 
     def __init__(
         self,
-        files: FileList,
-        found: Sequence[tuple[ArrowLayout, pa.Schema, int]],
+        store: IndexStore,
         columns: Sequence[str] | None,
         block_rows: int | None,
         asker: str,
     ) -> None:
-        self.layouts = [layout for layout, _, _ in found]
+        files, layouts = store.files, store.layouts()
+        self.kept_in = store.kept_in
+        self.layouts = [ArrowLayout.of(layout) for layout in layouts]
         # The rows of each file's batches begin with these, and their number at the end.
         counts = [[batch.rows for batch in layout.batches] for layout in self.layouts]
         self.batch_rows = [np.cumsum([0, *each], dtype=np.int64) for each in counts]
@@ -157,8 +163,9 @@ class ArrowFiles(FileRows, RandomAccessSource):
         else:
             edges = [cut_evenly(int(rows[-1]), block_rows) for rows in self.batch_rows]
         super().__init__(files, edges)
-        self.sizes = np.array([size for _, _, size in found], dtype=np.int64)
-        self.schema: pa.Schema = one_schema(_different(files, found), columns, asker)
+        self.sizes = store.sizes
+        different = different_schemas(files.names, [layout.schema for layout in layouts])
+        self.schema: pa.Schema = one_schema(different, columns, asker)
         # Of all files: the number of each batch's first row, and the file that it is in.
         flat = [0, *(rows for each in counts for rows in each)]
         self.first_rows: IntArray = np.cumsum(flat, dtype=np.int64)
@@ -212,6 +219,7 @@ class ArrowFiles(FileRows, RandomAccessSource):
         except FileNotFoundError as error:
             raise gone(place) from error
         except (BadFileError, pa.ArrowException, OSError, ValueError) as error:
+            forget(self.kept_in)  # it may be what is wrong
             what = f"the record batch here cannot be decoded: {one_line(error)}"
             raise unreadable(place, what) from error
 
@@ -303,17 +311,6 @@ def _check(batch: pa.RecordBatch, rows: int) -> None:
         raise BadFileError(f"it has {batch.num_rows:,} rows, and its header counts {rows:,}")
     for column in batch.columns:
         check_sound(column)
-
-
-def _different(
-    files: FileList, found: Sequence[tuple[ArrowLayout, pa.Schema, int]]
-) -> list[tuple[str, pa.Schema]]:
-    """The first file of each schema, and that schema."""
-    schemas: list[tuple[str, pa.Schema]] = []
-    for name, (_, schema, _) in zip(files.names, found, strict=True):
-        if not any(schema.equals(other) for _, other in schemas):
-            schemas.append((name, schema))
-    return schemas
 
 
 class OpenFiles(MappedFiles):

@@ -8,9 +8,12 @@ file_rows       rows of files in blocks: what is the same for all formats
 each_file       something done with each file, and what is said of those that fail
 file_errors     what is said of a file that cannot be read
 mapped_files    local files mapped into memory, once in a process
-index_file      what was learned of files, kept for later runs
-kept_index      what is known of each file, learned by one process for all
+file_bytes      the bytes of a file, here or on another machine
+format          what a file format tells of itself
+index_store     what was found in files, kept for later runs
 schema          one schema for the rows of many files
+block_reader    rows of blocks in order, of any format
+file_source     the rows of all files, of any format
 file_reader     what all stages that read files share
 row_names       which file each row is from
 """

@@ -15,6 +15,7 @@ from trainpipes.errors import DataError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, one_line, opened_file
 from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
+from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.numpy.layout import StoredArray, loaded
 from trainpipes.sources.remote.retry import Requests
@@ -52,6 +53,7 @@ class NumpyReader:
         except FileNotFoundError as error:
             raise gone(place) from error
         except (BadFileError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            forget(source.kept_in)  # it may be what is wrong
             raise unreadable(place, f"the rows here cannot be read: {one_line(error)}") from error
         kinds = [source.arrays[0][name].row_dtype for name in source.names]
         return source.rows_of(

@@ -20,7 +20,7 @@ from trainpipes.errors import DataChangedError, DataError, TrainpipesError, Unre
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, present_size, reason
 from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
-from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import cast_to

@@ -26,7 +26,7 @@ from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
-from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import MappedFiles

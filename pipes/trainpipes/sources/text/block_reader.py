@@ -16,7 +16,7 @@ import pyarrow as pa
 from trainpipes.errors import DataError, TrainpipesError, UnreachableError
 from trainpipes.sources.files.each_file import present_size, read_range, reason
 from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
-from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.file import Ahead
 from trainpipes.sources.remote.retry import Requests
