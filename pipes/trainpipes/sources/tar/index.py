@@ -16,7 +16,7 @@ import pyarrow as pa
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import python_to_arrow
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import SchemaError
+from trainpipes.errors import SchemaError, UnreachableError, UnreadableError
 from trainpipes.sources.compressed.streams import kind_by_content, open_stream
 from trainpipes.sources.files.each_file import BadFileError, open_at, read_range
 from trainpipes.sources.files.format import Layout, packed, unpacked
@@ -24,11 +24,22 @@ from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.mapped_files import mapped
-from trainpipes.sources.tar.layout import Forward, chunks_of, read_samples
+from trainpipes.sources.tar.layout import (
+    BLOCK,
+    Forward,
+    Samples,
+    chunks_of,
+    is_header,
+    members_of_index,
+    read_samples,
+    samples_of,
+)
 
 KEY = "__key__"
 #: Bytes of local archives from which on an index of them is kept.
 LARGE = 64 << 20
+#: Zeros that end an archive, at most; of more, members may lie between.
+MOST_PADDING = 1 << 20
 NONE = np.empty(0, dtype=np.int64)
 
 
@@ -109,7 +120,10 @@ def _look(files: FileList, job: Scan) -> Layout:
         raise BadFileError("empty: 0 bytes")
     head = read_range(files, file, size, 0, min(size, 16), job.requests)
     kind = kind_by_content(head)
-    if not kind and is_local(files.system(file)):
+    samples = None if kind else _beside(files, job)
+    if samples is not None:
+        pass
+    elif not kind and is_local(files.system(file)):
         samples = read_samples(Forward(chunks_of(memoryview(mapped(files.paths[file])))))
     else:
         with closing(open_at(files, file, size, 0, job.requests)) as source:
@@ -123,6 +137,33 @@ def _look(files: FileList, job: Scan) -> Layout:
     )
     rows, first, last = np.array([len(samples.keys)]), np.array([0]), np.array([size])
     return Layout(rows, first, last, pa.schema([]), extra)
+
+
+def _beside(files: FileList, job: Scan) -> Samples | None:
+    """The samples of an archive by the index that lies beside it; None if there is none that fits."""
+    file, path = job.file, files.paths[job.file]
+    if not path.endswith(".tar"):
+        return None
+    try:
+        beside = f"{path.removesuffix('.tar')}.idx"
+        content: bytes = job.requests.call(files.system(file), "cat_file", beside)
+        members = members_of_index(content.decode(), job.size)
+    except (OSError, UnreachableError, UnreadableError, UnicodeDecodeError):
+        return None
+    if not members:
+        return None
+    _, first, first_size = members[0]
+    _, last, last_size = max(members, key=lambda member: member[1])
+    end = last + -(-last_size // BLOCK) * BLOCK
+    if job.size - end > MOST_PADDING:
+        return None
+
+    def read(start: int, stop: int) -> bytes:
+        return read_range(files, file, job.size, start, stop, job.requests)
+
+    fits = is_header(read(first - BLOCK, first), first_size)
+    fits = fits and is_header(read(last - BLOCK, last), last_size)
+    return samples_of(members) if fits and not read(end, job.size).strip(b"\0") else None
 
 
 def _joined(store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str) -> TarIndex:
