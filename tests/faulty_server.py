@@ -7,6 +7,7 @@ import http.client
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class FaultyServer(ThreadingHTTPServer):
     Attributes:
         fault: says for each request (method, name, number of the request from 0) what it gets.
         asked: the requests so far, "GET 1.parquet".
+        versions: the header that tells a file's version: "ETag" or "Last-Modified".
         upstream: host and port of a server that answers in place of the folder.
     """
 
@@ -34,6 +36,7 @@ class FaultyServer(ThreadingHTTPServer):
         self.folder = folder
         self.fault: Callable[[str, str, int], Fault] = lambda *_: None
         self.asked: list[str] = []
+        self.versions = "ETag"
         self.upstream: tuple[str, int] | None = None
         self.lock = threading.Lock()
         self.over = threading.Event()
@@ -85,7 +88,8 @@ class Handler(BaseHTTPRequestHandler):
         elif not path.exists():
             self.answer(404, b"no", {})
         else:
-            self.give(path.read_bytes(), str(fault or ""))
+            changed = formatdate(path.stat().st_mtime, usegmt=True)
+            self.give(path.read_bytes(), str(fault or ""), changed)
 
     def forward(self, host: str, port: int) -> None:
         upstream = http.client.HTTPConnection(host, port, timeout=30)
@@ -99,10 +103,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(answer.status, answer.read(), headers)
         upstream.close()
 
-    def give(self, content: bytes, fault: str) -> None:
+    def give(self, content: bytes, fault: str, changed: str) -> None:
         asked = None if fault == "whole" else self.headers.get("Range")
-        etag = hashlib.sha256(content).hexdigest()
-        status, headers = 200, {"Accept-Ranges": "bytes", "ETag": f'"{etag}"'}
+        told = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "Last-Modified": changed}
+        status = 200
+        headers = {"Accept-Ranges": "bytes", self.server.versions: told[self.server.versions]}
         if asked:
             first, last = asked.removeprefix("bytes=").split("-")
             start, stop = int(first), min(len(content), int(last) + 1 if last else len(content))

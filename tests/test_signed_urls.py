@@ -93,8 +93,10 @@ def signed(server: FaultyServer, name: str, query: str = QUERY) -> str:
 def pipeline(server: FaultyServer, name: str, seconds: float = 20, query: str = QUERY) -> Any:
     if name == "a.bin":
         urls = [signed(server, name, query) for name in ("a.txt", "a.csv")]
-        return tp.list_files(urls, retry_seconds=seconds).read_bytes()
-    return READERS[name](tp.list_files(signed(server, name, query), retry_seconds=seconds))
+        return tp.list_files(urls, retry=tp.Retry(deadline=seconds)).read_bytes()
+    return READERS[name](
+        tp.list_files(signed(server, name, query), retry=tp.Retry(deadline=seconds))
+    )
 
 
 def printed(error: BaseException) -> str:
@@ -367,7 +369,7 @@ def test_other_files_than_those_of_rows_are_told_without_their_secrets_too(
     monkeypatch.setattr(retry.Requests.__init__, "__defaults__", (0.4,))
     server.fault = lambda _, name, __: NEVER[fault] if "beside" in name else None
     url = signed(server, "beside.json")
-    files = tp.list_files(signed(server, "a.jsonl"), retry_seconds=0.4)
+    files = tp.list_files(signed(server, "a.jsonl"), retry=tp.Retry(deadline=0.4))
 
     def made() -> tp.Pipeline:
         if what == "labels":
@@ -398,7 +400,7 @@ def test_errors_of_s3_hold_no_storage_options_and_no_version(
             for fault in ("403", "404", "500", "close"):
                 server.fault = partial(lambda found, *_: found, NEVER[fault])
                 pipe = tp.list_files(
-                    f"s3://told/{name}", storage_options=options, retry_seconds=0.4
+                    f"s3://told/{name}", storage_options=options, retry=tp.Retry(deadline=0.4)
                 )
                 texts.append(repr(pipe))
                 with pytest.raises(tp.TrainpipesError) as caught:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from trainpipes.recipe_registry import recipes as recipes
     from trainpipes.sources.files.format import Format as Format
     from trainpipes.sources.files.format import Layout as Layout
+    from trainpipes.sources.remote.retry import Retry as Retry
     from trainpipes.start import concat as concat
     from trainpipes.start import from_arrow as from_arrow
     from trainpipes.start import from_dataset as from_dataset
@@ -84,6 +85,7 @@ _NAMES = {
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",
     "sources.files.format": "Format Layout",
+    "sources.remote.retry": "Retry",
     "start": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "
         "from_tensors from_torchdata list_files mix read_arrow read_bytes "

@@ -55,7 +55,7 @@ READERS: dict[str, Callable[[Any], tp.Pipeline]] = {
 
 
 def read(server: FaultyServer, name: str, seconds: float = 1) -> tp.Pipeline:
-    return READERS[name](tp.list_files(f"{server.url}/{name}", retry_seconds=seconds))
+    return READERS[name](tp.list_files(f"{server.url}/{name}", retry=tp.Retry(deadline=seconds)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
-from trainpipes.sources.remote.file import AHEAD_BLOCKS
+from trainpipes.sources.remote.ahead import AHEAD_BLOCKS
 from trainpipes.testing import digest
 
 

@@ -23,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
-from trainpipes.sources.remote import file as remote
+from trainpipes.sources.files import range_file as remote
 from trainpipes.sources.remote import retry
 from trainpipes.testing import digest
 
@@ -64,7 +64,7 @@ def local(folder: Path) -> tp.Pipeline:
 
 def over_http(server: FaultyServer, seconds: float = 60, **options: Any) -> tp.Pipeline:
     urls = [f"{server.url}/{file}.parquet" for file in range(FILES)]
-    return tp.list_files(urls, retry_seconds=seconds).read_parquet(**options)
+    return tp.list_files(urls, retry=tp.Retry(deadline=seconds)).read_parquet(**options)
 
 
 def opened(server: FaultyServer, seconds: float = 60, **options: Any) -> tp.Pipeline:
@@ -158,7 +158,7 @@ def test_a_server_that_is_gone_is_said_to_be(
 ) -> None:
     pipe = opened(server, 1) if stage == "rows" else over_http(server, 1)
     server.fault = lambda method, *_: None if stage == "footers" and method == "HEAD" else fault
-    with pytest.raises(tp.UnreachableError, match="retry_seconds") as caught:
+    with pytest.raises(tp.UnreachableError, match=r"tp\.Retry\(deadline=") as caught:
         list(pipe)
     error = caught.value
     assert isinstance(error, OSError)
@@ -194,13 +194,17 @@ def test_one_dead_server_is_not_asked_for_every_file(tmp_path: Path) -> None:
 
 def test_a_server_that_asks_to_wait_too_long_is_not_waited_for(server: FaultyServer) -> None:
     server.fault = lambda *_: (429, {"Retry-After": "3600"})
-    with pytest.raises(tp.UnreachableError, match=r"asks to wait 3,600 s.*retry_seconds is 60"):
+    with pytest.raises(tp.UnreachableError, match=r"asks to wait 3,600 s.*deadline is 60 s"):
         list(over_http(server))
 
 
 def test_a_name_that_nobody_knows_is_unreachable() -> None:
     with pytest.raises(tp.UnreachableError, match=r"no-such-host\.invalid"):
-        list(tp.list_files("http://no-such-host.invalid/1.parquet", retry_seconds=1).read_parquet())
+        list(
+            tp.list_files(
+                "http://no-such-host.invalid/1.parquet", retry=tp.Retry(deadline=1)
+            ).read_parquet()
+        )
 
 
 def test_a_file_that_is_gone_is_missing_at_once(server: FaultyServer, folder: Path) -> None:
@@ -405,7 +409,9 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(
 
     Shaky.fail = staticmethod(fail)
     with pytest.raises(tp.UnreachableError, match="rows/1"):
-        list(tp.list_files(f"shaky://{url}", retry_seconds=0.5).read_parquet(index=False))
+        list(
+            tp.list_files(f"shaky://{url}", retry=tp.Retry(deadline=0.5)).read_parquet(index=False)
+        )
 
 
 @pytest.mark.parametrize("call", ["ls", "info", "cat"])
@@ -419,7 +425,7 @@ def test_a_call_that_never_returns_is_left_behind(shaky: str, call: str) -> None
     Shaky.fail = staticmethod(fail)
     try:
         with pytest.raises(tp.UnreachableError, match="no answer in"):
-            list(tp.list_files(shaky, retry_seconds=0.5).read_parquet(index=False))
+            list(tp.list_files(shaky, retry=tp.Retry(deadline=0.5)).read_parquet(index=False))
     finally:
         over.set()
 
@@ -457,14 +463,24 @@ def test_a_cache_that_has_zeros_where_a_request_failed_is_refused(server: Faulty
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), "120", None, True])
 def test_seconds_that_are_no_time_are_refused(seconds: Any) -> None:
-    with pytest.raises(tp.ConfigError, match=r"retry_seconds.*got"):
-        tp.list_files("data", retry_seconds=seconds)
+    with pytest.raises(
+        tp.ConfigError, match=r"Retry\(deadline\) must be a number of seconds above 0, got"
+    ):
+        tp.Retry(seconds)
+
+
+@pytest.mark.parametrize("retry", [120, None, {"seconds": 3}])
+def test_what_is_no_retry_is_refused(retry: Any) -> None:
+    with pytest.raises(
+        tp.ConfigError, match=r"list_files\(retry\) must be a trainpipes\.Retry, got"
+    ):
+        tp.list_files("data", retry=retry)
 
 
 def test_the_option_is_shown_and_no_part_of_a_state(folder: Path) -> None:
-    pipe = tp.list_files(folder, retry_seconds=7).read_parquet().batch(8)
-    assert "retry_seconds=7" in str(pipe)
-    assert "retry_seconds" not in str(tp.list_files(folder).read_parquet())
+    pipe = tp.list_files(folder, retry=tp.Retry(deadline=7)).read_parquet().batch(8)
+    assert "retry=Retry(deadline=7.0)" in str(pipe)
+    assert "retry" not in str(tp.list_files(folder).read_parquet())
     items = iter(pipe)
     next(items)
     other = tp.list_files(folder).read_parquet().batch(8)
@@ -484,7 +500,7 @@ threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 url, phase, threads = sys.argv[1], sys.argv[2], None if sys.argv[3] == "None" else int(sys.argv[3])
-pipe = tp.list_files([f"{url}/{n}.parquet" for n in range(4)], retry_seconds=3600).read_parquet()
+pipe = tp.list_files([f"{url}/{n}.parquet" for n in range(4)], retry=tp.Retry(deadline=3600)).read_parquet()
 pipe = pipe.shuffle(50, seed=1).batch(8)
 if phase != "listing":
     len(pipe)

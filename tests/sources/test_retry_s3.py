@@ -55,7 +55,7 @@ def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 6
         "config_kwargs": {"retries": {"max_attempts": 0}},
     }
     url = f"s3://failing-store/{glob}"
-    listed = tp.list_files(url, storage_options=options, retry_seconds=seconds)
+    listed = tp.list_files(url, storage_options=options, retry=tp.Retry(deadline=seconds))
     return listed.read_parquet(index=False)
 
 

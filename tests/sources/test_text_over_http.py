@@ -48,7 +48,7 @@ NAMES = ("0.jsonl", "1.jsonl.gz", "2.jsonl")
 
 def over_http(server: FaultyServer, seconds: float = 60) -> tp.Pipeline:
     urls = [f"{server.url}/{name}" for name in NAMES]
-    return tp.list_files(urls, retry_seconds=seconds).read_json(index=False)
+    return tp.list_files(urls, retry=tp.Retry(deadline=seconds)).read_json(index=False)
 
 
 def first(times: int, fault: Fault) -> Callable[[str, str, int], Fault]:

@@ -28,13 +28,13 @@ from trainpipes.errors import (
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
-from trainpipes.sources.files.each_file import each_file, reason, size_of
+from trainpipes.sources.files.each_file import each_file, reason
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader_by_name
-from trainpipes.sources.files.format import unpacked
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
-from trainpipes.sources.parquet.index import footer_of
+from trainpipes.sources.parquet.index import footer_numbers, footer_of
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.sources.remote.retry import Requests, Stopped
 
@@ -218,12 +218,12 @@ def _look_at_each(found: Found, files: FileList) -> None:
                 options = {"index": False, **SCANNED.get(found.reader, {})}
                 source = _opened(found.reader, one, **options)
                 return _file(name, max(0, int(files.sizes[file])), source)
-            size = size_of(files, file, requests)
-            metadata, layout = footer_of(files, file, size, None, requests)
-            _add_facts(found, lock, len(files), size, file, metadata)
-            group_bytes = unpacked(layout.extra)["group_bytes"].astype(np.float64)
+            data = open_bytes(files, file, requests)
+            metadata, layout = footer_of(data, None)
+            _add_facts(found, lock, len(files), data.size, file, metadata)
+            group_bytes = footer_numbers(layout)[2:].astype(np.float64)
             open_it = partial(_opened, found.reader, one)
-            return DataFile(name, size, layout.rows, group_bytes, layout.schema, open_it)
+            return DataFile(name, data.size, layout.rows, group_bytes, layout.schema, open_it)
         except (UnreachableError, Stopped, MemoryError, MissingExtraError):
             raise
         except Exception as error:

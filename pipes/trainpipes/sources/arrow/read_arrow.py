@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,21 +17,20 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import check_sound, gathered
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import ConfigError, DataChangedError, DataError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader, take_rows
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.file_errors import changed, gone, unreadable
+from trainpipes.sources.files.file_bytes import FileBytes, LocalBytes, MappedFiles, open_bytes
+from trainpipes.sources.files.file_errors import gone, located, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.format import Layout
-from trainpipes.sources.files.index_store import IndexStore, Scan, forget
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.index_store import IndexStore, forget
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.mapped_files import MappedFiles, mapped
 from trainpipes.sources.files.schema import cast_to, different_schemas, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
 
@@ -108,27 +106,23 @@ class ReadArrow(FileReader):
         listed = self.listed(files, SUFFIXES)
         listed = saved_files(listed, self.split, str(self))
         store = IndexStore(listed, self.name, "Arrow", "", self.options["index"])
-        store.complete(partial(_look, listed), str(self))
+        store.complete(lambda job: _look(job.data), str(self))
         return ArrowFiles(store, self.columns, self.block_rows, str(self))
 
 
-def _look(files: FileList, job: Scan) -> Layout:
+def _look(data: FileBytes) -> Layout:
     """The record batches of a file."""
-    system, path, size = files.system(job.file), files.paths[job.file], job.size
-    if is_local(system):
-        content = mapped(path) if size else b""
+    if isinstance(data, LocalBytes):
+        content = memoryview(data.mapped())
 
         def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
-            return [bytes(memoryview(content)[start:stop]) for start, stop in parts]
-
-        size = len(memoryview(content))
+            return [bytes(content[start:stop]) for start, stop in parts]
     else:
 
         def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
-            starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
-            return job.requests.ranges(system, path, starts, stops, size)[0]
+            return [bytes(part) for part in data.read(parts)]
 
-    layout, schema = read_layout(fetch, size)
+    layout, schema = read_layout(fetch, data.size)
     return layout.kept(pa.schema([plain(field) for field in schema]))
 
 
@@ -195,7 +189,7 @@ class ArrowFiles(FileRows, RandomAccessSource):
         file: int,
         number: int,
         requests: Requests,
-        fetched: bytes | None = None,
+        fetched: memoryview | None = None,
         rows: IntArray | None = None,
     ) -> pa.RecordBatch:
         """A record batch of a file, or some rows of it, in the source's schema.
@@ -214,7 +208,9 @@ class ArrowFiles(FileRows, RandomAccessSource):
         try:
             raw = self._raw(file, number, requests, fetched, place)
             return self._fitted(raw if rows is None else gathered(raw, rows), place)
-        except DataError:
+        except DataError as error:
+            if isinstance(error, DataChangedError) and error.row is None:
+                raise located(place, error) from error
             raise
         except FileNotFoundError as error:
             raise gone(place) from error
@@ -224,7 +220,7 @@ class ArrowFiles(FileRows, RandomAccessSource):
             raise unreadable(place, what) from error
 
     def _raw(
-        self, file: int, number: int, requests: Requests, fetched: bytes | None, place: Place
+        self, file: int, number: int, requests: Requests, fetched: memoryview | None, place: Place
     ) -> pa.RecordBatch:
         layout = self.layouts[file]
         message = layout.batches[number]
@@ -245,27 +241,18 @@ class ArrowFiles(FileRows, RandomAccessSource):
         if whole is not None:
             before = [whole.slice(*_span(part)) for part in parts]
         else:
-            before = self._ranges(file, parts, requests)
+            before = open_bytes(self.files, file, requests).read(parts)
         options = pa.ipc.IpcReadOptions(use_threads=False)
         stream = pa.ipc.open_stream(pa.BufferReader(b"".join([*before, body])), options=options)
         found = stream.read_next_batch()
         _check(found, message.rows)
         return found
 
-    def fetch(self, file: int, number: int, requests: Requests) -> bytes:
+    def fetch(self, file: int, number: int, requests: Requests) -> memoryview:
         """The bytes of a record batch of a file on another machine."""
         message = self.layouts[file].batches[number]
-        return self._ranges(file, [(message.start, message.stop)], requests)[0]
-
-    def _ranges(
-        self, file: int, parts: Sequence[tuple[int, int]], requests: Requests
-    ) -> list[bytes]:
-        starts, stops = [start for start, _ in parts], [stop for _, stop in parts]
-        system, path, size = self.files.system(file), self.files.paths[file], int(self.sizes[file])
-        found = requests.ranges(system, path, starts, stops, size)[0]
-        if any(len(f) < b - a for f, a, b in zip(found, starts, stops, strict=True)):
-            raise changed(Place(self.files.names[file]), "it has become shorter")
-        return found
+        data = open_bytes(self.files, file, requests)
+        return data.read([(message.start, message.stop)])[0]
 
     def _fitted(self, batch: pa.RecordBatch, place: Place) -> pa.RecordBatch:
         columns = [

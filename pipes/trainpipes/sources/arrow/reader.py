@@ -14,7 +14,7 @@ import pyarrow as pa
 from trainpipes.columns.arrays import gathered
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.file import Ahead
+from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ArrowReader:
         self._source = source
         self._requests = Requests(source.files.retry_seconds)
         self._last: tuple[tuple[int, int], pa.RecordBatch] | None = None
-        self._fetched: dict[tuple[int, int], bytes] = {}
+        self._fetched: dict[tuple[int, int], memoryview] = {}
         sizes = source.block_bytes
         self._ahead = Ahead(self._fetch, lambda block: float(sizes[block]))
 
@@ -48,7 +48,7 @@ class ArrowReader:
         file, numbers = self._batches(block, 0, int(self._source.lengths[block]))
         return self._last is not None and all(self._last[0] == (file, n) for n in numbers)
 
-    def _fetch(self, block: int) -> dict[tuple[int, int], bytes]:
+    def _fetch(self, block: int) -> dict[tuple[int, int], memoryview]:
         file, numbers = self._batches(block, 0, int(self._source.lengths[block]))
         return {(file, n): self._source.fetch(file, n, self._requests) for n in numbers}
 

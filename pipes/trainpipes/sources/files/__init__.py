@@ -7,7 +7,7 @@ list_files      the stage: the files of a data set, in order
 file_rows       rows of files in blocks: what is the same for all formats
 each_file       something done with each file, and what is said of those that fail
 file_errors     what is said of a file that cannot be read
-mapped_files    local files mapped into memory, once in a process
+range_file      bytes of a file as a file that Arrow reads
 file_bytes      the bytes of a file, here or on another machine
 format          what a file format tells of itself
 index_store     what was found in files, kept for later runs

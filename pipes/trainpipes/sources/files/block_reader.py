@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
-from trainpipes.errors import DataError, SchemaError, UnreachableError
+from trainpipes.errors import DataChangedError, DataError, SchemaError, UnreachableError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
-from trainpipes.sources.files.file_errors import gone, unreachable, unreadable
+from trainpipes.sources.files.file_errors import gone, located, unreachable, unreadable
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import cast_to
-from trainpipes.sources.remote.file import Ahead
+from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
@@ -155,6 +155,8 @@ class BlockReader:
         place = source.place(block, row)
         if isinstance(error, UnreachableError):
             return unreachable(place, error)
+        if isinstance(error, DataChangedError) and error.row is None:
+            return located(place, error)
         if isinstance(error, DataError | MemoryError) or not isinstance(error, Exception):
             return error
         if isinstance(error, FileNotFoundError):
@@ -184,7 +186,7 @@ class FetchedBytes:
 
     def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
         self.name, self.size, self.version = data.name, data.size, data.version
-        self._data = data
+        self.checked, self._data = data.checked, data
         self._here = dict(zip(ranges, data.read(ranges), strict=True))
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -202,6 +204,9 @@ class FetchedBytes:
 
     def stream(self, start: int = 0) -> BinaryIO:
         return self._data.stream(start)
+
+    def check(self) -> None:
+        self._data.check()
 
 
 class _OtherRowsError(Exception):

@@ -1,18 +1,42 @@
-"""The bytes of a file: ranges of it, or all from a place on, alike for files here and on other machines."""
+"""The bytes of a file: ranges of it, or all from a place on, alike for files here and on other machines.
+
+What is read is of the file that was listed. One that has changed since, also to the same size, is a
+``DataChangedError`` before any byte of it is given: on this machine by inode, time of change and size;
+on S3 and over HTTP by the version that each reply tells; elsewhere by its size, and by what the store
+lists of it after a request that had to be made again.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import threading
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
+import pyarrow as pa
+
+from trainpipes.errors import DataChangedError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import opened_file, size_of
+from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_errors import changed, check_unchanged
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.range_file import RangeFile
+from trainpipes.sources.files.remote_listing import told
+from trainpipes.sources.remote.request import is_checked
 from trainpipes.sources.remote.retry import Requests
+
+#: Bytes of one request at most, so that several connections share the work; two ranges closer to each
+# other than
+#: the gap are fetched as one: about what the wait for a request costs in bytes.
+PART_BYTES, GAP = 4 << 20, 64 << 10
+#: Bytes that a stream reads at a time, at least.
+BUFFER_BYTES = 256 << 10
+FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: Files that stay mapped, at most.
+MAPPED = 256
 
 
 class FileBytes(Protocol):
@@ -22,14 +46,16 @@ class FileBytes(Protocol):
         name: its path or URL.
         size: bytes of it.
         version: what tells it from another one of that name, in this run; "" where nothing does.
+        checked: whether each read is certain to be of this version.
 
-    ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is another
-    one, and UnreachableError where the server does not answer or denies access.
+    ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is
+    another one, and UnreachableError where the server does not answer or denies access.
     """
 
     name: str
     size: int
     version: str
+    checked: bool
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Bytes ``start`` to ``stop`` of each range."""
@@ -37,6 +63,10 @@ class FileBytes(Protocol):
 
     def stream(self, start: int = 0) -> BinaryIO:
         """All bytes from a place on; it can be sought in."""
+        ...
+
+    def check(self) -> None:
+        """Raise if what was read so far without ``read`` may be of another version."""
         ...
 
 
@@ -47,39 +77,193 @@ def open_bytes(files: FileList, file: int, requests: Requests | None = None) -> 
         files: the files.
         file: which.
         requests: makes those to servers, and can be stopped.
+
+    Raises:
+        BadFileError: the server does not say how large it is.
     """
-    return _Bytes(files, file, requests or Requests(files.retry_seconds))
+    if is_local(files.system(file)):
+        return LocalBytes(files, file)
+    return RemoteBytes(files, file, requests or Requests(files.retry_seconds))
 
 
-class _Bytes:
-    def __init__(self, files: FileList, file: int, requests: Requests) -> None:
-        self._files, self._file, self._requests = files, file, requests
-        self.name, self.version = files.names[file], files.stamps[file]
-        self.size = size_of(files, file, requests)
+class LocalBytes:
+    """A file of this machine, or of one that this machine has mounted."""
+
+    checked = True
+
+    def __init__(self, files: FileList, file: int) -> None:
+        self._files, self._file = files, file
+        self.name, self.size = files.paths[file], int(files.sizes[file])
+        self.version = f"{files.inode(file)} {files.stamps[file]} {self.size}"
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        system, path = self._files.system(self._file), self._files.paths[self._file]
-        if is_local(system):
-            with open(path, "rb", 0) as opened:
-                found = [_read_at(opened, start, stop) for start, stop in ranges]
-            check_unchanged(self._files, self._file, Place(self.name))
-        else:
-            found = self._requests.ranges(system, path, starts, stops, self.size)[0]
-        if any(len(part) < b - a for part, a, b in zip(found, starts, stops, strict=True)):
+        handle = os.open(self.name, FLAGS)  # half the time of open()
+        try:
+            found = [_read_at(handle, start, stop) for start, stop in ranges]
+        finally:
+            os.close(handle)
+        self.check()
+        if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
             raise changed(Place(self.name), "it has become shorter")
-        return [memoryview(part) for part in found]
+        return found
 
     def stream(self, start: int = 0) -> BinaryIO:
+        raw = _LocalStream(self, start)
+        return cast(BinaryIO, io.BufferedReader(raw, BUFFER_BYTES))
+
+    def mapped(self) -> pa.Buffer:
+        """All of it, mapped into memory."""
+        self.check()
+        return mapped(self.name)
+
+    def check(self) -> None:
         check_unchanged(self._files, self._file, Place(self.name))
-        opened = opened_file(self._files, self._file, self.size, self._requests)
-        opened.seek(start)
-        return opened
 
 
-def _read_at(opened: io.FileIO, start: int, stop: int) -> bytes:
-    os.lseek(opened.fileno(), start, os.SEEK_SET)
-    found = b""
-    while len(found) < stop - start and (more := opened.read(stop - start - len(found))):
+def _read_at(handle: int, start: int, stop: int) -> memoryview:
+    os.lseek(handle, start, os.SEEK_SET)
+    found = os.read(handle, stop - start)
+    while len(found) < stop - start and (more := os.read(handle, stop - start - len(found))):
         found += more
-    return found
+    return memoryview(found)
+
+
+class _LocalStream(io.FileIO):
+    """A local file that was listed: of one that is written meanwhile, nothing is given."""
+
+    def __init__(self, source: LocalBytes, start: int) -> None:
+        handle = os.open(source.name, FLAGS)
+        super().__init__(handle, closefd=False)  # which warns of one that is let go of
+        self.name, self._source = source.name, source
+        self.seek(start)
+
+    def close(self) -> None:
+        handle = -1 if self.closed else self.fileno()
+        super().close()
+        if handle >= 0:
+            os.close(handle)
+
+    def readinto(self, buffer: Any) -> int | None:
+        count = super().readinto(buffer)
+        self._source.check()
+        return count
+
+    def readall(self) -> bytes:
+        found = super().readall()
+        self._source.check()
+        return found
+
+
+def mapped(path: str) -> pa.Buffer:
+    """A local file's bytes, which stay mapped for as long as something refers to them."""
+    if not os.path.getsize(path):
+        return pa.py_buffer(b"")
+    with pa.memory_map(path) as opened:
+        return opened.read_buffer()
+
+
+class MappedFiles:
+    """Local files that are mapped, shared by all readers of a process; any thread may ask. Pickled, it
+    is empty."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, pa.Buffer] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+    def buffer(self, files: FileList, file: int, place: Place) -> pa.Buffer:
+        """A file's bytes, which are those that were listed: one that was written since is not touched."""
+        check_unchanged(files, file, place)
+        with self._lock:
+            found = self._buffers.get(file)
+            if found is None:
+                found = self._buffers[file] = mapped(files.paths[file])
+                while len(self._buffers) > MAPPED:
+                    del self._buffers[next(iter(self._buffers))]
+            return found
+
+
+class RemoteBytes:
+    """A file on another machine."""
+
+    def __init__(self, files: FileList, file: int, requests: Requests) -> None:
+        self._system, self._path, self._requests = files.system(file), files.paths[file], requests
+        self.name, self.version = files.names[file], files.stamps[file]
+        size = int(files.sizes[file])
+        if size < 0:
+            size = requests.call(self._system, "size", self._path)
+            if size is None:
+                raise BadFileError("the server does not say how large it is")
+        self.size = size
+        self.checked = is_checked(self._system, self.version)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        starts, stops = _requests_for(ranges)
+        if not starts:
+            return [memoryview(b"")] * len(ranges)
+        try:
+            parts, tries = self._requests.ranges(
+                self._system, self._path, starts, stops, self.size, self.version
+            )
+        except DataChangedError as error:
+            raise changed(
+                Place(self.name), self._change() or "it changed as it was read"
+            ) from error
+        if tries > 1 and not self.checked and (how := self._change()):
+            raise changed(Place(self.name), how)
+        return [_cut(parts, starts, start, stop) for start, stop in ranges]
+
+    def stream(self, start: int = 0) -> BinaryIO:
+        return open_stream(self, start)
+
+    def check(self) -> None:
+        pass
+
+    def _change(self) -> str:
+        """How the file that is there now differs from the one that was listed; "" if it does not."""
+        self._system.invalidate_cache()
+        now = told(self._requests.call(self._system, "info", self._path))
+        if now.size is not None and now.size != self.size:
+            return f"it had {self.size:,} bytes, and has {now.size:,}"
+        if self.version and now.stamp != self.version:
+            return "it has as many bytes as before, and others"
+        return ""
+
+
+def open_stream(source: FileBytes, start: int) -> BinaryIO:
+    """Bytes from a place on, fetched some MB at a time."""
+    raw = RangeFile(source)
+    raw.follow(start)
+    return cast(BinaryIO, io.BufferedReader(raw, BUFFER_BYTES))
+
+
+def _requests_for(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Starts and stops of the requests that fetch ranges, in order."""
+    merged: list[list[int]] = []
+    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
+        if merged and start - merged[-1][1] <= GAP:
+            merged[-1][1] = max(merged[-1][1], stop)
+        else:
+            merged.append([start, stop])
+    starts = [at for start, stop in merged for at in range(start, stop, PART_BYTES)]
+    ends = [
+        at for start, stop in merged for at in [*range(start + PART_BYTES, stop, PART_BYTES), stop]
+    ]
+    return starts, ends
+
+
+def _cut(parts: Sequence[bytes], starts: Sequence[int], start: int, stop: int) -> memoryview:
+    """A range, of the parts that were fetched; copied only where it lies in several."""
+    if start >= stop:
+        return memoryview(b"")
+    n = bisect_right(starts, start) - 1
+    first = memoryview(parts[n])[start - starts[n] : stop - starts[n]]
+    if len(first) == stop - start:
+        return first
+    found = [first]
+    while (at := start + sum(map(len, found))) < stop:
+        n += 1
+        found.append(memoryview(parts[n])[at - starts[n] : stop - starts[n]])
+    return memoryview(b"".join(found))

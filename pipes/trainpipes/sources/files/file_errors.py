@@ -15,6 +15,9 @@ from trainpipes.kinds.source import Place
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 
+#: Where the system says of what kind its file systems are.
+MOUNTS = "/proc/self/mountinfo"
+
 
 def check_unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
     """Raise if the size or the time of change of a local file is not that of when it was listed.
@@ -38,8 +41,20 @@ def check_unchanged(files: FileList, file: int, place: Place, handle: int | None
     size = int(files.sizes[file])
     if stat.st_size != size:
         raise changed(place, f"it had {size:,} bytes, and has {stat.st_size:,}")
-    if str(stat.st_mtime_ns) != files.stamps[file]:
+    moved = stat.st_ino != (files.inode(file) or stat.st_ino) and _keeps_inodes(stat.st_dev)
+    if moved or str(stat.st_mtime_ns) != files.stamps[file]:
         raise changed(place, "it has been written since")
+
+
+def _keeps_inodes(device: int) -> bool:
+    """Whether files of a device keep their inodes: some file systems over a network make them up again."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open(MOUNTS) as mounts:
+            kinds = [line.split(" - ")[1] for line in mounts if line.split()[2] == number]
+    except OSError:
+        return True
+    return not any(kind.startswith(("fuse", "9p", "cifs", "smb")) for kind in kinds)
 
 
 def gone(place: Place) -> MissingFilesError:
@@ -58,6 +73,12 @@ def changed(place: Place, how: str) -> DataChangedError:
         "or build the pipeline again",
         **vars(place),
     )
+
+
+def located(place: Place, error: DataChangedError) -> DataChangedError:
+    """The error for a file that has changed, with the row at which that was seen."""
+    said = error.message.removeprefix(hidden(f"{place.path}: "))
+    return DataChangedError(f"{place}: {said}", **vars(place))
 
 
 def unreadable(place: Place, what: str) -> UnreadableError:

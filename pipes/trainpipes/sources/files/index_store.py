@@ -27,7 +27,8 @@ from trainpipes._internal.progress import Progress
 from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.sources.files.each_file import each_file, size_of
+from trainpipes.sources.files.each_file import each_file
+from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
 from trainpipes.sources.files.format import Layout
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
@@ -69,14 +70,14 @@ class Scan:
 
     Args:
         file: its number in the list.
-        size: its bytes.
+        data: its bytes.
         known: what was found earlier, where that is not enough.
         requests: makes those to servers.
         progress: counts bytes, where the caller has asked for that.
     """
 
     file: int
-    size: int
+    data: FileBytes
     known: Layout | None
     requests: Requests
     progress: Progress | None = None
@@ -191,10 +192,11 @@ class IndexStore:
                 with progress(missing) if progress is not None else nullcontext() as bar:
 
                     def look(file: int, requests: Requests) -> None:
-                        size = size_of(self.files, file, requests)
-                        job = Scan(file, size, self._found.get(file), requests, bar)
-                        self._found[file] = scan(job)
-                        self.sizes[file] = size
+                        data = open_bytes(self.files, file, requests)
+                        self._found[file] = scan(
+                            Scan(file, data, self._found.get(file), requests, bar)
+                        )
+                        self.sizes[file] = data.size
                         self.scanned.add(file)
 
                     each_file(
@@ -377,7 +379,7 @@ def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
         own = slice(int(ends[row]), int(ends[row + 1]))
         more = content[int(places[row]) : int(places[row + 1])]
         schema = schemas[schema_of[row]]
-        found[file] = Layout(counts[own], start[own], stop[own], schema, more)
+        found[file] = Layout.kept(counts[own], start[own], stop[own], schema, more)
     return found
 
 

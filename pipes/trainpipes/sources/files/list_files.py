@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -23,7 +24,7 @@ from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.listing import expand, is_local, open_system
-from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, checked_seconds
+from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, Retry
 
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
@@ -59,6 +60,7 @@ class FileList:
         system_of: which file system each is in, int64 ``[files]``.
         systems: fsspec file systems.
         stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
+        inodes: of local files, int64 ``[files]``; 0 for others.
         retry_seconds: how long a request to a server is tried again.
         listed: the folders and patterns that stood for them.
     """
@@ -69,9 +71,11 @@ class FileList:
     system_of: IntArray
     systems: tuple[Any, ...]
     stamps: list[str]
+    inodes: IntArray | None = None
     retry_seconds: float = RETRY_SECONDS
     listed: tuple[Listed, ...] = ()
     _process: int = field(default_factory=os.getpid, repr=False)
+    _machine: str = field(default_factory=platform.node, repr=False)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -79,16 +83,20 @@ class FileList:
     def pick(self, index: IntArray) -> FileList:
         """The files at ``index``, int64, in that order."""
         which = index.tolist()
-        return FileList(
-            [self.names[i] for i in which],
-            [self.paths[i] for i in which],
-            self.sizes[index],
-            self.system_of[index],
-            self.systems,
-            [self.stamps[i] for i in which],
-            self.retry_seconds,
-            self.listed,
+        return replace(
+            self,
+            names=[self.names[i] for i in which],
+            paths=[self.paths[i] for i in which],
+            sizes=self.sizes[index],
+            system_of=self.system_of[index],
+            stamps=[self.stamps[i] for i in which],
+            inodes=None if self.inodes is None else self.inodes[index],
         )
+
+    def inode(self, file: int) -> int:
+        """The inode of a local file when it was listed; 0 where that is not known on this machine."""
+        here = self.inodes is not None and self._machine == platform.node()
+        return int(self.inodes[file]) if here and self.inodes is not None else 0
 
     def system(self, file: int) -> Any:
         """The file system of a file, usable in this process.
@@ -152,9 +160,8 @@ class ListFiles(Source):
             format; one or several, ``""`` for all files. Case does not matter.
         storage_options: options of the fsspec file system, credentials for instance. They are
             neither shown nor part of a state.
-        retry_seconds: for how many seconds a request to list or read is tried again if the server does not
-            answer, breaks off, or says that it is busy (408, 429, 5xx). A request of several MB has a second
-            more for each 64 KiB. Errors that waiting does not cure, such as denied access, are raised at
+        retry: how long requests to list and read are tried again while a server does not answer, breaks
+            off, or is busy. Errors that waiting does not cure, such as denied access, are raised at
             once; local files are never tried again. Not part of a state.
 
     Raises:
@@ -172,13 +179,13 @@ class ListFiles(Source):
     """
 
     role = "files"
-    free = frozenset({"retry_seconds"})
+    free = frozenset({"retry"})
 
     urls: Any
     _: KW_ONLY
     suffix: str | Sequence[str] | None = None
     storage_options: Mapping[str, Any] | None = None
-    retry_seconds: float = RETRY_SECONDS
+    retry: Retry = Retry()
 
     _known: ClassVar[FileList | None] = None
 
@@ -198,7 +205,7 @@ class ListFiles(Source):
         single = isinstance(self.urls, str | os.PathLike)
         self._set(
             urls=_text(self.urls) if single else _texts(self.urls),
-            retry_seconds=checked_seconds(self.retry_seconds),
+            retry=Retry.of(self.retry, "list_files(retry)"),
         )
         if self.storage_options is not None:
             option = "list_files(storage_options)"
@@ -244,7 +251,7 @@ class ListFiles(Source):
         return self._listed[key]
 
     def _list(self, options: Mapping[str, Any], ends: Sequence[str]) -> FileList:
-        seconds = self.retry_seconds
+        seconds = self.retry.deadline
         urls = [self.urls] if isinstance(self.urls, str) else self.urls
         requests = Requests(seconds)
         opened = [open_system(url, options, seconds) for url in urls]
@@ -259,11 +266,11 @@ class ListFiles(Source):
                 raise
         systems: dict[int, Any] = {}
         names: dict[str, str] = {}
-        paths, sizes, system_of, stamps = [], [], [], []
+        paths, system_of, about = [], [], []
         for url, (system, _), files in zip(urls, opened, found, strict=True):
             systems.setdefault(id(system), system)
             number = list(systems).index(id(system))
-            for path, (size, stamp) in files.items():
+            for path, told in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
                 if name in names:
                     raise ConfigError(
@@ -273,22 +280,24 @@ class ListFiles(Source):
                     )
                 names[name] = url
                 paths.append(path)
-                sizes.append(-1 if size is None else size)
                 system_of.append(number)
-                stamps.append(stamp)
+                about.append(told)
+        sizes = [-1 if one.size is None else one.size for one in about]
+        listed = tuple(
+            Listed(url, path, system, suffixes)
+            for url, (system, path), files in zip(urls, opened, found, strict=True)
+            if [*files] != [path]
+        )
         return FileList(
             list(names),
             paths,
             np.array(sizes, dtype=np.int64),
             np.array(system_of, dtype=np.int64),
             tuple(systems.values()),
-            stamps,
+            [one.stamp for one in about],
+            np.array([one.inode for one in about], dtype=np.int64),
             seconds,
-            tuple(
-                Listed(url, path, system, suffixes)
-                for url, (system, path), files in zip(urls, opened, found, strict=True)
-                if [*files] != [path]
-            ),
+            listed,
         )
 
     def open(self) -> PathSource:

@@ -28,7 +28,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden
+from trainpipes.sources.files.patterns import Found, Told, fixed_root, has_magic, hidden
 from trainpipes.sources.files.remote_listing import list_remote
 from trainpipes.sources.remote.retry import Requests, try_seconds
 
@@ -177,7 +177,7 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
     for path in counted(paths, "listing", None, "files"):
         try:
             stat = os.stat(path)
-            found[path] = stat.st_size, str(stat.st_mtime_ns)
+            found[path] = Told(stat.st_size, str(stat.st_mtime_ns), stat.st_ino)
         except FileNotFoundError:
             if not os.path.islink(path):
                 raise

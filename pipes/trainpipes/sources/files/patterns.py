@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import NamedTuple
 
-#: Files as path, size (None where it is not known), and time of change or etag (empty where not known).
-Found = dict[str, tuple[int | None, str]]
+
+class Told(NamedTuple):
+    """What a listing says of a file: bytes, None where that is not known; time of change or etag, ""
+    where neither is known; and on this machine its inode."""
+
+    size: int | None
+    stamp: str
+    inode: int = 0
+
+
+#: Files by path.
+Found = dict[str, Told]
 
 
 def hidden(name: str) -> bool:

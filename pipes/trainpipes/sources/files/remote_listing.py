@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
@@ -15,13 +16,15 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.utils import glob_translate
 
 from trainpipes._internal.progress import counted
-from trainpipes.sources.files.patterns import Found, fixed_root, has_magic, hidden, wild
+from trainpipes.sources.files.patterns import Found, Told, fixed_root, has_magic, hidden, wild
 from trainpipes.sources.remote.retry import Requests
 
+#: Files that are asked about at once.
+MAX_THREADS = 16
 #: What a store's listing may say of a file that changes when the file does, the surest first.
 STAMPS = (
     "ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha", "LastModified",
-    "last_modified", "mtime", "modified", "updated",
+    "last_modified", "Last-Modified", "mtime", "modified", "updated",
 )  # fmt: skip
 
 
@@ -32,11 +35,32 @@ def list_remote(system: Any, path: str, suffixes: Sequence[str], requests: Reque
         FileNotFoundError: it is not there.
         UnreachableError: the server does not answer, or denies access.
     """
-    if not has_magic(path):
+    if has_magic(path):
+        found = _matching(system, path, suffixes, requests)
+    else:
         info = requests.call(system, "info", path)
         if info["type"] != "directory":
-            return {info.get("name", path): _told(info)}
-        return _find(system, path, suffixes, requests)
+            return {info.get("name", path): told(info)}
+        found = _find(system, path, suffixes, requests)
+    unknown = [name for name, one in found.items() if one.size is None]  # of index pages
+
+    def ask(name: str) -> Told:
+        try:
+            return told(requests.call(system, "info", name))
+        except FileNotFoundError:  # whoever reads it says so
+            return found[name]
+
+    with ThreadPoolExecutor(MAX_THREADS) as pool:
+        try:
+            found.update(zip(unknown, pool.map(ask, unknown), strict=True))
+        except BaseException:
+            requests.stop()  # nobody waits for what is under way
+            raise
+    return found
+
+
+def _matching(system: Any, path: str, suffixes: Sequence[str], requests: Requests) -> Found:
+    """The files that a pattern stands for."""
     root, parts = fixed_root(path)
     named = "".join(part[0] for part in parts if part)
     found: Found = {}
@@ -45,7 +69,7 @@ def list_remote(system: Any, path: str, suffixes: Sequence[str], requests: Reque
         if any(hidden(part) and part[0] not in named for part in inner):
             continue
         if info["type"] != "directory":
-            found[name] = _told(info)
+            found[name] = told(info)
         elif parts[-1] != "**":
             found.update(_find(system, name, suffixes, requests))
     return found
@@ -60,7 +84,7 @@ def _find(system: Any, folder: str, suffixes: Sequence[str], requests: Requests)
         if info["type"] == "directory" or any(map(hidden, inner)):
             continue
         if name.lower().endswith(tuple(suffixes)):
-            found[name] = _told(info)
+            found[name] = told(info)
     return found
 
 
@@ -108,7 +132,7 @@ def _below(
         depth = None if depth is None else depth - 1
 
 
-def _told(info: Mapping[str, Any]) -> tuple[int | None, str]:
+def told(info: Mapping[str, Any]) -> Told:
     """Size and stamp of a file, as a store's listing tells them."""
     stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
-    return info.get("size"), stamp
+    return Told(info.get("size"), stamp)

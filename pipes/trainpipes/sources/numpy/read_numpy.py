@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,15 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.files.each_file import BadFileError, opened_file
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import FileBytes, mapped
 from trainpipes.sources.files.file_errors import check_unchanged, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.format import Layout
-from trainpipes.sources.files.index_store import IndexStore, Scan
+from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.mapped_files import mapped
 from trainpipes.sources.numpy.layout import StoredArray, arrays_of, check_sum, kept, read_arrays
 from trainpipes.sources.numpy.reader import NumpyReader
 
@@ -101,14 +100,14 @@ class ReadNumpy(FileReader):
         listed = self.listed(files, SUFFIXES)
         key = json.dumps([self.output_column, self.columns])
         store = IndexStore(listed, self.name, "NumPy", key, self.options["index"])
-        store.complete(partial(self._look, listed), str(self))
+        store.complete(lambda job: self._look(job.data), str(self))
         return NumpyFiles(store, self.block_rows, self.columns, str(self))
 
-    def _look(self, files: FileList, job: Scan) -> Layout:
+    def _look(self, data: FileBytes) -> Layout:
         """A file's arrays."""
-        with opened_file(files, job.file, job.size, job.requests) as opened:
-            arrays = read_arrays(opened, job.size, self.output_column, self.columns, str(self))
-            return kept(arrays, job.size)
+        with data.stream() as opened:
+            arrays = read_arrays(opened, data.size, self.output_column, self.columns, str(self))
+        return kept(arrays, data.size)
 
 
 class NumpyFiles(FileRows, RandomAccessSource):

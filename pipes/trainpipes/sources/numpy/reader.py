@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import DataError
+from trainpipes.errors import DataChangedError, DataError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError, one_line, opened_file
-from trainpipes.sources.files.file_errors import check_unchanged, gone, unreadable
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_errors import gone, located, unreadable
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.numpy.layout import StoredArray, loaded
@@ -48,7 +49,9 @@ class NumpyReader:
         place = source.place(block, start)
         try:
             found = [self._rows(file, n, begin + start, begin + stop, place) for n in source.names]
-        except DataError:
+        except DataError as error:
+            if isinstance(error, DataChangedError) and error.row is None:
+                raise located(place, error) from error
             raise
         except FileNotFoundError as error:
             raise gone(place) from error
@@ -63,30 +66,22 @@ class NumpyReader:
     def _rows(self, file: int, name: str, start: int, stop: int, place: Place) -> Any:
         source, array = self._source, self._source.arrays[file][name]
         if array.start is None or (array.fortran and not is_local(source.files.system(file))):
-            return self._read_whole(file, place)[name][start:stop]
+            return self._read_whole(file)[name][start:stop]
         if is_local(source.files.system(file)):
             return source.mapped(file, place)[name][start:stop]
         low, high = (array.start + row * array.row_bytes for row in (start, stop))
-        content = self._fetch(file, low, high)
+        data = open_bytes(source.files, file, self._requests)
+        content = data.read([(low, high)])[0]
         rows = np.frombuffer(content, array.dtype).reshape(stop - start, *array.shape[1:])
         return rows if array.field is None else rows[array.field]
 
-    def _fetch(self, file: int, start: int, stop: int) -> bytes:
-        files, size = self._source.files, int(self._source.sizes[file])
-        ranges = self._requests.ranges(files.system(file), files.paths[file], [start], [stop], size)
-        if len(ranges[0][0]) < stop - start:
-            raise BadFileError("the file has become shorter since it was listed")
-        return ranges[0][0]
-
-    def _read_whole(self, file: int, place: Place) -> dict[str, Any]:
+    def _read_whole(self, file: int) -> dict[str, Any]:
         """All arrays of a file, decompressed."""
         if self._whole[0] != file:
             source = self._source
-            check_unchanged(source.files, file, place)
             self._whole = -1, {}  # two would take twice the memory
-            size = int(source.sizes[file])
             found = {}
-            with opened_file(source.files, file, size, self._requests) as opened:
+            with open_bytes(source.files, file, self._requests).stream() as opened:
                 for name in source.names:
                     found[name] = _decoded(opened, source.arrays[file][name])
             self._whole = file, found

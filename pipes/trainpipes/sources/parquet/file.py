@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.range_file import HELD_BYTES, RangeFile
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.sources.parquet.size import arrow_bytes, leaves_of
-from trainpipes.sources.remote.file import HELD_BYTES, RemoteFile
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
@@ -45,16 +46,18 @@ class ParquetFile:
     def __init__(self, source: ParquetSource, file: int, requests: Requests) -> None:
         self._source = source
         self.file = file
-        self.remote: RemoteFile | None = None
-        system, path = source.files.system(file), source.files.paths[file]
-        if is_local(system):
-            self._handle: Any = pa.OSFile(path)
+        self.remote: RangeFile | None = None
+        self._data = open_bytes(source.files, file, requests)
+        if is_local(source.files.system(file)):
+            self._handle: Any = pa.OSFile(source.files.paths[file])
         else:
-            self.remote = RemoteFile(system, path, int(source.index.sizes[file]), requests)
+            self.remote = RangeFile(self._data)
             self._handle = pa.PythonFile(self.remote, mode="r")
         self._expected = range(0)  # row groups that a remote file was told of
         try:
-            metadata = source.parsed.parse(file, self._read_footer())
+            metadata = source.parsed.known(file) if self._is_checked else None
+            if metadata is None:
+                metadata = source.parsed.parse(file, self._read_footer())
             first, stop = source.index.first_group[file : file + 2].tolist()
             if metadata.num_row_groups != stop - first:
                 raise ChangedError  # what was kept of its footer is wrong
@@ -66,8 +69,6 @@ class ParquetFile:
                 buffer_size=BUFFER_BYTES,
                 page_checksum_verification=True,
             )
-            if self.remote is not None:
-                self.remote.check = self._check
             self._probe = Probe(self._parquet)
         except BaseException:
             self.close()
@@ -75,6 +76,15 @@ class ParquetFile:
 
     def close(self) -> None:
         self._handle.close()
+
+    @property
+    def _is_checked(self) -> bool:
+        """Whether all that is fetched is certain to be of the file that was listed."""
+        return self.remote is not None and self._data.checked
+
+    def check(self) -> None:
+        """Raise if the file was written while it was read."""
+        self._data.check()
 
     def fetch(self, block: int) -> None:
         """Fetch a row group of a remote file before it is read."""
@@ -123,6 +133,7 @@ class ParquetFile:
                 break
             ranges, stop = more, stop + 1
         self._expected = range(block, stop)
+        again = again and not self._is_checked
         self.remote.expect([*ranges, self._footer_range()] if again else ranges)
         if again:
             self._read_footer()
@@ -130,13 +141,6 @@ class ParquetFile:
     def _footer_range(self) -> tuple[int, int]:
         size = int(self._source.index.sizes[self.file])
         return size - int(self._source.index.footers[self.file]), size
-
-    def _check(self) -> None:
-        """Raise if the file is another one by now: a request that was tried again may have met both."""
-        assert self.remote is not None
-        start, stop = self._footer_range()
-        if not self._source.index.is_footer(self.file, self.remote.fetch_range(start, stop)):
-            raise ChangedError
 
     def _read_footer(self) -> bytes:
         """The footer of the open file, if it is still the one that was read at first."""

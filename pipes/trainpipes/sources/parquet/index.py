@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
-from trainpipes.sources.files.each_file import BadFileError, one_line, read_bytes
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.format import Layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
@@ -29,7 +30,6 @@ from trainpipes.sources.parquet.size import (
     leaves_among,
     leaves_of,
 )
-from trainpipes.sources.remote.retry import Requests
 
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
@@ -114,18 +114,14 @@ def read_index(
     looked_at: set[int] = set()
 
     def scan(job: Scan) -> Layout:
-        metadata, found = footer_of(files, job.file, job.size, columns, job.requests)
+        metadata, found = footer_of(job.data, columns)
         if look is not None:
             look(job.file, metadata)
             looked_at.add(job.file)
         sample = None if job.known is None else _sample(job.known)
         if job.file % step == 0:
-            sample = _sampled(metadata, job.size, found.rows, columns, sample)
-        return (
-            found
-            if sample is None
-            else replace(found, extra=packed(**unpacked(found.extra), **sample))
-        )
+            sample = _sampled(metadata, job.data.size, found.rows, columns, sample)
+        return found if sample is None else replace(found, extra=found.extra + packed(**sample))
 
     def enough(file: int, layout: Layout) -> bool:
         if look is not None and file not in looked_at:
@@ -144,9 +140,14 @@ def read_index(
 
 def _sample(layout: Layout) -> dict[str, Any] | None:
     """What is known of the sizes in memory of some of a file's row groups."""
-    extra = unpacked(layout.extra)
-    names = ("sampled_rows", "leaves", "leaf_bytes")
-    return {name: extra[name] for name in names} if "leaves" in extra else None
+    more = layout.extra[8 * (2 + len(layout.rows)) :]
+    return unpacked(more) if more else None
+
+
+def footer_numbers(layout: Layout) -> IntArray:
+    """Bytes of a file's footer, its checksum, and the uncompressed bytes of each row group, int64
+    ``[2 + row groups]``."""
+    return np.frombuffer(layout.extra, np.int64, 2 + len(layout.rows))
 
 
 def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
@@ -158,24 +159,25 @@ def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
     return not np.isnan(chosen).any()
 
 
-def read_footer(system: Any, path: str, size: int, requests: Requests) -> bytes:
+def read_footer(data: FileBytes) -> bytes:
     """The end of a Parquet file: footer, its length, magic number.
 
     Raises:
         BadFileError: it has none.
         UnreachableError: the server does not answer, or denies access.
     """
+    size = data.size
     if size == 0:
         raise BadFileError("empty: 0 bytes")
-    tail = read_bytes(system, path, max(0, size - TAIL_BYTES), size, requests)
+    tail = bytes(data.read([(max(0, size - TAIL_BYTES), size)])[0])
     if size < 12 or tail[-4:] != b"PAR1":
-        head = read_bytes(system, path, 0, min(size, 16), requests)
+        head = bytes(data.read([(0, min(size, 16))])[0])
         raise BadFileError(_no_footer(tail[-4:], head, size))
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length > size - 4:
         raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
     if length > len(tail):
-        tail = read_bytes(system, path, size - length, size, requests)
+        tail = bytes(data.read([(size - length, size)])[0])
     return tail[-length:]
 
 
@@ -192,23 +194,18 @@ def parse_footer(footer: bytes) -> Any:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-def footer_of(
-    files: FileList, file: int, size: int, columns: Sequence[str] | None, requests: Requests
-) -> tuple[Any, Layout]:
+def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layout]:
     """What the footer of one file says: parsed, and what is kept of it.
 
     Args:
-        files: the files.
-        file: which.
-        size: its bytes.
+        data: the file.
         columns: names of the columns to be read; None for all.
-        requests: makes those to servers.
 
     Raises:
         BadFileError: it is no Parquet file, is damaged, or has a column that is encrypted.
         UnreachableError: the server does not answer, or denies access.
     """
-    footer = read_footer(files.system(file), files.paths[file], size, requests)
+    footer = read_footer(data)
     try:
         metadata = parse_footer(footer)
         schema = metadata.schema.to_arrow_schema().remove_metadata()
@@ -222,17 +219,14 @@ def footer_of(
         )
     if metadata.serialized_size + len(END) != len(footer):  # it may be signed
         leaves = leaves_of(metadata, columns)
-        names = Probe.of(metadata, size).encrypted(metadata, leaves)
+        names = Probe.of(metadata, data.size).encrypted(metadata, leaves)
         if names:
             cure = "" if len(names) == len(leaves) else "; choose others by columns=[...]"
             raise BadFileError(
                 f"its column {names[0]!r} is encrypted, which is not supported{cure}"
             )
-    extra = packed(
-        footer=len(footer),
-        checksum=zlib.crc32(footer),
-        group_bytes=np.array([group.total_byte_size for group in groups], dtype=np.int64),
-    )
+    sizes = [group.total_byte_size for group in groups]
+    extra = np.array([len(footer), zlib.crc32(footer), *sizes], dtype=np.int64).tobytes()
     # Where a row group lies is told by its columns, of which not all may be asked.
     nowhere = np.zeros(len(rows), dtype=np.int64)
     return metadata, Layout(rows, nowhere, nowhere, schema, extra)
@@ -273,12 +267,14 @@ def _joined(
     different = different_schemas(names, [layout.schema for layout in layouts])
     folders = _not_in_files(folders, different, both, asker)
     different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
-    extras = [unpacked(layout.extra) for layout in layouts]
+    numbers = [footer_numbers(layout) for layout in layouts]
     rows = np.concatenate([NONE, *(layout.rows for layout in layouts)])
-    group_bytes = np.concatenate([NONE, *(extra["group_bytes"] for extra in extras)])
+    group_bytes = np.concatenate([NONE, *(each[2:] for each in numbers)])
     group_bytes = np.clip(group_bytes, 0, MOST_BYTES)
     sampled, sampled_bytes = 0, 0.0
-    for one in extras[:: -(-len(extras) // SAMPLED_FILES) or 1]:
+    for layout in layouts[:: -(-len(layouts) // SAMPLED_FILES) or 1]:
+        one = _sample(layout)
+        assert one is not None
         sampled += one["sampled_rows"]
         each = one["leaf_bytes"].tolist()
         sampled_bytes += sum(each[n] for n in leaves_among(one["leaves"], columns))
@@ -289,8 +285,8 @@ def _joined(
         row_bytes = float(group_bytes.sum() / rows.sum())
     return ParquetIndex(
         sizes=store.sizes,
-        footers=np.array([extra["footer"] for extra in extras], dtype=np.int64),
-        checksums=np.array([extra["checksum"] for extra in extras], dtype=np.int64),
+        footers=np.array([each[0] for each in numbers], dtype=np.int64),
+        checksums=np.array([each[1] for each in numbers], dtype=np.int64),
         first_group=np.cumsum([0, *(len(layout.rows) for layout in layouts)], dtype=np.int64),
         rows=rows,
         group_bytes=group_bytes,

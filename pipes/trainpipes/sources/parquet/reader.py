@@ -18,8 +18,9 @@ import pyarrow as pa
 from trainpipes.columns.arrays import replaced
 from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError, present_size, reason
-from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
+from trainpipes.sources.files.each_file import BadFileError, reason
+from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_errors import changed, gone, located, unreachable, unreadable
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
@@ -27,7 +28,7 @@ from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.parquet.file import ChangedError, ParquetFile
 from trainpipes.sources.parquet.folders import repeated
 from trainpipes.sources.parquet.index import ParquetIndex, parse_footer, read_footer
-from trainpipes.sources.remote.file import Ahead
+from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
@@ -41,15 +42,11 @@ def change_of(files: FileList, index: ParquetIndex, file: int, requests: Request
     nothing if it is the same, or cannot be read.
 
     Raises:
+        DataChangedError: it is not the one that was listed.
         UnreachableError: the server does not say.
     """
-    system, path = files.system(file), files.paths[file]
-    size = int(index.sizes[file])
     try:
-        present = present_size(files, file, requests)
-        if present is not None and present != size:
-            return f"it had {size:,} bytes, and has {present:,}"
-        footer = read_footer(system, path, size, requests)
+        footer = read_footer(open_bytes(files, file, requests))
         if index.is_footer(file, footer):
             return ""
     except FileNotFoundError:
@@ -57,7 +54,7 @@ def change_of(files: FileList, index: ParquetIndex, file: int, requests: Request
     except BadFileError as error:
         return reason(error)
     except OSError as error:
-        if isinstance(error, UnreachableError):
+        if isinstance(error, UnreachableError | DataChangedError):
             raise
         return ""
     try:
@@ -94,12 +91,19 @@ class Footers:
     def __reduce__(self) -> Any:
         return Footers, ()
 
+    def known(self, file: int) -> Any:
+        """The parsed footer of a file; None if it is not here."""
+        with self._lock:
+            if file not in self._parsed:
+                return None
+            self._parsed.move_to_end(file)
+            return self._parsed[file][0]
+
     def parse(self, file: int, footer: bytes) -> Any:
         """The parsed footer of a file, which must be the one in the index."""
-        with self._lock:
-            if file in self._parsed:
-                self._parsed.move_to_end(file)
-                return self._parsed[file][0]
+        found = self.known(file)
+        if found is not None:
+            return found
         found = parse_footer(footer)
         with self._lock:
             if file not in self._parsed:
@@ -206,7 +210,10 @@ class ParquetReader:
         batch = self._rest
         if batch is None or not len(batch):
             try:
-                batch = self._fit(next(self._batches))
+                found = next(self._batches)
+                assert self._file is not None
+                self._file.check()
+                batch = self._fit(found)
             except StopIteration:
                 raise _Short from None
         taken = batch.slice(0, rows)
@@ -234,8 +241,8 @@ class ParquetReader:
     def _explain(self, block: int, row: int, error: BaseException) -> TrainpipesError | None:
         """What has become of the file, or what is wrong with its contents; None for errors that are not
         about either, or say it themselves."""
-        by_server = isinstance(error, DataChangedError) and error.row_group is None
-        if not by_server and isinstance(error, DataError | MemoryError):
+        unplaced = isinstance(error, DataChangedError) and error.row_group is None
+        if not unplaced and isinstance(error, DataError | MemoryError):
             return None
         if not isinstance(error, Exception):
             return None
@@ -243,13 +250,15 @@ class ParquetReader:
         place = source.place(block, row)
         file = int(source.file_of_block[block])
         try:
-            if isinstance(error, UnreachableError):
+            if isinstance(error, UnreachableError | DataChangedError):
                 raise error
             change = change_of(source.files, source.index, file, self._requests)
         except UnreachableError as failed:
             return unreachable(place, failed)
+        except DataChangedError as failed:
+            return located(place, failed)
         forget(source.index.kept_in)  # it may be what is wrong
-        if by_server or isinstance(error, ChangedError):
+        if isinstance(error, ChangedError):
             change = change or "it changed while it was read"
         if isinstance(error, FileNotFoundError) or change == GONE:
             return gone(place)

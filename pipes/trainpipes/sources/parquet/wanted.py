@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import inner_paths, plain
 from trainpipes.sources.parquet.filter import (
@@ -25,7 +26,6 @@ from trainpipes.sources.parquet.filter import (
 )
 from trainpipes.sources.parquet.folders import FolderColumns
 from trainpipes.sources.parquet.index import parse_footer, read_footer
-from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.columns import columns_of
 
 
@@ -96,11 +96,9 @@ def wanted_files(
 
 def _schema_of(files: FileList, file: int) -> pa.Schema | None:
     """The schema of a file; None if it cannot be read, which is said when all are."""
-    system, path, size = files.system(file), files.paths[file], int(files.sizes[file])
-    requests = Requests(files.retry_seconds)
     try:
-        size = int(requests.call(system, "size", path)) if size < 0 else size
-        schema = parse_footer(read_footer(system, path, size, requests)).schema.to_arrow_schema()
+        footer = parse_footer(read_footer(open_bytes(files, file)))
+        schema = footer.schema.to_arrow_schema()
     except (OSError, pa.ArrowException, BadFileError, TypeError, ValueError):
         return None
     return pa.schema([plain(field) for field in schema])

@@ -65,6 +65,12 @@ STATUS_NAMES = ("status", "status_code", "code")
 SHOWN = 300
 
 
+class OtherVersionError(Exception):
+    """A reply is of another version of the file than the one that was listed; says how it differs."""
+
+    status = 412
+
+
 @dataclass(frozen=True)
 class Failure:
     """What is to be made of an error.

@@ -3,24 +3,20 @@
 What may pass (no answer, a broken connection, half an answer, 408, 429, 5xx) is tried again after
 0.25 s, 0.5 s, 1 s, ... up to 8 s, or after what the server asks for. A request that is made again
 gives the same bytes or fails, so rows never depend on it. A request is given up when it takes too long,
-whatever the file system does: coroutines are cancelled, and other calls run in a thread of their own,
-which is left behind.
+whatever the file system does. No layer below this one tries again, where that can be turned off.
 """
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import inspect
 import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
@@ -29,7 +25,8 @@ from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
-from trainpipes.sources.remote.network_errors import Failure, understand
+from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
+from trainpipes.sources.remote.request import begin, begin_ranges
 
 log = logging.getLogger("trainpipes")
 
@@ -53,6 +50,44 @@ QUIET = 10.0
 _exiting = threading.Event()  # the interpreter's end does not wait for servers
 atexit.register(_exiting.set)
 _last_message = -math.inf
+
+
+@dataclass(frozen=True)
+class Retry:
+    """How long requests to servers are tried again: to list files, and to read them.
+
+    What may pass (no answer, a connection that breaks off, 408, 429, 5xx) is tried again after 0.25 s,
+    0.5 s, ... up to 8 s, or when the server says (``Retry-After``). Denied access and missing files are
+    errors at once.
+
+    Args:
+        deadline: seconds from the first try of a request to an ``UnreachableError``, more than 0. A
+            single try has a quarter of them, at most 30 s; a request of several MB has a second more for
+            each 64 KiB.
+
+    >>> import trainpipes as tp
+    >>> tp.list_files("s3://bucket/rows", retry=tp.Retry(deadline=600))
+    list_files('s3://bucket/rows', retry=Retry(deadline=600.0))
+    """
+
+    deadline: float = RETRY_SECONDS
+
+    def __post_init__(self) -> None:
+        seconds = self.deadline
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+            raise ConfigError(
+                f"Retry(deadline) must be a number of seconds above 0, got {shown(seconds)}"
+            )
+        object.__setattr__(self, "deadline", float(seconds))
+
+    @staticmethod
+    def of(value: Any, option: str) -> Retry:
+        """An option that says how long: a ``Retry``, or a dict with its arguments as in a config."""
+        if isinstance(value, Mapping) and value.keys() <= {"deadline"}:
+            value = Retry(**value)
+        if not isinstance(value, Retry):
+            raise ConfigError(f"{option} must be a trainpipes.Retry, got {shown(value)}")
+        return value
 
 
 class Stopped(Exception):
@@ -84,7 +119,7 @@ class Requests:
         long = method in ("ls", "find", "cat_file")
         found, _ = self._until_done(
             _name(system, path),
-            lambda: _begin(system, method, path, **options),
+            lambda: begin(system, method, path, **options),
             limit=LONG * self._seconds if long else try_seconds(self._seconds),
             long=long,
             changes=method == "cat_file",
@@ -101,16 +136,21 @@ class Requests:
         limit = try_seconds(self._seconds) + os.path.getsize(local) / SLOWEST
         self._until_done(
             _name(system, path),
-            lambda: _begin(system, "put_file", local, path),
+            lambda: begin(system, "put_file", local, path),
             limit=limit,
             long=True,
         )
 
     def ranges(
-        self, system: Any, path: str, starts: Sequence[int], stops: Sequence[int], size: int
+        self,
+        system: Any,
+        path: str,
+        starts: Sequence[int],
+        stops: Sequence[int],
+        size: int,
+        version: str = "",
     ) -> tuple[list[bytes], int]:
-        """Several ranges of a file, and how many times they were asked for; fewer bytes where it has become
-        shorter.
+        """Several ranges of a file, at once, and how many times they were asked for.
 
         Args:
             system: the file system.
@@ -118,28 +158,30 @@ class Requests:
             starts: where each range begins.
             stops: where it ends; no more than ``size``.
             size: bytes of the file when it was listed.
+            version: what the listing said of the file's content; see ``requests.is_checked``.
 
         Raises:
             FileNotFoundError: the server says that there is no such file.
+            DataChangedError: the file is another one by now.
             UnreachableError: the server does not answer, or refuses to.
             UnreadableError: the server sends more than it is asked for.
         """
         parts: dict[int, bytes] = {}  # those that have come are not asked for again
 
-        def begin() -> Future[Any]:
+        def begin_try() -> Future[Any]:
             missing = [n for n in range(len(starts)) if n not in parts]
-            asked = [[ends[n] for n in missing] for ends in (starts, stops)]
-            return _begin_ranges(system, path, *asked)
+            asked = [(starts[n], stops[n]) for n in missing]
+            return begin_ranges(system, path, asked, version, size)
 
         def take(found: Sequence[Any]) -> None:
             missing = [n for n in range(len(starts)) if n not in parts]
             failed: list[Exception] = []
             for n, part in zip(missing, found, strict=True):
+                asked = stops[n] - starts[n]
                 if isinstance(part, Exception):
                     failed.append(part)
-                elif len(part) < stops[n] - starts[n] and not self._is_shorter(system, path, size):
-                    asked = stops[n] - starts[n]
-                    failed.append(EOFError(f"{len(part):,} of {asked:,} bytes have come"))
+                elif len(part) < asked:
+                    failed.append(self._short(system, path, size, len(part), asked))
                 else:
                     parts[n] = part
             if failed:
@@ -147,21 +189,22 @@ class Requests:
 
         whole = isinstance(system, CachingFileSystem)  # which fetches more than it is asked for
         amount = (size if whole else sum(stops) - sum(starts)) / SLOWEST
-        limit = try_seconds(self._seconds) + amount
-        _, tries = self._until_done(_name(system, path), begin, limit, amount, take, changes=True)
-        name = _name(system, path)
+        limit, name = try_seconds(self._seconds) + amount, _name(system, path)
+        _, tries = self._until_done(name, begin_try, limit, amount, take, changes=True)
         return [_checked(parts[n], stops[n] - starts[n], name) for n in range(len(starts))], tries
 
-    def _is_shorter(self, system: Any, path: str, size: int) -> bool:
-        """Whether a file has fewer bytes than when it was listed."""
+    def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
+        """What fewer bytes mean: a file that has become shorter, or a broken connection."""
         system.invalidate_cache()
-        found = self._result(_begin(system, "size", path), try_seconds(self._seconds))
-        return found is not None and found < size
+        now = self._result(begin(system, "size", path), try_seconds(self._seconds))
+        if now is not None and now < size:
+            return OtherVersionError(f"it had {size:,} bytes, and has {now:,}")
+        return EOFError(f"{got:,} of {asked:,} bytes have come")
 
     def _until_done(
         self,
         name: str,
-        begin: Callable[[], Future[Any]],
+        begin_try: Callable[[], Future[Any]],
         limit: float,
         more: float = 0.0,
         take: Callable[[Any], Any] = lambda found: found,
@@ -172,7 +215,7 @@ class Requests:
 
         Args:
             name: the file, for messages.
-            begin: begins a try.
+            begin_try: begins a try.
             limit: seconds for a try.
             more: seconds that all tries may take beyond ``seconds``.
             take: looks at an answer; an error that it raises counts as the server's.
@@ -185,7 +228,7 @@ class Requests:
         while True:
             tries += 1
             try:
-                return take(self._result(begin(), min(limit, end - time.monotonic()))), tries
+                return take(self._result(begin_try(), min(limit, end - time.monotonic()))), tries
             except (Stopped, UnreachableError):
                 raise
             except Exception as error:
@@ -264,28 +307,18 @@ class Requests:
             )
         elif failure.wait:
             said = (
-                f"the server asks to wait {failure.wait:,.0f} s ({failure.text}), and retry_seconds is "
-                f"{self._seconds:g}; go on later from the last saved state, or allow more by "
-                "list_files(..., retry_seconds=...)"
+                f"the server asks to wait {failure.wait:,.0f} s ({failure.text}), and the deadline is "
+                f"{self._seconds:g} s; go on later from the last saved state, or allow more by "
+                "list_files(..., retry=tp.Retry(deadline=...))"
             )
         else:
             times = "1 try" if tries == 1 else f"{tries} tries"
             said = (
                 f"cannot be reached: {times} in {seconds:.3g} s, the last ended with {failure.text}; "
                 "check the network, the address and the server, then go on from the last saved state, or "
-                f"try for longer than {self._seconds:g} s by list_files(..., retry_seconds=...)"
+                f"try for longer than {self._seconds:g} s by list_files(..., retry=tp.Retry(deadline=...))"
             )
         return UnreachableError(f"{name}: {said}", path=name, attempts=tries, seconds=seconds)
-
-
-def checked_seconds(seconds: Any) -> float:
-    """The option ``retry_seconds``."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ConfigError(
-            "list_files(retry_seconds) is how long a request to a server is tried again, a number of "
-            f"seconds above 0, got {shown(seconds)}"
-        )
-    return float(seconds)
 
 
 def try_seconds(seconds: float) -> float:
@@ -305,55 +338,3 @@ def _checked(found: Any, asked: int, name: str) -> bytes:
             path=name,
         )
     return bytes(found)
-
-
-# How a try begins
-
-
-def _begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[Any]:
-    """Call a method of a file system, which goes on beside this thread."""
-    coroutine = _coroutine(system, method)
-    if coroutine is None:
-        return _in_thread(partial(getattr(system, method), *arguments, **options))
-    return asyncio.run_coroutine_threadsafe(coroutine(*arguments, **options), system.loop)
-
-
-def _begin_ranges(
-    system: Any, path: str, starts: Sequence[int], stops: Sequence[int]
-) -> Future[Any]:
-    """Fetch ranges; an error stands in the place of one that could not be."""
-    paths = [path] * len(starts)
-    fetch = _coroutine(system, "cat_file")
-    if fetch is None or _coroutine(system, "cat_ranges") is None:
-        return _in_thread(
-            partial(system.cat_ranges, paths, list(starts), list(stops), on_error="return")
-        )
-
-    async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
-        parts = [fetch(path, start=a, end=b) for a, b in zip(starts, stops, strict=True)]
-        return await asyncio.gather(*parts, return_exceptions=True)
-
-    return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
-
-
-def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, Any]] | None:
-    """The coroutine function behind a method of a file system, if fsspec made the one of the other."""
-    found: Any = getattr(getattr(system, method), "__wrapped__", None)
-    if not inspect.iscoroutinefunction(found):
-        return None
-    return found if inspect.ismethod(found) else partial(found, system)
-
-
-def _in_thread(work: Callable[[], Any]) -> Future[Any]:
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            found, failed = work(), None
-        except BaseException as error:
-            found, failed = None, error
-        if future.set_running_or_notify_cancel():
-            future.set_exception(failed) if failed is not None else future.set_result(found)
-
-    threading.Thread(target=run, name="trainpipes-request", daemon=True).start()
-    return future

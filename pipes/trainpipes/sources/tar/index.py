@@ -18,12 +18,11 @@ from trainpipes.columns.arrays import python_to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError, UnreachableError, UnreadableError
 from trainpipes.sources.compressed.streams import kind_by_content, open_stream
-from trainpipes.sources.files.each_file import BadFileError, open_at, read_range
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import LocalBytes
 from trainpipes.sources.files.format import Layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.mapped_files import mapped
 from trainpipes.sources.tar.layout import (
     BLOCK,
     Forward,
@@ -115,18 +114,17 @@ def tar_index(
 
 
 def _look(files: FileList, job: Scan) -> Layout:
-    file, size = job.file, job.size
-    if not size:
+    data = job.data
+    if not data.size:
         raise BadFileError("empty: 0 bytes")
-    head = read_range(files, file, size, 0, min(size, 16), job.requests)
-    kind = kind_by_content(head)
+    kind = kind_by_content(bytes(data.read([(0, min(data.size, 16))])[0]))
     samples = None if kind else _beside(files, job)
     if samples is not None:
         pass
-    elif not kind and is_local(files.system(file)):
-        samples = read_samples(Forward(chunks_of(memoryview(mapped(files.paths[file])))))
+    elif not kind and isinstance(data, LocalBytes):
+        samples = read_samples(Forward(chunks_of(memoryview(data.mapped()))))
     else:
-        with closing(open_at(files, file, size, 0, job.requests)) as source:
+        with closing(data.stream()) as source:
             samples = read_samples(Forward(open_stream(source, kind)))
     numbers = ("counts", "kind_of", "starts", "sizes")
     extra = packed(
@@ -135,19 +133,19 @@ def _look(files: FileList, job: Scan) -> Layout:
         kinds=samples.kinds,
         **{name: np.array(getattr(samples, name), dtype=np.int64) for name in numbers},
     )
-    rows, first, last = np.array([len(samples.keys)]), np.array([0]), np.array([size])
+    rows, first, last = np.array([len(samples.keys)]), np.array([0]), np.array([data.size])
     return Layout(rows, first, last, pa.schema([]), extra)
 
 
 def _beside(files: FileList, job: Scan) -> Samples | None:
     """The samples of an archive by the index that lies beside it; None if there is none that fits."""
-    file, path = job.file, files.paths[job.file]
+    file, path, data = job.file, files.paths[job.file], job.data
     if not path.endswith(".tar"):
         return None
     try:
         beside = f"{path.removesuffix('.tar')}.idx"
         content: bytes = job.requests.call(files.system(file), "cat_file", beside)
-        members = members_of_index(content.decode(), job.size)
+        members = members_of_index(content.decode(), data.size)
     except (OSError, UnreachableError, UnreadableError, UnicodeDecodeError):
         return None
     if not members:
@@ -155,15 +153,12 @@ def _beside(files: FileList, job: Scan) -> Samples | None:
     _, first, first_size = members[0]
     _, last, last_size = max(members, key=lambda member: member[1])
     end = last + -(-last_size // BLOCK) * BLOCK
-    if job.size - end > MOST_PADDING:
+    if data.size - end > MOST_PADDING:
         return None
-
-    def read(start: int, stop: int) -> bytes:
-        return read_range(files, file, job.size, start, stop, job.requests)
-
-    fits = is_header(read(first - BLOCK, first), first_size)
-    fits = fits and is_header(read(last - BLOCK, last), last_size)
-    return samples_of(members) if fits and not read(end, job.size).strip(b"\0") else None
+    parts = [(first - BLOCK, first), (last - BLOCK, last), (min(end, data.size), data.size)]
+    one, other, rest = map(bytes, data.read(parts))
+    fits = is_header(one, first_size) and is_header(other, last_size) and not rest.strip(b"\0")
+    return samples_of(members) if fits else None
 
 
 def _joined(store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str) -> TarIndex:

@@ -23,13 +23,13 @@ from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.compressed.streams import ReadAgain
 from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_bytes import MappedFiles
 from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.mapped_files import MappedFiles
 from trainpipes.sources.tar.index import TarIndex, tar_index
 from trainpipes.sources.tar.layout import BLOCK, is_header
 from trainpipes.sources.tar.reader import TarReader

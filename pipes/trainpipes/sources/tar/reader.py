@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainpipes.errors import DataError
+from trainpipes.errors import DataChangedError, DataError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.compressed.streams import open_stream
-from trainpipes.sources.files.each_file import BadFileError, one_line, open_at
-from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.file import Ahead
+from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.tar.layout import BLOCK, Forward
 
@@ -40,7 +41,7 @@ class TarReader:
         self._opened: Any = None
         sizes = source.block_bytes
         self._ahead = Ahead(self._fetch_block, lambda block: float(sizes[block]))
-        self._held: tuple[int, tuple[bytes, int]] | None = None  # a block that was fetched
+        self._held: tuple[int, tuple[memoryview, int]] | None = None  # a block that was fetched
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which blocks will be read next, in order: those on other machines are fetched, several side
@@ -74,9 +75,11 @@ class TarReader:
                 return source.table(rows, file, source.local(file, place), 0, place)
             else:
                 content, at = self._fetched(block)
-            return source.table(rows, file, memoryview(content), at, place)
-        except DataError:
+            return source.table(rows, file, content, at, place)
+        except DataError as error:
             self.close()
+            if isinstance(error, DataChangedError) and error.row is None:
+                raise located(place, error) from error
             raise
         except FileNotFoundError as error:
             raise gone(place) from error
@@ -86,34 +89,28 @@ class TarReader:
                 place, f"the samples here cannot be read: {one_line(error)}"
             ) from error
 
-    def _fetched(self, block: int) -> tuple[bytes, int]:
+    def _fetched(self, block: int) -> tuple[memoryview, int]:
         """The bytes of a block of an archive on another machine, and where they begin."""
         if self._held is None or self._held[0] != block:
             found = self._ahead.take(block)
             self._held = block, self._fetch_block(block) if found is None else found
         return self._held[1]
 
-    def _fetch_block(self, block: int) -> tuple[bytes, int]:
+    def _fetch_block(self, block: int) -> tuple[memoryview, int]:
         source = self._source
         file = int(source.file_of_block[block])
         first = int(source.index.first_row[file] + source.begins[block])
         start, stop = source.index.span(first, first + int(source.lengths[block]))
-        files, size = source.files, int(source.sizes[file])
         start = max(0, start - BLOCK)  # with the first header
-        ranges = self._requests.ranges(files.system(file), files.paths[file], [start], [stop], size)
-        if len(ranges[0][0]) < stop - start:
-            raise changed(source.place(block, 0), "it has become shorter")
-        return ranges[0][0], start
+        return open_bytes(source.files, file, self._requests).read([(start, stop)])[0], start
 
-    def _decompressed(self, file: int, rows: range, place: Place) -> tuple[bytes, int]:
+    def _decompressed(self, file: int, rows: range, place: Place) -> tuple[memoryview, int]:
         """The bytes of samples of a compressed archive, and where they begin."""
         source = self._source
         start, stop = source.index.span(rows.start, rows.stop)
         if self._stream is None or self._file != file or self._stream.at > start:
             self.close()
-            check_unchanged(source.files, file, place)
-            size = int(source.sizes[file])
-            self._opened = open_at(source.files, file, size, 0, self._requests)
+            self._opened = open_bytes(source.files, file, self._requests).stream()
             kind = source.index.compressions[file]
             self._file, self._stream = file, Forward(open_stream(self._opened, kind))
             if rows.start > source.index.first_row[file]:
@@ -123,7 +120,7 @@ class TarReader:
             found = self._stream.take(stop - start)
         if len(found) < stop - start:
             raise changed(place, "it has become shorter")
-        return found, start
+        return memoryview(found), start
 
     def close(self) -> None:
         """Let go of what is open."""

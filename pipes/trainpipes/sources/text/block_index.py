@@ -24,7 +24,7 @@ from trainpipes.sources.compressed.streams import (
     kind_by_name,
     open_stream,
 )
-from trainpipes.sources.files.each_file import BadFileError, open_at, read_range
+from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.format import Layout, packed, unpacked
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
@@ -116,7 +116,7 @@ def index_of(
 
     threads = max(1, default_threads()) if all(map(is_local, files.systems)) else MAX_THREADS
     store.complete(
-        lambda job: _scanned(files, job, form, block_rows),
+        lambda job: _scanned(job, form, block_rows),
         asker,
         progress=progress,
         most=threads,
@@ -125,14 +125,14 @@ def index_of(
     return _joined(store, block_rows), store
 
 
-def _scanned(files: FileList, job: Scan, form: TextFormat, block_rows: int | None) -> Layout:
-    name, size = files.names[job.file], job.size
-    head = read_range(files, job.file, size, 0, min(size, 16), job.requests) if size else b""
+def _scanned(job: Scan, form: TextFormat, block_rows: int | None) -> Layout:
+    data = job.data
+    name, size, head = data.name, data.size, bytes(data.read([(0, min(data.size, 16))])[0])
     compression, named = kind_by_content(head), kind_by_name(name)
     if named and not compression and size:  # Arrow writes nothing where there are no rows
         raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
     assert job.progress is not None
-    with closing(open_at(files, job.file, size, 0, job.requests)) as source:
+    with closing(data.stream()) as source:
         stream = open_stream(_Told(source, job.progress), compression)
         pieces = scan(stream, bool(compression), form, name, block_rows)
     stops = np.array(pieces.stops, dtype=np.int64)

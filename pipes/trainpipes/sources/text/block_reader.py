@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.errors import DataError, TrainpipesError, UnreachableError
-from trainpipes.sources.files.each_file import present_size, read_range, reason
-from trainpipes.sources.files.file_errors import changed, gone, unreachable, unreadable
+from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
+from trainpipes.sources.files.each_file import reason
+from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_errors import changed, gone, located, unreachable, unreadable
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.file import Ahead
+from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.text.piece_reader import Held, OtherBytesError, PieceReader
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 #: Bytes of a block that are fetched before they are read, at most; of larger ones a part at a time.
 FETCH_BYTES = 16 << 20
-#: The size of a file that is no longer there.
-GONE = -1
 
 
 class BlockReader:
@@ -115,25 +114,27 @@ class BlockReader:
 
     def _explain(self, block: int, row: int, error: BaseException) -> TrainpipesError | None:
         """What has become of the file; None for errors that are not about it, or say it themselves."""
-        if isinstance(error, DataError | MemoryError) or not isinstance(error, Exception):
+        unplaced = isinstance(error, DataChangedError) and error.row is None
+        if not unplaced and isinstance(error, DataError | MemoryError):
+            return None
+        if not isinstance(error, Exception):
             return None
         source = self._source
         place = source.place(block, row)
         file = int(source.file_of_block[block])
         try:
-            if isinstance(error, UnreachableError):
+            if isinstance(error, UnreachableError | DataChangedError | FileNotFoundError):
                 raise error
-            size = present_size(source.files, file, self._requests)
+            open_bytes(source.files, file, self._requests).read(
+                [(0, min(1, int(source.sizes[file])))]
+            )
         except UnreachableError as failed:
             return unreachable(place, failed)
+        except DataChangedError as failed:
+            return located(place, failed)
         except FileNotFoundError:
-            size = GONE
-        forget(source.index.kept_in)  # it may be what is wrong
-        if size == GONE:
             return gone(place)
-        listed = int(source.index.sizes[file])
-        if size is not None and size != listed:
-            return changed(place, f"it had {listed:,} bytes, and has {size:,}")
+        forget(source.index.kept_in)  # it may be what is wrong
         if isinstance(error, OtherBytesError):
             return changed(place, "it has as many bytes as before, and others")
         return unreadable(place, f"the data here cannot be read: {reason(error)}")
@@ -143,5 +144,4 @@ def _fetch(source: BlockSource, requests: Requests, block: int) -> Held:
     """The bytes of a block; in any thread."""
     file = int(source.file_of_block[block])
     start, stop = source.fetched(block)
-    size = int(source.index.sizes[file])
-    return Held(file, start, read_range(source.files, file, size, start, stop, requests))
+    return Held(file, start, open_bytes(source.files, file, requests).read([(start, stop)])[0])

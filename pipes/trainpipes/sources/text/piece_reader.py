@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from trainpipes.errors import TrainpipesError
 from trainpipes.sources.compressed.streams import Stream, open_stream
-from trainpipes.sources.files.each_file import open_at, read_range
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.text.block_index import BlockIndex
@@ -33,7 +33,7 @@ class Held:
 
     file: int
     start: int
-    data: bytes
+    data: memoryview
 
 
 class PieceReader:
@@ -147,11 +147,10 @@ class PieceReader:
         held = self.held
         if held is not None and held.file == file:
             if (start, stop) == (held.start, held.start + len(held.data)):
-                return held.data
+                return bytes(held.data)
             if held.start <= start and stop <= held.start + len(held.data):
-                return held.data[start - held.start : stop - held.start]
-        size = int(self._index.sizes[file])
-        return read_range(self._files, file, size, start, stop, self._requests)
+                return bytes(held.data[start - held.start : stop - held.start])
+        return bytes(open_bytes(self._files, file, self._requests).read([(start, stop)])[0])
 
     def _decompressed(self, file: int, piece: int, start: int, stop: int) -> bytes:
         place = int(self._index.places[piece])
@@ -183,10 +182,9 @@ class PieceReader:
         held = self.held
         self.close()
         self.held = self._over = held
-        size = int(self._index.sizes[file])
         if held is not None and held.file == file and held.start == entry:
             self._source = io.BytesIO(held.data)
         else:
-            self._source = open_at(self._files, file, size, entry, self._requests)
+            self._source = open_bytes(self._files, file, self._requests).stream(entry)
         self._stream = open_stream(self._source, self._index.compressions[file], (entry, place))
         self._file, self._at = file, place

@@ -22,11 +22,12 @@ from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import UnreadableError
 from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.file import waiting
+from trainpipes.sources.remote.ahead import waiting
 from trainpipes.sources.remote.retry import Requests
 
 #: Bytes of one Arrow column of bytes, at most, and of a file.
@@ -104,7 +105,7 @@ class WholeFiles(RandomAccessSource):
         return pa.Table.from_batches(batches, self.schema)
 
     def _batch(
-        self, numbers: Sequence[int], sizes: IntArray, fetched: Mapping[int, bytes]
+        self, numbers: Sequence[int], sizes: IntArray, fetched: Mapping[int, memoryview]
     ) -> pa.RecordBatch:
         ends = np.append(0, np.cumsum(sizes))
         buffer = pa.allocate_buffer(int(ends[-1]))
@@ -135,16 +136,11 @@ class WholeFiles(RandomAccessSource):
                     raise changed(place, f"it had {len(out):,} bytes, and has {done:,}")
                 done += count
 
-    def _fetched(self, file: int, requests: Requests) -> bytes:
+    def _fetched(self, file: int, requests: Requests) -> memoryview:
         """The bytes of a file on another machine that is the one that was listed."""
-        size = int(self.files.sizes[file])
-        with self._errors(file) as place:
-            content: bytes = requests.call(
-                self.files.system(file), "cat_file", self.files.paths[file]
-            )
-        if size >= 0 and len(content) != size:
-            raise changed(place, f"it had {size:,} bytes, and has {len(content):,}")
-        return content
+        with self._errors(file):
+            data = open_bytes(self.files, file, requests)
+            return data.read([(0, data.size)])[0]
 
     @contextmanager
     def _errors(self, file: int) -> Iterator[Place]:

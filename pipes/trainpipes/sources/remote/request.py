@@ -1,0 +1,147 @@
+"""How one try of a request begins, and what makes it one of a certain version of the file.
+
+A request goes on beside the thread that began it, and can be given up: coroutines are cancelled, and
+other calls run in a thread of their own, which is left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from trainpipes.sources.remote.network_errors import OtherVersionError
+
+
+def is_checked(system: Any, version: str) -> bool:
+    """Whether each reply is compared with a version: on S3 and over HTTP, by what the listing said of
+    the file, such as ``ETag="5d41"``."""
+    return _reader(system, version) is not None
+
+
+def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[Any]:
+    """Call a method of a file system."""
+    coroutine = _coroutine(system, method)
+    if coroutine is None:
+        return _in_thread(partial(getattr(system, method), *arguments, **options))
+    _try_once(system)
+    return asyncio.run_coroutine_threadsafe(coroutine(*arguments, **options), system.loop)
+
+
+def begin_ranges(
+    system: Any, path: str, ranges: Sequence[tuple[int, int]], version: str, size: int
+) -> Future[Any]:
+    """Fetch ranges side by side; an error stands in the place of one that could not be."""
+    fetch: Any = _reader(system, version)
+    if fetch is not None:
+        parts = [partial(fetch, system, path, one, version, size) for one in ranges]
+    else:
+        fetch = _coroutine(system, "cat_file")
+        if fetch is None or _coroutine(system, "cat_ranges") is None:
+            starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+            paths = [path] * len(ranges)
+            return _in_thread(partial(system.cat_ranges, paths, starts, stops, on_error="return"))
+        parts = [partial(fetch, path, start=start, end=stop) for start, stop in ranges]
+
+    async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
+        return await asyncio.gather(*(part() for part in parts), return_exceptions=True)
+
+    _try_once(system)
+    return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
+
+
+def _try_once(system: Any) -> None:
+    """Have s3fs leave it to the layer above to try again."""
+    if _is(system, "S3FileSystem"):
+        system.retries = 1
+
+
+def _is(system: Any, name: str) -> bool:
+    """Whether a file system is of a class, which need not be imported."""
+    return any(cls.__name__ == name for cls in type(system).__mro__)
+
+
+def _reader(system: Any, version: str) -> Any:
+    """What fetches a range of a version; None where replies do not tell theirs."""
+    key = version.partition("=")[0]
+    if _is(system, "S3FileSystem") and key == "ETag":
+        return _from_s3
+    if _is(system, "HTTPFileSystem") and key in ("ETag", "Last-Modified"):
+        return _from_http
+    return None
+
+
+async def _from_s3(system: Any, path: str, part: tuple[int, int], version: str, size: int) -> bytes:
+    bucket, key, of_object = system.split_path(path)
+    etag = version.partition("=")[2]
+    more = {"VersionId": of_object} if of_object else {}
+    call: Any = _coroutine(system, "call_s3")
+    reply = await call(
+        "get_object",
+        Bucket=bucket,
+        Key=key,
+        Range=f"bytes={part[0]}-{part[1] - 1}",
+        IfMatch=etag,
+        **more,
+    )
+    async with reply["Body"] as body:
+        found: bytes = await body.read()
+    _compare("ETag", etag, reply.get("ETag"))
+    _compare_size(size, reply.get("ContentRange"))
+    return found
+
+
+async def _from_http(
+    system: Any, url: str, part: tuple[int, int], version: str, size: int
+) -> bytes:
+    key, _, value = version.partition("=")
+    options = dict(system.kwargs)
+    headers = {"Accept-Encoding": "identity", **options.pop("headers", {})}
+    headers["Range"] = f"bytes={part[0]}-{part[1] - 1}"
+    if key == "ETag" and not value.startswith("W/"):  # a weak one fits no condition
+        headers["If-Match"] = value
+    session = await system.set_session()
+    async with session.get(system.encode_url(url), headers=headers, **options) as reply:
+        reply.raise_for_status()
+        _compare(key, value, reply.headers.get(key))
+        _compare_size(size, reply.headers.get("Content-Range"))
+        found: bytes = await reply.read()
+        return found
+
+
+def _compare(key: str, listed: str, now: str | None) -> None:
+    if now is not None and now.removeprefix("W/") != listed.removeprefix("W/"):
+        raise OtherVersionError(f"its {key} was {listed}, and is {now}")
+
+
+def _compare_size(listed: int, content_range: str | None) -> None:
+    now = (content_range or "").rpartition("/")[2]
+    if now.isdigit() and int(now) != listed:
+        raise OtherVersionError(f"it had {listed:,} bytes, and has {int(now):,}")
+
+
+def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, Any]] | None:
+    """The coroutine function behind a method of a file system, if fsspec made the one of the other."""
+    found: Any = getattr(getattr(system, method), "__wrapped__", None)
+    if not inspect.iscoroutinefunction(found):
+        return None
+    return found if inspect.ismethod(found) else partial(found, system)
+
+
+def _in_thread(work: Callable[[], Any]) -> Future[Any]:
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found, failed = work(), None
+        except BaseException as error:
+            found, failed = None, error
+        if future.set_running_or_notify_cancel():
+            future.set_exception(failed) if failed is not None else future.set_result(found)
+
+    threading.Thread(target=run, name="trainpipes-request", daemon=True).start()
+    return future
