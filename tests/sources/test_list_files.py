@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -21,6 +23,7 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.sources.files import listing
+from trainpipes.sources.files.file_rows import READERS, reader_by_name
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import natural
 from trainpipes.sources.parquet.read_parquet import ReadParquet
@@ -177,6 +180,33 @@ def test_a_broken_link_is_named(tmp_path: Path) -> None:
         MissingFilesError, match=r"b\.parquet is a link to .*gone\.parquet, which does not"
     ):
         ListFiles(urls=tmp_path).files()
+
+
+@pytest.mark.parametrize("pattern", ["b.parquet", "*.parquet", ""])
+def test_a_pipe_by_the_name_of_a_file_is_refused_and_not_waited_for(
+    tmp_path: Path, pattern: str
+) -> None:
+    make(tmp_path, "a.parquet")
+    os.mkfifo(tmp_path / "b.parquet")
+    with pytest.raises(UnreadableError, match=r"b\.parquet must be a file, got a pipe"):
+        ListFiles(urls=tmp_path / pattern).files()
+
+
+def test_readers_and_names_of_files_agree(tmp_path: Path) -> None:
+    for reader, ends in READERS.items():
+        for end in ends:
+            assert reader_by_name(f"a{end}") == reader
+            files = tp.list_files(make(tmp_path / end, f"x/a{end}", "other.zip"))
+            stages: Any = getattr(files, reader)().stages
+            with suppress(tp.DataError):  # it is none of its format, but it is found
+                stages[1].open_files(stages[:1])
+            assert [name.rpartition("/")[2] for name in found(stages[0])] == [f"a{end}"], reader
+
+
+def found(stage: Any) -> list[str]:
+    """The names that a stage has listed for the reader that asked."""
+    (listed,) = stage._listed.values()
+    return list(listed.names)
 
 
 def test_a_folder_that_cannot_be_listed_is_not_passed_over(

@@ -126,9 +126,13 @@ def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
     assert max(asked) < 200_000
     reader.read(last, 0, 10)  # back to the start
     asked.clear()
-    for block in range(5):
-        reader.read(block, 0, int(there.lengths[block]))
-    assert len(asked) <= 3  # the footer is known, and replies are of its version
+    for most in (4, 3):  # the footer is fetched once: replies are of its version
+        for block in range(5):
+            reader.read(block, 0, int(there.lengths[block]))
+        assert len(asked) <= most
+        asked.clear()
+        reader.read(last, 0, 10)
+        asked.clear()
 
 
 def test_options_may_be_given_to_the_reader_and_stay_out_of_states(

@@ -7,6 +7,7 @@ an index, a wheel, a clone, or a folder on the path. ``pyproject.toml`` has the 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,7 @@ from trainpipes.errors import ConfigError, MissingExtraError
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b", re.IGNORECASE)
 #: What pip calls a package, where it is not what Python calls it or not every version will do.
 _REQUIREMENTS = {
     "PIL": "pillow",
@@ -73,6 +75,28 @@ def flag(value: Any, option: str) -> bool:
     """
     if not isinstance(value, bool):
         raise ConfigError(f"{option} is True or False, got {shown(value)}")
+    return value
+
+
+def byte_count(value: Any, option: str) -> int:
+    """A number of bytes, given as one or as text with a unit; raises otherwise.
+
+    Raises:
+        ConfigError: it is neither, or less than 1.
+
+    >>> byte_count("1.5 GB", "x"), byte_count("4MiB", "x"), byte_count(10, "x")
+    (1500000000, 4194304, 10)
+    """
+    found = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found:
+        number, prefix, binary = found.groups()
+        value = int(
+            float(number) * (1024 if binary else 1000) ** " kmgtp".index(prefix.lower() or " ")
+        )
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(
+            f'{option} must be a number of bytes, such as 500_000_000 or "500MB", got {shown(value)}'
+        )
     return value
 
 

@@ -34,7 +34,9 @@ class ArrowReader:
         self._last: tuple[tuple[int, int], pa.RecordBatch] | None = None
         self._fetched: dict[tuple[int, int], memoryview] = {}
         sizes = source.block_bytes
-        self._ahead = Ahead(self._fetch, lambda block: float(sizes[block]))
+        self._ahead = Ahead(
+            self._fetch, lambda block: float(sizes[block]), source.files.prefetch_bytes
+        )
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which blocks will be read next, in order: those on other machines are fetched, several side

@@ -3,12 +3,13 @@
 patterns        patterns of paths, and names that are no data
 remote_listing  files of stores that fsspec knows
 listing         what a path, a folder, a glob or a URL stands for
-list_files      the stage: the files of a data set, in order
-file_rows       rows of files in blocks: what is the same for all formats
-each_file       something done with each file, and what is said of those that fail
 file_errors     what is said of a file that cannot be read
 range_file      bytes of a file as a file that Arrow reads
 file_bytes      the bytes of a file, here or on another machine
+cached_bytes    bytes of remote files, kept on a disk of this machine
+list_files      the stage: the files of a data set, in order
+file_rows       rows of files in blocks: what is the same for all formats
+each_file       something done with each file, and what is said of those that fail
 format          what a file format tells of itself
 index_store     what was found in files, kept for later runs
 schema          one schema for the rows of many files

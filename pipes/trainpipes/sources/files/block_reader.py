@@ -36,7 +36,7 @@ class BlockReader:
     def __init__(self, source: FileSource) -> None:
         self._source = source
         self._requests = Requests(source.files.retry_seconds)
-        self._ahead = Ahead(self._fetch, source.fetched_bytes)
+        self._ahead = Ahead(self._fetch, source.fetched_bytes, source.files.prefetch_bytes)
         self._batches: Iterator[pa.RecordBatch] = iter(())
         self._rest: pa.RecordBatch | None = None
         self._block, self._row = -1, 0

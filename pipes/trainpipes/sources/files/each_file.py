@@ -20,11 +20,12 @@ from trainpipes.errors import (
 )
 from trainpipes.sources.files.file_rows import reader_by_name
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests, Stopped
 
 T = TypeVar("T")
-#: Threads, at most; they wait for disks and servers.
-MAX_THREADS = 16
+#: Threads that wait for disks, and for servers, at most.
+MAX_THREADS, MAX_REQUESTS = 16, 64
 #: What files are to be, where a file of another kind is told by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
@@ -86,7 +87,7 @@ def each_file(
     wanted: Sequence[int] | None = None,
     job: str | None = None,
     progress: Progress | None = None,
-    most: int = MAX_THREADS,
+    most: int | None = None,
     least: int = 4,
 ) -> dict[int, T]:
     """What ``look`` finds in each file, by the file's number; several files at a time.
@@ -99,7 +100,7 @@ def each_file(
         wanted: numbers of the files; None for all.
         job: what a progress bar says.
         progress: one that ``look`` advances itself, in place of one that counts files.
-        most: threads at most.
+        most: threads at most; 16 if all files are local, else 64.
         least: files that are worth another thread.
 
     Raises:
@@ -111,6 +112,8 @@ def each_file(
     found: dict[int, T] = {}
     failures: dict[int, Exception] = {}
     requests = Requests(files.retry_seconds)
+    if most is None:
+        most = MAX_THREADS if all(map(is_local, files.systems)) else MAX_REQUESTS
 
     def work(n: int) -> None:
         file = numbers[n]

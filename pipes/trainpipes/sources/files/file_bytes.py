@@ -13,20 +13,21 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 import pyarrow as pa
 
 from trainpipes.errors import DataChangedError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_errors import changed, check_unchanged
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.file_errors import changed, check_unchanged, unreadable
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.remote_listing import told
 from trainpipes.sources.remote.request import is_checked
 from trainpipes.sources.remote.retry import Requests
+
+if TYPE_CHECKING:
+    from trainpipes.sources.files.list_files import FileList
 
 #: Bytes of one request at most, so that several connections share the work; two ranges closer to each
 # other than
@@ -79,11 +80,12 @@ def open_bytes(files: FileList, file: int, requests: Requests | None = None) -> 
         requests: makes those to servers, and can be stopped.
 
     Raises:
-        BadFileError: the server does not say how large it is.
+        UnreadableError: the server does not say how large it is.
     """
     if is_local(files.system(file)):
         return LocalBytes(files, file)
-    return RemoteBytes(files, file, requests or Requests(files.retry_seconds))
+    remote = RemoteBytes(files, file, requests or Requests(files.retry_seconds))
+    return remote if files.cache is None else files.cache.keeping(remote)
 
 
 class LocalBytes:
@@ -195,7 +197,7 @@ class RemoteBytes:
         if size < 0:
             size = requests.call(self._system, "size", self._path)
             if size is None:
-                raise BadFileError("the server does not say how large it is")
+                raise unreadable(Place(self.name), "the server does not say how large it is")
         self.size = size
         self.checked = is_checked(self._system, self.version)
 
@@ -211,8 +213,8 @@ class RemoteBytes:
             raise changed(
                 Place(self.name), self._change() or "it changed as it was read"
             ) from error
-        if tries > 1 and not self.checked and (how := self._change()):
-            raise changed(Place(self.name), how)
+        if tries > 1:
+            self.confirm()
         return [_cut(parts, starts, start, stop) for start, stop in ranges]
 
     def stream(self, start: int = 0) -> BinaryIO:
@@ -220,6 +222,11 @@ class RemoteBytes:
 
     def check(self) -> None:
         pass
+
+    def confirm(self) -> None:
+        """Raise if the file is another one by now, where replies do not tell."""
+        if not self.checked and (how := self._change()):
+            raise changed(Place(self.name), how)
 
     def _change(self) -> str:
         """How the file that is there now differs from the one that was listed; "" if it does not."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from trainpipes._internal.secrets import hidden
 from trainpipes.errors import (
@@ -12,8 +13,10 @@ from trainpipes.errors import (
     UnreadableError,
 )
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+
+if TYPE_CHECKING:
+    from trainpipes.sources.files.list_files import FileList
 
 #: Where the system says of what kind its file systems are.
 MOUNTS = "/proc/self/mountinfo"

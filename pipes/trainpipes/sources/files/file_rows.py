@@ -117,9 +117,9 @@ class FileRows(FileBlocks):
 READERS = {
     "read_parquet": (".parquet", ".pq"),
     "read_json": (".jsonl", ".ndjson", ".json"),
-    "read_csv": (".csv", ".tsv"),
+    "read_csv": (".csv", ".tsv", ".tab"),
     "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
-    "read_text": (".txt", ".text"),
+    "read_text": (".txt", ".text", ".md"),
     "read_webdataset": (".tar", ".tgz"),
     "read_numpy": (".npy", ".npz"),
     "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
@@ -129,15 +129,16 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 
 
 def ends_of_names() -> list[str]:
-    """Ends of the names of all files that some reader reads."""
-    ends = [end for several in READERS.values() for end in several]
+    """Ends of the names of all files that some reader reads; .md is left out, since in a folder of other
+    files it describes them."""
+    ends = [end for several in READERS.values() for end in several if end != ".md"]
     return ends + [end + more for end in ends for more in COMPRESSED]
 
 
 def reader_by_name(path: str) -> str:
     """The reader of a file by the end of its name; "" where that does not say.
 
-    >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README.md")
+    >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README")
     ('read_json', '')
     """
     name = path.split("?")[0].lower()

@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.sources.files.block_reader import BlockReader
-from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_rows import FileRows
-from trainpipes.sources.files.format import Format, Layout
-from trainpipes.sources.files.index_store import IndexStore, Scan
+from trainpipes.sources.files.format import Format
+from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import chosen, different_schemas, one_schema
 
@@ -56,10 +55,7 @@ class FileSource(FileRows):
         self.format, self.columns, self._known = format, columns, known
         store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
 
-        def scan(job: Scan) -> Layout:
-            return format.scan(open_bytes(files, job.file, job.requests))
-
-        store.complete(scan, asker, **scanning)
+        store.complete(lambda job: format.scan(job.data), asker, **scanning)
         self.layouts, self.kept_in = store.layouts(), store.kept_in
         super().__init__(files, [np.append(0, np.cumsum(each.rows)) for each in self.layouts])
         self.sizes = store.sizes

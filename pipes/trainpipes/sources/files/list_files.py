@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
@@ -14,8 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from trainpipes._internal.checks import several
-from trainpipes._internal.secrets import kept_name, known_name
+from trainpipes._internal.checks import byte_count, local_path, several
+from trainpipes._internal.secrets import hidden, kept_name, known_name
 from trainpipes._internal.text import shown
 from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.layout import IntArray
@@ -23,8 +24,15 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
+from trainpipes.sources.files.cached_bytes import DiskCache
 from trainpipes.sources.files.listing import expand, is_local, open_system
+from trainpipes.sources.files.patterns import Told
+from trainpipes.sources.remote.ahead import PREFETCH_BYTES
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, Retry
+from trainpipes.storage import cache
+
+log = logging.getLogger("trainpipes")
+_told: set[str] = set()
 
 #: Ends of names that are Parquet in a folder.
 SUFFIXES = (".parquet", ".pq")
@@ -62,6 +70,8 @@ class FileList:
         stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
         inodes: of local files, int64 ``[files]``; 0 for others.
         retry_seconds: how long a request to a server is tried again.
+        cache: where bytes of remote files are kept.
+        prefetch_bytes: bytes of remote files that a process fetches before they are read.
         listed: the folders and patterns that stood for them.
     """
 
@@ -73,6 +83,8 @@ class FileList:
     stamps: list[str]
     inodes: IntArray | None = None
     retry_seconds: float = RETRY_SECONDS
+    cache: DiskCache | None = None
+    prefetch_bytes: int = PREFETCH_BYTES
     listed: tuple[Listed, ...] = ()
     _process: int = field(default_factory=os.getpid, repr=False)
     _machine: str = field(default_factory=platform.node, repr=False)
@@ -162,7 +174,14 @@ class ListFiles(Source):
             neither shown nor part of a state.
         retry: how long requests to list and read are tried again while a server does not answer, breaks
             off, or is busy. Errors that waiting does not cure, such as denied access, are raised at
-            once; local files are never tried again. Not part of a state.
+            once; local files are never tried again.
+        cache_dir: a folder on a disk of this machine, in which bytes of remote files are kept, so that
+            later epochs and runs do not fetch them again. They are kept by URL and version (ETag): what
+            has changed is fetched again.
+        cache_bytes: the limit of that folder, for all processes of the machine together, such as
+            ``"500GB"``. What was used least recently goes first.
+        prefetch_bytes: how much of remote files a process fetches before it is read, such as ``"1GB"``.
+            Like the three above no part of a state.
 
     Raises:
         ConfigError: not a path, an empty list, or a file named twice.
@@ -179,13 +198,16 @@ class ListFiles(Source):
     """
 
     role = "files"
-    free = frozenset({"retry"})
+    free = frozenset({"retry", "cache_dir", "cache_bytes", "prefetch_bytes"})
 
     urls: Any
     _: KW_ONLY
     suffix: str | Sequence[str] | None = None
     storage_options: Mapping[str, Any] | None = None
     retry: Retry = Retry()
+    cache_dir: str | os.PathLike[str] | None = None
+    cache_bytes: int | str = "100GB"
+    prefetch_bytes: int | str = PREFETCH_BYTES
 
     _known: ClassVar[FileList | None] = None
 
@@ -206,7 +228,10 @@ class ListFiles(Source):
         self._set(
             urls=_text(self.urls) if single else _texts(self.urls),
             retry=Retry.of(self.retry, "list_files(retry)"),
+            cache_dir=self.cache_dir and local_path(self.cache_dir, "list_files(cache_dir)"),
         )
+        for name in ("cache_bytes", "prefetch_bytes"):
+            byte_count(getattr(self, name), f"list_files({name})")
         if self.storage_options is not None:
             option = "list_files(storage_options)"
             self._set(storage_options=checked_options(self.storage_options, option))
@@ -282,6 +307,7 @@ class ListFiles(Source):
                 paths.append(path)
                 system_of.append(number)
                 about.append(told)
+        _say_versions(names, about)
         sizes = [-1 if one.size is None else one.size for one in about]
         listed = tuple(
             Listed(url, path, system, suffixes)
@@ -297,11 +323,30 @@ class ListFiles(Source):
             [one.stamp for one in about],
             np.array([one.inode for one in about], dtype=np.int64),
             seconds,
+            self._cache(),
+            byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
             listed,
         )
 
+    def _cache(self) -> DiskCache | None:
+        root = cache.folder(self.cache_dir) if self.cache_dir is not None else None
+        if root is None:
+            return None
+        return DiskCache(str(root), byte_count(self.cache_bytes, "list_files(cache_bytes)"))
+
     def open(self) -> PathSource:
         return PathSource(self.files())
+
+
+def _say_versions(names: Iterable[str], about: Sequence[Told]) -> None:
+    """Log, once a server, by what a change of files is told where there is no etag."""
+    for name, one in zip(names, about, strict=True):
+        server = "/".join(name.split("/")[:3])
+        if one.stamp.startswith("Last-Modified=") and server not in _told:
+            _told.add(server)
+            log.warning(
+                "%s gives no ETag: changes are told by Last-Modified and size", hidden(server)
+            )
 
 
 class PathSource(RowSource):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -30,8 +31,11 @@ from trainpipes.errors import (
 )
 from trainpipes.sources.files.patterns import Found, Told, fixed_root, has_magic, hidden
 from trainpipes.sources.files.remote_listing import list_remote
+from trainpipes.sources.remote.request import try_once
 from trainpipes.sources.remote.retry import Requests, try_seconds
 
+#: Connections to one store, at most.
+CONNECTIONS = 64
 #: Names shown of a folder that does not hold what was asked for.
 SHOWN = 6
 
@@ -67,9 +71,13 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
-        if url.startswith(("http://", "https://")) and "::" not in url:
+        plain = "::" not in url
+        if plain and url.startswith(("http://", "https://")):
             options = _http_options(seconds, options)
+        elif plain and url.startswith(("s3://", "s3a://")):
+            options = _s3_options(options)
         system, path = fsspec.url_to_fs(url, **options)
+        try_once(system)
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         package = (cause.name or "").split(".")[0]
@@ -95,6 +103,12 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         )
     system.invalidate_cache()  # a listing of earlier may not be what is there now
     return system, path.rstrip("/") or path
+
+
+def _s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by which botocore does not try again by itself, and has a connection for each part."""
+    own = {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
+    return {**options, "config_kwargs": {**own, **(options.get("config_kwargs") or {})}}
 
 
 def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,8 +190,8 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
     found: Found = {}
     for path in counted(paths, "listing", None, "files"):
         try:
-            stat = os.stat(path)
-            found[path] = Told(stat.st_size, str(stat.st_mtime_ns), stat.st_ino)
+            about = os.stat(path)
+            found[path] = Told(about.st_size, str(about.st_mtime_ns), about.st_ino)
         except FileNotFoundError:
             if not os.path.islink(path):
                 raise
@@ -186,6 +200,12 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
                 "remove it",
                 path=path,
             ) from None
+        if not stat.S_ISREG(about.st_mode):
+            raise UnreadableError(
+                f"{path} must be a file, got a pipe, a socket or a device: write what comes from it to "
+                "a file",
+                path=path,
+            )
     return found
 
 

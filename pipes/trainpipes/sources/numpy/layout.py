@@ -71,6 +71,11 @@ class StoredArray:
         """Bytes of a row as it is stored, of all fields."""
         return prod(self.shape[1:]) * self.dtype.itemsize
 
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Where rows ``start`` to ``stop`` begin and end in the file."""
+        assert self.start is not None
+        return self.start + start * self.row_bytes, self.start + stop * self.row_bytes
+
     @property
     def row_dtype(self) -> np.dtype[Any]:
         """The type of a row's elements."""

@@ -6,6 +6,7 @@ A ``NumpyReader`` is one place in the files, for one thread at a time.
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -13,12 +14,14 @@ import numpy as np
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import DataChangedError, DataError
 from trainpipes.kinds.source import Place
+from trainpipes.sources.files.block_reader import FetchedBytes
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
 from trainpipes.sources.files.file_errors import gone, located, unreadable
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.numpy.layout import StoredArray, loaded
+from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
@@ -36,6 +39,34 @@ class NumpyReader:
         self._source = source
         self._requests = Requests(source.files.retry_seconds)
         self._whole: tuple[int, dict[str, Any]] = -1, {}  # the file that was read whole
+        self._block: int = -1  # whose bytes these are
+        self._data: FileBytes | None = None
+        self._ahead = Ahead(self._fetch, self._size, source.files.prefetch_bytes)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Say which blocks will be read next, in order: those on other machines are fetched, several side by
+        side."""
+        self._ahead.expect([b for b in blocks if b != self._block and self._ranges(b)])
+
+    def _ranges(self, block: int) -> list[tuple[int, int]]:
+        """Where the rows of a block of a file on another machine lie; none if it is read whole."""
+        source = self._source
+        file, begin = int(source.file_of_block[block]), int(source.begins[block])
+        if is_local(source.files.system(file)):
+            return []
+        arrays = [source.arrays[file][name] for name in source.names]
+        if any(array.start is None or array.fortran for array in arrays):
+            return []
+        return [array.span(begin, begin + int(source.lengths[block])) for array in arrays]
+
+    def _size(self, block: int) -> float:
+        return float(sum(stop - start for start, stop in self._ranges(block)))
+
+    def _fetch(self, block: int) -> FileBytes:
+        """The bytes of a block, which are here; in any thread."""
+        file = int(self._source.file_of_block[block])
+        data = open_bytes(self._source.files, file, self._requests)
+        return FetchedBytes(data, self._ranges(block))
 
     def read(self, block: int, start: int, stop: int) -> TensorRows:
         """Rows ``start`` to ``stop`` of a block.
@@ -48,6 +79,9 @@ class NumpyReader:
         file, begin = int(source.file_of_block[block]), int(source.begins[block])
         place = source.place(block, start)
         try:
+            if block != self._block:
+                data = self._ahead.take(block) or open_bytes(source.files, file, self._requests)
+                self._block, self._data = block, data
             found = [self._rows(file, n, begin + start, begin + stop, place) for n in source.names]
         except DataError as error:
             if isinstance(error, DataChangedError) and error.row is None:
@@ -69,9 +103,8 @@ class NumpyReader:
             return self._read_whole(file)[name][start:stop]
         if is_local(source.files.system(file)):
             return source.mapped(file, place)[name][start:stop]
-        low, high = (array.start + row * array.row_bytes for row in (start, stop))
-        data = open_bytes(source.files, file, self._requests)
-        content = data.read([(low, high)])[0]
+        assert self._data is not None
+        content = self._data.read([array.span(start, stop)])[0]
         rows = np.frombuffer(content, array.dtype).reshape(stop - start, *array.shape[1:])
         return rows if array.field is None else rows[array.field]
 
@@ -81,7 +114,9 @@ class NumpyReader:
             source = self._source
             self._whole = -1, {}  # two would take twice the memory
             found = {}
-            with open_bytes(source.files, file, self._requests).stream() as opened:
+            data = open_bytes(source.files, file, self._requests)
+            data.check()
+            with data.stream() as opened:
                 for name in source.names:
                     found[name] = _decoded(opened, source.arrays[file][name])
             self._whole = file, found
@@ -90,6 +125,7 @@ class NumpyReader:
     def close(self) -> None:
         """Let go of what was decompressed last."""
         self._whole = -1, {}
+        self._block, self._data = -1, None
 
 
 def _decoded(file: BinaryIO, array: StoredArray) -> Any:

@@ -38,12 +38,15 @@ class ParquetFile:
         source: the source.
         file: number of the file.
         requests: makes those to servers.
+        held: bytes of a remote file that are held, about.
 
     Raises:
         ChangedError: it has changed since it was listed.
     """
 
-    def __init__(self, source: ParquetSource, file: int, requests: Requests) -> None:
+    def __init__(
+        self, source: ParquetSource, file: int, requests: Requests, held: int | None = None
+    ) -> None:
         self._source = source
         self.file = file
         self.remote: RangeFile | None = None
@@ -51,7 +54,7 @@ class ParquetFile:
         if is_local(source.files.system(file)):
             self._handle: Any = pa.OSFile(source.files.paths[file])
         else:
-            self.remote = RangeFile(self._data)
+            self.remote = RangeFile(self._data, held)
             self._handle = pa.PythonFile(self.remote, mode="r")
         self._expected = range(0)  # row groups that a remote file was told of
         try:

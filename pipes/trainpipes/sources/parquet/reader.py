@@ -24,6 +24,7 @@ from trainpipes.sources.files.file_errors import changed, gone, located, unreach
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.range_file import HELD_BYTES
 from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.parquet.file import ChangedError, ParquetFile
 from trainpipes.sources.parquet.folders import repeated
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from trainpipes.sources.parquet.read_parquet import ParquetSource
 
 GONE = "gone"
+#: Bytes of a row group that is worth a request of its own.
+LARGE = 1 << 20
 
 
 def change_of(files: FileList, index: ParquetIndex, file: int, requests: Requests) -> str:
@@ -134,17 +137,22 @@ class ParquetReader:
         self._requests = Requests(source.files.retry_seconds)
         weakref.finalize(self, self._requests.stop)
         opened_ahead = partial(_opened_ahead, source, self._requests)
-        self._ahead = Ahead(opened_ahead, partial(_bytes_of, source))
+        self._ahead = Ahead(opened_ahead, partial(_bytes_of, source), source.files.prefetch_bytes)
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which row groups will be read next, in order. Those of remote files are fetched at once,
-        several side by side; where they follow each other in one file, ``read`` sees to that."""
+        several side by side; where small ones follow each other in one file, ``read`` sees to that."""
         files, of_block = self._source.files, self._source.file_of_block
         apart = [
             block
             for n, block in enumerate(blocks)
             if not is_local(files.system(int(of_block[block])))
-            and (n == 0 or block != blocks[n - 1] + 1 or of_block[block] != of_block[block - 1])
+            and (
+                _bytes_of(self._source, block) >= LARGE
+                or n == 0
+                or block != blocks[n - 1] + 1
+                or of_block[block] != of_block[block - 1]
+            )
         ]
         self._ahead.expect(apart if len(apart) > 1 else [])
 
@@ -275,10 +283,14 @@ class _Short(Exception):
 
 def _opened_ahead(source: ParquetSource, requests: Requests, block: int) -> ParquetFile:
     """The file of a row group, which is fetched; in any thread."""
-    opened = ParquetFile(source, int(source.file_of_block[block]), requests)
+    held = max(HELD_BYTES, source.files.prefetch_bytes // 2)
+    opened = ParquetFile(source, int(source.file_of_block[block]), requests, held)
     opened.fetch(block)
     return opened
 
 
 def _bytes_of(source: ParquetSource, block: int) -> float:
-    return float(source.index.group_bytes[block])
+    """Compressed bytes of a row group, about."""
+    file, sizes = int(source.file_of_block[block]), source.index.group_bytes
+    whole = max(1, int(sizes[source.index.groups(file)].sum()))
+    return float(sizes[block] / whole * source.index.sizes[file])

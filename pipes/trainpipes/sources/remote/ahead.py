@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from trainpipes.engine.pool import Pool, Ticket, waits_for_server
 from trainpipes.errors import UnreachableError
 
 #: Threads of a process that wait for servers.
-MAX_THREADS = 16
-#: Row groups that one reader has opened ahead, and their bytes, about.
-AHEAD_BLOCKS, AHEAD_BYTES = 8, 32 << 20
+MAX_THREADS = 32
+#: Bytes that a process fetches ahead, unless the user says otherwise.
+PREFETCH_BYTES = 256 << 20
 Opened = TypeVar("Opened")
 _waiting: list[Pool] = []
+_readers: WeakValueDictionary[int, Ahead[Any]] = WeakValueDictionary()
 
 
 def waiting() -> Pool:
@@ -31,11 +33,20 @@ class Ahead(Generic[Opened]):
     Args:
         open_block: opens a row group and fetches it; called by several threads at once.
         size: bytes of a row group, about.
+        most: bytes that all readers of the process fetch ahead together; each may have one row group in
+            any case.
     """
 
-    def __init__(self, open_block: Callable[[int], Opened], size: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        open_block: Callable[[int], Opened],
+        size: Callable[[int], float],
+        most: int = PREFETCH_BYTES,
+    ) -> None:
         self._open = open_block
         self._size = size
+        self._most = most
+        _readers[id(self)] = self
         self._upcoming: deque[int] = deque()
         self._tickets: dict[int, Ticket] = {}
 
@@ -46,13 +57,19 @@ class Ahead(Generic[Opened]):
         self._go_on()
 
     def _go_on(self) -> None:
-        held = sum(self._size(block) for block in self._tickets)
-        while self._upcoming and len(self._tickets) < AHEAD_BLOCKS:
+        # Of a set, other threads may not add to it meanwhile.
+        readers = [ref() for ref in _readers.valuerefs()]
+        held = sum(reader.held() for reader in readers if reader is not None)
+        while self._upcoming:
             held += self._size(self._upcoming[0])
-            if held > AHEAD_BYTES and self._tickets:
+            if held > self._most and self._tickets:
                 return
             block = self._upcoming.popleft()
             self._tickets[block] = waiting().submit(partial(self._open, block))
+
+    def held(self) -> float:
+        """Bytes of what it has fetched, or is fetching."""
+        return sum(self._size(block) for block in list(self._tickets))
 
     def take(self, block: int) -> Opened | None:
         """A row group that was opened ahead; None for one that was not expected, or that could not be

@@ -28,7 +28,6 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[A
     coroutine = _coroutine(system, method)
     if coroutine is None:
         return _in_thread(partial(getattr(system, method), *arguments, **options))
-    _try_once(system)
     return asyncio.run_coroutine_threadsafe(coroutine(*arguments, **options), system.loop)
 
 
@@ -50,12 +49,12 @@ def begin_ranges(
     async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
         return await asyncio.gather(*(part() for part in parts), return_exceptions=True)
 
-    _try_once(system)
+    try_once(system)
     return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
 
 
-def _try_once(system: Any) -> None:
-    """Have s3fs leave it to the layer above to try again."""
+def try_once(system: Any) -> None:
+    """Have a file system leave it to the layer above to try again; s3fs would do so, too."""
     if _is(system, "S3FileSystem"):
         system.retries = 1
 

@@ -40,7 +40,9 @@ class TarReader:
         self._stream: Forward | None = None  # of a compressed archive
         self._opened: Any = None
         sizes = source.block_bytes
-        self._ahead = Ahead(self._fetch_block, lambda block: float(sizes[block]))
+        self._ahead = Ahead(
+            self._fetch_block, lambda block: float(sizes[block]), source.files.prefetch_bytes
+        )
         self._held: tuple[int, tuple[memoryview, int]] | None = None  # a block that was fetched
 
     def expect(self, blocks: Sequence[int]) -> None:

@@ -26,7 +26,8 @@ from trainpipes.sources.text.piece_reader import Held, OtherBytesError, PieceRea
 if TYPE_CHECKING:
     from trainpipes.sources.text.blocks import BlockSource
 
-#: Bytes of a block that are fetched before they are read, at most; of larger ones a part at a time.
+#: Bytes of a block that are fetched before they are read in any case; of much larger ones, a part at
+#: a time.
 FETCH_BYTES = 16 << 20
 
 
@@ -45,7 +46,9 @@ class BlockReader:
             source.files, source.index, source.form, self._requests, source.replace
         )
         fetch = partial(_fetch, source, self._requests)
-        self._ahead = Ahead(fetch, lambda block: float(np.diff(source.fetched(block))[0]))
+        most = source.files.prefetch_bytes
+        self._ahead = Ahead(fetch, lambda block: float(np.diff(source.fetched(block))[0]), most)
+        self._largest = max(FETCH_BYTES, most // 4)
         self._piece, self._table = -1, None  # the one that was read last
         self._block = -1
 
@@ -59,7 +62,7 @@ class BlockReader:
             for block in blocks
             if not is_local(files.system(int(source.file_of_block[block])))
         ]
-        self._ahead.expect([b for b in remote if np.diff(source.fetched(b))[0] <= FETCH_BYTES])
+        self._ahead.expect([b for b in remote if np.diff(source.fetched(b))[0] <= self._largest])
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
         """Rows ``start`` to ``stop`` of a block.

@@ -171,6 +171,12 @@ def _make_own_folders(path: Path) -> None:
                 os.chmod(folder, 0o700)
 
 
+def _is_at(handle: int, path: Path) -> bool:
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    return False
+
+
 class FileLock:
     """Keeps other threads and processes of this machine from making what its holder makes.
 
@@ -200,6 +206,9 @@ class FileLock:
             return False
         except OSError:  # no locks here
             pass
+        if not _is_at(handle, self._path):  # the one who had it has removed it
+            os.close(handle)
+            return False
         self._handle = handle
         return True
 

@@ -1,0 +1,220 @@
+"""Bytes of remote files, kept on a disk of this machine, so that each is fetched once.
+
+They are kept in chunks of 4 MiB, each in a file with its checksum, found by the URL, size and version of
+the file that it is of. All processes of the machine share a folder and its limit: the chunks that were
+used least recently go first. What is kept is for its owner alone. A disk that is full, or that cannot be
+written, costs no row: bytes are then fetched and not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO
+
+from trainpipes._internal.messages import warn_once
+from trainpipes._internal.secrets import known_name
+from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, open_stream
+from trainpipes.storage.caching.private_file import FileLock, make_file, open_file
+
+log = logging.getLogger("trainpipes")
+
+#: Bytes of a chunk; of its checksum.
+CHUNK, CHECK = 4 << 20, 4
+#: What is left of the limit when chunks were removed.
+LEFT = 0.95
+#: Seconds that a process waits for others to have kept a chunk, before it goes on without keeping its own.
+PATIENCE, TICK = 2.0, 0.002
+
+_fetching: dict[tuple[int, Path], Future[None]] = {}  # by process and chunk
+_full: set[str] = set()  # folders that could not be written
+
+
+@dataclass(frozen=True)
+class DiskCache:
+    """A folder of chunks.
+
+    Args:
+        folder: on a disk of this machine.
+        most: bytes of all chunks in it, at most.
+    """
+
+    folder: str
+    most: int
+
+    def keeping(self, source: RemoteBytes) -> FileBytes:
+        """A remote file whose bytes are kept, if something tells its versions apart."""
+        return CachedBytes(source, self) if source.version else source
+
+    def path(self, digest: str, chunk: int) -> Path:
+        """Where a chunk of a file is kept."""
+        return Path(self.folder, "bytes", digest[:2], f"{digest[2:]}-{chunk}.chunk")
+
+    def get(self, path: Path, size: int) -> memoryview | None:
+        """A chunk of so many bytes; None if it is not here, or damaged."""
+        try:
+            with open(open_file(path), "rb", buffering=0) as file:
+                content = memoryview(file.readall())
+            os.utime(path)  # it was used now
+        except OSError:
+            return None
+        data, check = content[:-CHECK], content[-CHECK:]
+        if len(data) == size and zlib.crc32(data).to_bytes(CHECK, "little") == check:
+            return data
+        log.warning("%s is damaged, and is fetched again", path)
+        with suppress(OSError):
+            path.unlink()
+        return None
+
+    def put(self, path: Path, data: memoryview) -> None:
+        """Keep a chunk, if there is room for it."""
+        size = len(data) + CHECK
+        if size > self.most or self.folder in _full:
+            return
+
+        def fill(handle: int) -> None:
+            for part in (data, zlib.crc32(data).to_bytes(CHECK, "little")):
+                rest = memoryview(part)
+                while rest:
+                    rest = rest[os.write(handle, rest) :]
+
+        try:
+            with self._alone() as mine:
+                if mine:
+                    self._make_room(size)
+                    self._counter.write_text(str(self._used() + size))
+                    make_file(path, fill)
+        except OSError as error:
+            _full.add(self.folder)
+            warn_once(
+                f"list_files(cache_dir={self.folder!r}): nothing more can be kept there ({error}); bytes are "
+                "fetched each time they are needed",
+                ("bytes", self.folder),
+            )
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Whether no other process of this machine keeps a chunk meanwhile."""
+        lock, end = FileLock(Path(self.folder, "bytes", "lock")), time.monotonic() + PATIENCE
+        while not (mine := lock.take()) and time.monotonic() < end:
+            time.sleep(TICK)
+        try:
+            yield mine
+        finally:
+            lock.leave()
+
+    @property
+    def _counter(self) -> Path:
+        return Path(self.folder, "bytes", "used")
+
+    def _used(self) -> int:
+        """Bytes that are kept, at most; -1 if that is not known."""
+        try:
+            return int(self._counter.read_text())
+        except (OSError, ValueError):
+            return -1
+
+    def _make_room(self, size: int) -> None:
+        """Remove what was used least recently, if there is no room for so many bytes more."""
+        if 0 <= self._used() <= self.most - size:
+            return
+        there = []
+        for folder in Path(self.folder, "bytes").glob("??"):
+            with suppress(OSError), os.scandir(folder) as entries:
+                for entry in entries:
+                    with suppress(OSError):
+                        about = entry.stat(follow_symlinks=False)
+                        there.append((about.st_mtime_ns, about.st_size, entry.path))
+        used = sum(size for _, size, _ in there)
+        if used + size > self.most:
+            for _, old, path in sorted(there):
+                if used + size <= LEFT * self.most:
+                    break
+                with suppress(OSError):
+                    os.unlink(path)
+                used -= old
+        self._counter.write_text(str(used))
+
+
+class CachedBytes:
+    """A remote file whose bytes are kept.
+
+    Args:
+        source: the file.
+        cache: where.
+    """
+
+    def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
+        self.name, self.size = source.name, source.size
+        self.version, self.checked = source.version, source.checked
+        self._source, self._cache = source, cache
+        about = f"{known_name(source.name)}\0{source.version}\0{source.size}"
+        self._digest = hashlib.sha256(os.fsencode(about)).hexdigest()
+        self._last: dict[int, memoryview] = {}  # the chunk that was read last
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        numbers = {n for a, b in ranges if a < b for n in range(a // CHUNK, (b - 1) // CHUNK + 1)}
+        chunks = self._chunks(sorted(numbers))
+        self._last = {n: chunks[n] for n in sorted(chunks)[-1:]}
+        return [_cut(chunks, start, stop) for start, stop in ranges]
+
+    def stream(self, start: int = 0) -> BinaryIO:
+        return open_stream(self, start)
+
+    def check(self) -> None:
+        pass
+
+    def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        """Chunks by their numbers. What other threads of this process fetch is waited for."""
+        found = {n: self._last[n] for n in numbers if n in self._last}
+        while missing := [n for n in numbers if n not in found]:
+            future: Future[None] = Future()
+            others, mine = [], []
+            for n in missing:
+                other = _fetching.setdefault(self._key(n), future)
+                mine.append(n) if other is future else others.append(other)
+            try:
+                if mine:
+                    found.update(self._had_or_fetched(mine))
+            finally:
+                for n in mine:
+                    del _fetching[self._key(n)]
+                future.set_result(None)
+            for other in others:
+                other.result()  # then it is here, or is fetched by this thread
+        return found
+
+    def _key(self, chunk: int) -> tuple[int, Path]:
+        return os.getpid(), self._cache.path(self._digest, chunk)
+
+    def _had_or_fetched(self, numbers: Sequence[int]) -> dict[int, memoryview]:
+        spans = {n: (n * CHUNK, min(self.size, (n + 1) * CHUNK)) for n in numbers}
+        found = {}
+        for n, (start, stop) in spans.items():
+            data = self._cache.get(self._cache.path(self._digest, n), stop - start)
+            if data is not None:
+                found[n] = data
+        missing = [n for n in numbers if n not in found]
+        if missing:
+            fetched = self._source.read([spans[n] for n in missing])
+            self._source.confirm()
+            for n, data in zip(missing, fetched, strict=True):
+                self._cache.put(self._cache.path(self._digest, n), data)
+                found[n] = data
+        return found
+
+
+def _cut(chunks: dict[int, memoryview], start: int, stop: int) -> memoryview:
+    """A range, of chunks; copied only where it lies in several."""
+    edges = [start, *range((start // CHUNK + 1) * CHUNK, stop, CHUNK), stop]
+    parts = [chunks[a // CHUNK][a % CHUNK : a % CHUNK + b - a] for a, b in pairwise(edges) if a < b]
+    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

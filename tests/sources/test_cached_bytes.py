@@ -1,0 +1,266 @@
+"""Bytes of remote files that are kept on a local disk: fetched once, bounded, checked, and never of
+another version."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import trainpipes as tp
+from faulty_server import FaultyServer, serving
+from trainpipes.sources.files import cached_bytes
+from trainpipes.sources.files.cached_bytes import CHUNK, DiskCache
+from trainpipes.testing import digest
+
+pytest.importorskip("aiohttp")
+
+FILES = 3
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "data"
+    found.mkdir()
+    for file in range(FILES):
+        rows = range(1000 * file, 1000 * file + 1000)
+        table = pa.table({"x": list(rows), "text": [f"row {n} " * 20 for n in rows]})
+        pq.write_table(table, found / f"{file}.parquet", row_group_size=100)
+    return found
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[FaultyServer]:
+    with serving(folder) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_bytes, "CHUNK", 10_000)
+    monkeypatch.setattr(cached_bytes, "_full", set())
+
+
+def rows(server: FaultyServer, cache: Path | None, **options: Any) -> tp.Pipeline:
+    urls = [f"{server.url}/{file}.parquet" for file in range(FILES)]
+    files = tp.list_files(urls, cache_dir=cache, **options)
+    return files.read_parquet(index=False).shuffle(500, seed=1).batch(8)
+
+
+def gets(server: FaultyServer) -> int:
+    """Requests for data since the last call."""
+    found = sum(asked.startswith("GET") for asked in server.asked)
+    server.asked.clear()
+    return found
+
+
+def chunks(cache: Path) -> list[Path]:
+    return sorted(cache.glob("bytes/??/*.chunk"))
+
+
+def kept(cache: Path) -> int:
+    return sum(path.stat().st_size for path in chunks(cache))
+
+
+def test_later_epochs_and_runs_fetch_nothing(
+    server: FaultyServer, folder: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    local = tp.list_files(folder).read_parquet(index=False).shuffle(500, seed=1).batch(8)
+    pipe, wanted = rows(server, cache), [[digest(b) for b in local] for _ in range(2)]
+    assert [digest(b) for b in pipe] == wanted[0]
+    assert gets(server)
+    assert [digest(b) for b in pipe] == wanted[1]
+    assert gets(server) == 0
+    assert [digest(b) for b in rows(server, cache)] == wanted[0]
+    assert gets(server) == 0
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    assert size < kept(cache) < 1.01 * size
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in chunks(cache)}
+    assert modes == {0o600}
+    assert stat.S_IMODE((cache / "bytes").stat().st_mode) == 0o700
+
+
+def test_a_folder_on_s3_is_fetched_once(folder: Path, tmp_path: Path) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
+    store = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    store.start()
+    try:
+        host, port = store.get_host_and_port()
+        system = s3fs.S3FileSystem(endpoint_url=f"http://{host}:{port}", key="a", secret="b")
+        system.mkdir("kept-store")
+        for path in folder.iterdir():
+            system.put(str(path), f"kept-store/{path.name}")
+        with serving(tmp_path) as server:
+            server.upstream = host, port
+            options = {"endpoint_url": server.url, "key": "a", "secret": "b"}
+            files = tp.list_files(
+                "s3://kept-store", storage_options=options, cache_dir=tmp_path / "cache"
+            )
+            pipe = files.read_parquet(index=False).shuffle(500, seed=1).batch(8)
+            local = tp.list_files(folder).read_parquet(index=False).shuffle(500, seed=1).batch(8)
+            for epoch in range(2):
+                assert [digest(b) for b in pipe] == [digest(b) for b in local]
+                data = [a for a in server.asked if a.startswith("GET") and ".parquet" in a]
+                assert bool(data) == (epoch == 0)
+                server.asked.clear()
+    finally:
+        store.stop()
+
+
+def test_what_changes_is_fetched_again_and_never_mixed(
+    server: FaultyServer, folder: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    old = [digest(b) for b in rows(server, cache)]
+    table = pq.read_table(folder / "0.parquet")
+    other = table.set_column(0, "x", pa.array(range(5000, 6000)))
+    pq.write_table(other, folder / "0.parquet", row_group_size=100)
+    gets(server)
+    new = [digest(b) for b in rows(server, cache)]
+    assert new != old
+    local = tp.list_files(folder).read_parquet(index=False).shuffle(500, seed=1).batch(8)
+    assert new == [digest(b) for b in local]
+    # Half of a file is here when it changes.
+    pipe = rows(server, tmp_path / "another")
+    next(iter(pipe))
+    pq.write_table(table, folder / "0.parquet", row_group_size=100)
+    for path in chunks(tmp_path / "another")[::2]:
+        path.unlink()
+    with pytest.raises(tp.DataChangedError, match=r"0\.parquet"):
+        list(rows_of_all(pipe))
+
+
+def rows_of_all(pipe: tp.Pipeline) -> Iterator[Any]:
+    for _ in range(2):
+        yield from pipe
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"x" + data[1:]],
+    ids=["cut", "empty", "flipped"],
+)
+def test_a_chunk_that_is_damaged_is_fetched_again(
+    server: FaultyServer, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    cache = tmp_path / "cache"
+    wanted = [digest(b) for b in rows(server, cache)]
+    for path in chunks(cache):
+        path.write_bytes(damage(path.read_bytes()))
+    gets(server)
+    assert [digest(b) for b in rows(server, cache)] == wanted
+    assert gets(server)
+    assert [digest(b) for b in rows(server, cache)] == wanted
+    assert gets(server) == 0
+
+
+def test_what_another_could_have_written_is_not_used(server: FaultyServer, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    wanted = [digest(b) for b in rows(server, cache)]
+    for path in chunks(cache):
+        path.chmod(0o666)
+    gets(server)
+    assert [digest(b) for b in rows(server, cache)] == wanted
+    assert gets(server)
+
+
+def test_a_limit_holds_and_the_least_recently_used_goes_first(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    wanted = [digest(b) for b in rows(server, None)]
+    assert [digest(b) for b in rows(server, cache, cache_bytes=45_000)] == wanted
+    assert 20_000 < kept(cache) <= 45_000
+    store = DiskCache(str(tmp_path / "own"), 10 * 1004)
+    paths = [store.path(f"{n:064}", n) for n in range(12)]
+    for n, path in enumerate(paths[:10]):
+        store.put(path, memoryview(bytes(1000)))
+        os.utime(path, (n, n))
+    assert store.get(paths[0], 1000) is not None  # and so it was used now
+    store.put(paths[10], memoryview(bytes(1000)))
+    there = [n for n, path in enumerate(paths) if path.exists()]
+    assert 0 in there
+    assert 10 in there
+    assert 1 not in there
+    assert kept(tmp_path / "own") <= 10 * 1004
+    store.put(paths[11], memoryview(bytes(20_000)))  # more than all that is allowed
+    assert not paths[11].exists()
+
+
+PUT = """
+import os, sys
+from trainpipes.sources.files.cached_bytes import DiskCache
+store = DiskCache(sys.argv[1], 100_000)
+for n in range(60):
+    store.put(store.path(f"{int(sys.argv[2]) * 1000 + n:064}", 0), memoryview(os.urandom(5000)))
+    total = sum(os.stat(os.path.join(at, name)).st_size
+                for at, _, names in os.walk(sys.argv[1]) for name in names if name.endswith("chunk"))
+    assert total <= 100_000, total
+"""
+
+
+def test_the_limit_is_of_all_processes_together(tmp_path: Path) -> None:
+    children = [
+        subprocess.Popen([sys.executable, "-c", PUT, str(tmp_path / "cache"), str(n)])
+        for n in range(3)
+    ]
+    assert [child.wait(120) for child in children] == [0, 0, 0]
+    assert 50_000 < kept(tmp_path / "cache") <= 100_000
+
+
+def test_a_full_disk_costs_no_row_and_is_said_once(
+    server: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [digest(b) for b in rows(server, None)]
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cached_bytes, "make_file", full)
+    with pytest.warns(UserWarning, match="nothing more can be kept there") as said:
+        assert [digest(b) for b in rows(server, tmp_path / "cache")] == wanted
+    assert len(said) == 1
+
+
+def test_threads_that_want_the_same_fetch_it_once(server: FaultyServer, tmp_path: Path) -> None:
+    files = tp.list_files(f"{server.url}/0.parquet", cache_dir=tmp_path / "cache")
+    stage: Any = files.stages[0]
+    listed = stage.files()
+    from trainpipes.sources.files.file_bytes import open_bytes
+
+    content = (server.folder / "0.parquet").read_bytes()
+    found: list[bytes] = []
+    gets(server)
+
+    def read() -> None:
+        found.append(bytes(open_bytes(listed, 0).read([(100, len(content))])[0]))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [content[100:]] * 8
+    assert gets(server) == 1
+    assert CHUNK > 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("cache_bytes", "500"), ("cache_bytes", 0), ("prefetch_bytes", "1 G")]
+)
+def test_what_is_no_number_of_bytes_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(tp.ConfigError, match=rf"list_files\({option}\) must be a number of bytes"):
+        tp.list_files("x", **{option: value})
+    with pytest.raises(tp.ConfigError, match=r"list_files\(cache_dir\) is a path"):
+        tp.list_files("x", cache_dir="s3://bucket")
