@@ -30,6 +30,7 @@ from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
+from trainpipes.sources.remote.retry import Retry
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.
@@ -244,6 +245,8 @@ class _Writer:
             return str(value).replace("${", "$${")
         if isinstance(value, Mapping):
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
+        if isinstance(value, Retry):
+            return self.value(dataclasses.asdict(value), name)
         if isinstance(value, list | tuple):
             return [self.value(one, "") for one in value]
         if isinstance(value, Pipeline):

@@ -279,6 +279,7 @@ def test_a_good_index_of_footers_outlives_a_server_that_fails(
         with pytest.raises(tp.UnreachableError):
             list(pipe)
         assert kept.read_bytes() == content
+    time.sleep(1.5)  # what is read ahead is given up by then
     server.fault = lambda *_: None
     server.asked.clear()
     opened(server, index=kept)
@@ -486,6 +487,15 @@ def test_the_option_is_shown_and_no_part_of_a_state(folder: Path) -> None:
     other = tp.list_files(folder).read_parquet().batch(8)
     other.load_state_dict(items.state_dict())
     assert list(other) == list(items)
+
+
+def test_a_config_says_how_long(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    pipe = tp.list_files(str(folder), retry=tp.Retry(deadline=7)).read_parquet()
+    path = tmp_path / "pipe.yaml"
+    pipe.to_yaml(path)
+    assert "retry: {deadline: 7.0}" in path.read_text()
+    assert str(tp.load(path)) == str(pipe)
 
 
 # Ends

@@ -1,4 +1,4 @@
-"""S3 that fails: the same rows after a while, or one error that says so; s3fs tries again by itself, too."""
+"""S3 that fails: the same rows after a while, or one error that says so; one layer tries again."""
 
 from __future__ import annotations
 
@@ -48,12 +48,7 @@ def server(store: tuple[str, int], tmp_path: Path) -> Iterator[FaultyServer]:
 
 
 def pipeline(server: FaultyServer, glob: str = "*/*.parquet", seconds: float = 60) -> tp.Pipeline:
-    options: dict[str, Any] = {
-        "endpoint_url": server.url,
-        "key": "someone",
-        "secret": "hush",
-        "config_kwargs": {"retries": {"max_attempts": 0}},
-    }
+    options: dict[str, Any] = {"endpoint_url": server.url, "key": "someone", "secret": "hush"}
     url = f"s3://failing-store/{glob}"
     listed = tp.list_files(url, storage_options=options, retry=tp.Retry(deadline=seconds))
     return listed.read_parquet(index=False)
@@ -95,6 +90,19 @@ def test_a_store_that_is_gone_is_said_to_be(server: FaultyServer, stage: str, fa
     server.fault = lambda *_: fault
     with pytest.raises(tp.UnreachableError, match="cannot be reached"):
         list(pipe)
+
+
+@pytest.mark.parametrize("stage", ["listing", "rows"])
+def test_a_try_is_one_request(server: FaultyServer, stage: str) -> None:
+    pipe = pipeline(server, "1/1.parquet", 2).batch(8)
+    if stage == "rows":
+        len(pipe)
+    server.asked.clear()
+    server.fault = lambda *_: BUSY
+    with pytest.raises(tp.UnreachableError) as caught:
+        list(pipe)
+    assert caught.value.attempts > 1
+    assert len(server.asked) == caught.value.attempts
 
 
 @pytest.mark.parametrize("fault", [EXPIRED, DENIED], ids=["expired", "denied"])
