@@ -76,13 +76,11 @@ class NumpyReader:
             UnreachableError: the server does not answer, or denies access.
         """
         source = self._source
-        file, begin = int(source.file_of_block[block]), int(source.begins[block])
+        begin = int(source.begins[block])
         place = source.place(block, start)
         try:
-            if block != self._block:
-                data = self._ahead.take(block) or open_bytes(source.files, file, self._requests)
-                self._block, self._data = block, data
-            found = [self._rows(file, n, begin + start, begin + stop, place) for n in source.names]
+            rows = begin + start, begin + stop
+            found = [self._rows(block, name, *rows, place) for name in source.names]
         except DataError as error:
             if isinstance(error, DataChangedError) and error.row is None:
                 raise located(place, error) from error
@@ -97,13 +95,17 @@ class NumpyReader:
             [np.array(a, k, order="C") for a, k in zip(found, kinds, strict=True)]
         )
 
-    def _rows(self, file: int, name: str, start: int, stop: int, place: Place) -> Any:
-        source, array = self._source, self._source.arrays[file][name]
+    def _rows(self, block: int, name: str, start: int, stop: int, place: Place) -> Any:
+        source, file = self._source, int(self._source.file_of_block[block])
+        array = source.arrays[file][name]
         if array.start is None or (array.fortran and not is_local(source.files.system(file))):
             return self._read_whole(file)[name][start:stop]
         if is_local(source.files.system(file)):
             return source.mapped(file, place)[name][start:stop]
-        assert self._data is not None
+        if self._data is None or block != self._block:
+            self._data = self._ahead.take(block)
+            self._data = self._data or open_bytes(source.files, file, self._requests)
+            self._block = block
         content = self._data.read([array.span(start, stop)])[0]
         rows = np.frombuffer(content, array.dtype).reshape(stop - start, *array.shape[1:])
         return rows if array.field is None else rows[array.field]
