@@ -17,19 +17,19 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import check_sound, gathered
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataChangedError, DataError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader, take_rows
 from trainpipes.sources.arrow.saved_dataset import saved_files
-from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.block_reader import explained
+from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes, LocalBytes, MappedFiles, open_bytes
-from trainpipes.sources.files.file_errors import gone, located, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
 from trainpipes.sources.files.format import Layout
-from trainpipes.sources.files.index_store import IndexStore, forget
+from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import cast_to, different_schemas, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
@@ -37,6 +37,8 @@ from trainpipes.sources.remote.retry import Requests
 SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4
+#: Errors for which a record batch is damaged.
+BAD = (BadFileError, pa.ArrowException, OSError, ValueError)
 
 
 class ReadArrow(FileReader):
@@ -205,19 +207,9 @@ class ArrowFiles(FileRows, RandomAccessSource):
             DataError: it cannot be had, or not decoded; says why and where.
         """
         place = Place(self.files.names[file], row=int(self.batch_rows[file][number]))
-        try:
+        with explained(place, "the record batch here cannot be decoded", self.kept_in, BAD):
             raw = self._raw(file, number, requests, fetched, place)
             return self._fitted(raw if rows is None else gathered(raw, rows), place)
-        except DataError as error:
-            if isinstance(error, DataChangedError) and error.row is None:
-                raise located(place, error) from error
-            raise
-        except FileNotFoundError as error:
-            raise gone(place) from error
-        except (BadFileError, pa.ArrowException, OSError, ValueError) as error:
-            forget(self.kept_in)  # it may be what is wrong
-            what = f"the record batch here cannot be decoded: {one_line(error)}"
-            raise unreadable(place, what) from error
 
     def _raw(
         self, file: int, number: int, requests: Requests, fetched: memoryview | None, place: Place

@@ -7,13 +7,14 @@ A ``BlockReader`` is one place in the files, for one thread at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
 from trainpipes.errors import DataChangedError, DataError, SchemaError, UnreachableError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError, reason
+from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
 from trainpipes.sources.files.file_errors import gone, located, unreachable, unreadable
 from trainpipes.sources.files.index_store import forget
@@ -153,27 +154,66 @@ class BlockReader:
         """What is wrong with a file, in our words; other errors as they are."""
         source = self._source
         place = source.place(block, row)
-        if isinstance(error, UnreachableError):
-            return unreachable(place, error)
-        if isinstance(error, DataChangedError) and error.row is None:
-            return located(place, error)
-        if isinstance(error, DataError | MemoryError) or not isinstance(error, Exception):
-            return error
-        if isinstance(error, FileNotFoundError):
-            return gone(place)
-        forget(source.kept_in)  # it may be what is wrong
         if isinstance(error, _OtherRowsError):
+            forget(source.kept_in)
             counted = int(source.lengths[block])
             return DataError(
                 f"{place}: {source.decoder} gives {error}, and {counted:,} were counted: let both agree; if "
                 f"one of them has changed, give another {source.versioned_by}",
                 **vars(place),
             )
-        return unreadable(place, f"{source.decoder} failed here: {_said(place, error)}")
+        what = f"{source.decoder} failed here"
+        what += "" if isinstance(error, BadFileError) else f": {type(error).__name__}"
+        return explanation(error, place, what, source.kept_in, (Exception,))
 
 
-def _said(place: Place, error: Exception) -> str:
-    return reason(error).removeprefix(f"{place.path}: ")
+def explanation(
+    error: BaseException,
+    place: Place,
+    what: str,
+    kept_in: str | None,
+    kinds: tuple[type[Exception], ...],
+) -> BaseException:
+    """What is wrong with a file, in our words, and where; other errors as they are.
+
+    Args:
+        error: what was raised as the file was read.
+        place: where.
+        what: what could not be done there.
+        kept_in: the index that tells what to read, if one is kept: it may be what is wrong.
+        kinds: errors for which the file is damaged.
+    """
+    if isinstance(error, UnreachableError):
+        return unreachable(place, error)
+    if isinstance(error, DataChangedError) and error.row is None:
+        return located(place, error)
+    if isinstance(error, DataError | MemoryError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return gone(place)
+    if isinstance(error, PermissionError):
+        return unreadable(place, "permission denied")
+    if not isinstance(error, kinds):
+        return error
+    forget(kept_in)
+    return unreadable(place, f"{what}: {one_line(error)}")
+
+
+@contextmanager
+def explained(
+    place: Place,
+    what: str = "the rows here cannot be read",
+    kept_in: str | None = None,
+    kinds: tuple[type[Exception], ...] = (BadFileError, OSError, EOFError, ValueError),
+) -> Iterator[None]:
+    """Raise errors of what is done as ``explanation`` says."""
+    try:
+        yield
+    except BaseException as error:
+        found = explanation(error, place, what, kept_in, kinds)
+        if found is error:
+            raise
+        raise found from error
 
 
 class FetchedBytes:

@@ -12,13 +12,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import DataChangedError, DataError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.block_reader import FetchedBytes
-from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.block_reader import FetchedBytes, explained
+from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
-from trainpipes.sources.files.file_errors import gone, located, unreadable
-from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.numpy.layout import StoredArray, loaded
 from trainpipes.sources.remote.ahead import Ahead
@@ -26,6 +23,10 @@ from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
     from trainpipes.sources.numpy.read_numpy import NumpyFiles
+
+
+#: Errors for which a file is damaged.
+BAD = (BadFileError, ValueError, zipfile.BadZipFile, EOFError)
 
 
 class NumpyReader:
@@ -78,18 +79,9 @@ class NumpyReader:
         source = self._source
         begin = int(source.begins[block])
         place = source.place(block, start)
-        try:
-            rows = begin + start, begin + stop
+        rows = begin + start, begin + stop
+        with explained(place, kept_in=source.kept_in, kinds=BAD):
             found = [self._rows(block, name, *rows, place) for name in source.names]
-        except DataError as error:
-            if isinstance(error, DataChangedError) and error.row is None:
-                raise located(place, error) from error
-            raise
-        except FileNotFoundError as error:
-            raise gone(place) from error
-        except (BadFileError, ValueError, zipfile.BadZipFile, EOFError) as error:
-            forget(source.kept_in)  # it may be what is wrong
-            raise unreadable(place, f"the rows here cannot be read: {one_line(error)}") from error
         kinds = [source.arrays[0][name].row_dtype for name in source.names]
         return source.rows_of(
             [np.array(a, k, order="C") for a, k in zip(found, kinds, strict=True)]
