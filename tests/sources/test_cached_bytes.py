@@ -202,9 +202,14 @@ PUT = """
 import os, sys
 from trainpipes.sources.files.cached_bytes import DiskCache
 store = DiskCache(sys.argv[1], 100_000)
+def size(path):
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:  # it was just removed
+        return 0
 for n in range(60):
     store.put(store.path(f"{int(sys.argv[2]) * 1000 + n:064}", 0), memoryview(os.urandom(5000)))
-    total = sum(os.stat(os.path.join(at, name)).st_size
+    total = sum(size(os.path.join(at, name))
                 for at, _, names in os.walk(sys.argv[1]) for name in names if name.endswith("chunk"))
     assert total <= 100_000, total
 """

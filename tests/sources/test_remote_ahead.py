@@ -16,6 +16,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
+from faulty_server import serving
+from trainpipes.sources.files import file_bytes
+from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.remote.ahead import MAX_THREADS
 from trainpipes.testing import digest
 
@@ -86,8 +89,38 @@ def test_shuffled_blocks_of_arrays_are_fetched_side_by_side(far: Path) -> None:
 
     expected = [digest(b) for b in batches(far)]
     assert [digest(b) for b in tp.Loader(batches("far://arrays/*.npz"), threads=0)] == expected
-    assert 4 <= Far.most <= MAX_THREADS
+    assert 2 <= Far.most <= MAX_THREADS
     assert Far.asked <= 4 * 12
+
+
+def test_little_is_fetched_ahead_where_little_is_allowed(far: Path) -> None:
+    expected = [digest(b) for b in rows(far).shuffle(300, seed=1).batch(8)]
+    files = tp.list_files("far://rows/*.parquet", prefetch_bytes=1)
+    pipe = files.read_parquet().shuffle(300, seed=1).batch(8)
+    len(pipe)
+    Far.most = 0
+    assert [digest(b) for b in tp.Loader(pipe, threads=0)] == expected
+    assert Far.most <= 2
+
+
+def test_parts_of_a_large_range_are_fetched_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(file_bytes, "PART_BYTES", 20_000)
+    (tmp_path / "a.bin").write_bytes(bytes(200_000))
+    with serving(tmp_path) as server:
+        data = file_bytes.open_bytes(ListFiles(urls=f"{server.url}/a.bin").files(), 0)
+        arrived: list[float] = []
+
+        def slow(*_: Any) -> None:
+            arrived.append(time.monotonic())
+            time.sleep(1)
+
+        server.fault = slow
+        assert bytes(data.read([(0, 150_000), (160_000, 200_000)])[1]) == bytes(40_000)
+    assert len(arrived) == 10
+    assert max(arrived) - min(arrived) < 1
 
 
 def test_rows_in_file_order_are_fetched_in_few_requests(far: Path) -> None:

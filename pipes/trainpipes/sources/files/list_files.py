@@ -204,7 +204,7 @@ class ListFiles(Source):
     _: KW_ONLY
     suffix: str | Sequence[str] | None = None
     storage_options: Mapping[str, Any] | None = None
-    retry: Retry = Retry()
+    retry: Retry | Mapping[str, Any] = Retry()
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | str = "100GB"
     prefetch_bytes: int | str = PREFETCH_BYTES
@@ -276,7 +276,7 @@ class ListFiles(Source):
         return self._listed[key]
 
     def _list(self, options: Mapping[str, Any], ends: Sequence[str]) -> FileList:
-        seconds = self.retry.deadline
+        seconds = Retry.of(self.retry, "list_files(retry)").deadline
         urls = [self.urls] if isinstance(self.urls, str) else self.urls
         requests = Requests(seconds)
         opened = [open_system(url, options, seconds) for url in urls]

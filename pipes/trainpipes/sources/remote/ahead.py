@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Generic, TypeVar
-from weakref import WeakValueDictionary
+from typing import Generic, TypeVar
 
 from trainpipes.engine.pool import Pool, Ticket, waits_for_server
 from trainpipes.errors import UnreachableError
@@ -17,7 +18,8 @@ MAX_THREADS = 32
 PREFETCH_BYTES = 256 << 20
 Opened = TypeVar("Opened")
 _waiting: list[Pool] = []
-_readers: WeakValueDictionary[int, Ahead[Any]] = WeakValueDictionary()
+#: Bytes that each reader has fetched ahead, by its process and itself.
+_held: dict[tuple[int, int], float] = {}
 
 
 def waiting() -> Pool:
@@ -46,7 +48,7 @@ class Ahead(Generic[Opened]):
         self._open = open_block
         self._size = size
         self._most = most
-        _readers[id(self)] = self
+        weakref.finalize(self, _held.pop, (os.getpid(), id(self)), None)
         self._upcoming: deque[int] = deque()
         self._tickets: dict[int, Ticket] = {}
 
@@ -57,19 +59,18 @@ class Ahead(Generic[Opened]):
         self._go_on()
 
     def _go_on(self) -> None:
-        # Of a set, other threads may not add to it meanwhile.
-        readers = [ref() for ref in _readers.valuerefs()]
-        held = sum(reader.held() for reader in readers if reader is not None)
+        own, key = sum(map(self._size, self._tickets)), (os.getpid(), id(self))
+        all_held = list(_held.items())
+        others = sum(size for (process, _), size in all_held if process == key[0])
+        others -= _held.get(key, 0.0)
         while self._upcoming:
-            held += self._size(self._upcoming[0])
-            if held > self._most and self._tickets:
-                return
+            more = self._size(self._upcoming[0])
+            if self._tickets and others + own + more > self._most:
+                break
+            own += more
             block = self._upcoming.popleft()
             self._tickets[block] = waiting().submit(partial(self._open, block))
-
-    def held(self) -> float:
-        """Bytes of what it has fetched, or is fetching."""
-        return sum(self._size(block) for block in list(self._tickets))
+        _held[key] = own
 
     def take(self, block: int) -> Opened | None:
         """A row group that was opened ahead; None for one that was not expected, or that could not be

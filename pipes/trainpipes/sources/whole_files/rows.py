@@ -136,6 +136,7 @@ class WholeFiles(RandomAccessSource):
                 if not count:
                     raise changed(place, f"it had {len(out):,} bytes, and has {done:,}")
                 done += count
+            check_unchanged(self.files, file, place)
 
     def _fetched(self, file: int, requests: Requests) -> memoryview:
         """The bytes of a file on another machine that is the one that was listed."""
