@@ -37,6 +37,8 @@ TAIL_BYTES = 64 << 10
 SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
 #: Bytes that a row group is taken to have at most, whatever its footer says.
 MOST_BYTES = 1 << 48
+#: More rows than a row group has.
+MOST_ROWS = 1 << 32
 #: What follows the metadata in a footer: their length, and the magic number.
 END = b"....PAR1"
 NONE = np.empty(0, dtype=np.int64)
@@ -124,6 +126,8 @@ def read_index(
         return found if sample is None else replace(found, extra=found.extra + packed(**sample))
 
     def enough(file: int, layout: Layout) -> bool:
+        if not _is_sound(layout, int(files.sizes[file])) and file not in store.scanned:
+            return False
         if look is not None and file not in looked_at:
             return False
         return bool(file % step) or _is_sampled(layout, columns)
@@ -141,7 +145,23 @@ def read_index(
 def _sample(layout: Layout) -> dict[str, Any] | None:
     """What is known of the sizes in memory of some of a file's row groups."""
     more = layout.extra[8 * (2 + len(layout.rows)) :]
-    return unpacked(more) if more else None
+    try:
+        sample = unpacked(more) if more else {}
+        rows, leaves, sizes = (sample[name] for name in ("sampled_rows", "leaves", "leaf_bytes"))
+        good = 0 <= rows <= layout.rows.sum() and len(leaves) == len(sizes)
+        good = good and not (sizes < 0).any() and np.nansum(sizes) < MOST_BYTES
+        return sample if good and all(isinstance(leaf, str) for leaf in leaves) else None
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _is_sound(layout: Layout, size: int) -> bool:
+    """Whether an index can have said this of a file of so many bytes."""
+    if len(layout.extra) < 8 * (2 + len(layout.rows)):
+        return False
+    footer, checksum, *sizes = footer_numbers(layout).tolist()
+    good = len(END) <= footer <= size and 0 <= checksum < 1 << 32
+    return good and min(sizes, default=0) >= 0 and layout.rows.max(initial=0) < MOST_ROWS
 
 
 def footer_numbers(layout: Layout) -> IntArray:
