@@ -110,6 +110,7 @@ class LocalBytes:
         return found
 
     def stream(self, start: int = 0) -> BinaryIO:
+        self.check()
         raw = _LocalStream(self, start)
         return cast(BinaryIO, io.BufferedReader(raw, BUFFER_BYTES))
 

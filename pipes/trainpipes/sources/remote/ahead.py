@@ -60,8 +60,8 @@ class Ahead(Generic[Opened]):
 
     def _go_on(self) -> None:
         own, key = sum(map(self._size, self._tickets)), (os.getpid(), id(self))
-        all_held = list(_held.items())
-        others = sum(size for (process, _), size in all_held if process == key[0])
+        all_held = _held.copy()  # at once, while other threads add to it, and take from it
+        others = sum(size for (process, _), size in all_held.items() if process == key[0])
         others -= _held.get(key, 0.0)
         while self._upcoming:
             more = self._size(self._upcoming[0])
