@@ -48,14 +48,14 @@ class Layout:
         for name, each in zip(("rows", "start", "stop"), numbers, strict=True):
             object.__setattr__(self, name, each)
 
-    @staticmethod
-    def kept(
-        rows: IntArray, start: IntArray, stop: IntArray, schema: pa.Schema, extra: bytes
-    ) -> Layout:
-        """One that was checked when it was made."""
-        found = object.__new__(Layout)
-        vars(found).update(rows=rows, start=start, stop=stop, schema=schema, extra=extra)
-        return found
+
+def checked_layout(
+    rows: IntArray, start: IntArray, stop: IntArray, schema: pa.Schema, extra: bytes
+) -> Layout:
+    """A layout of numbers that were checked when it was kept."""
+    found = object.__new__(Layout)
+    vars(found).update(rows=rows, start=start, stop=stop, schema=schema, extra=extra)
+    return found
 
 
 def _counts(name: str, values: npt.ArrayLike) -> IntArray:

@@ -29,7 +29,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.each_file import each_file
 from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
-from trainpipes.sources.files.format import Layout
+from trainpipes.sources.files.format import Layout, checked_layout
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
@@ -379,7 +379,7 @@ def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
         own = slice(int(ends[row]), int(ends[row + 1]))
         more = content[int(places[row]) : int(places[row + 1])]
         schema = schemas[schema_of[row]]
-        found[file] = Layout.kept(counts[own], start[own], stop[own], schema, more)
+        found[file] = checked_layout(counts[own], start[own], stop[own], schema, more)
     return found
 
 
