@@ -599,7 +599,7 @@ def test_a_file_of_ones_own_that_is_no_index_is_not_overwritten(data: Path, tmp_
     for name, content in (("a.arrow", b"my own rows"), ("b.arrow", b"ARROW1\0\0" + bytes(500))):
         mine = tmp_path / name
         mine.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"exists, but is not an index of footers"):
+        with pytest.raises(ConfigError, match=r"exists, but is not an index of trainpipes"):
             tp.list_files(data).read_parquet(index=str(mine)).explain()
         assert mine.read_bytes() == content
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline as Pipeline
     from trainpipes.recipe_registry import recipe as recipe
     from trainpipes.recipe_registry import recipes as recipes
+    from trainpipes.sources.files.format import Format as Format
+    from trainpipes.sources.files.format import Layout as Layout
     from trainpipes.sources.remote.retry import Retry as Retry
     from trainpipes.start import concat as concat
     from trainpipes.start import from_arrow as from_arrow
@@ -82,6 +84,7 @@ _NAMES = {
     "look.show": "show",
     "pipeline": "Pipeline",
     "recipe_registry": "recipe recipes",
+    "sources.files.format": "Format Layout",
     "sources.remote.retry": "Retry",
     "start": (
         "concat from_arrow from_dataset from_hf from_iterable from_memmap "

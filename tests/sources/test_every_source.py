@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.feather
@@ -22,6 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from sources.native_formats import opened
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.testing import check_resume, digest
 
 
@@ -136,6 +138,36 @@ def own(files: Any, rows: int, **options: Any) -> tp.Pipeline:
     return tp.read_files(files, read, count, **options)
 
 
+class Lines(tp.Format):
+    """Lines of JSON, so many a block."""
+
+    name, suffixes = "lines", (".lines",)
+    schema = pa.schema([("x", pa.int64()), ("y", pa.float64()), ("text", pa.string())])
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.key = rows, str(rows)
+
+    def scan(self, file: FileBytes) -> tp.Layout:
+        with file.stream() as lines:
+            ends = np.cumsum([0, *map(len, lines)])
+        firsts = np.arange(0, len(ends), self.rows)[: -(-(len(ends) - 1) // self.rows)]
+        edges = np.append(firsts, len(ends) - 1)
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema.serialize()))
+        if file.size and b'{"z"' in file.read([(0, file.size)])[0].tobytes():
+            schema = schema.set(0, pa.field("x", pa.struct([("z", pa.int64())])))
+        return tp.Layout(np.diff(edges), ends[edges[:-1]], ends[edges[1:]], schema)
+
+    def decode(self, data: FileBytes, layout: tp.Layout, block: int, columns: Any) -> Any:
+        [content] = data.read(self.ranges(layout, block, columns))
+        rows = [json.loads(line) for line in content.tobytes().splitlines()]
+        for first in range(0, len(rows), 7):
+            yield pa.RecordBatch.from_pylist(rows[first : first + 7], schema=layout.schema)
+
+
+def of_format(files: Any, rows: int, **options: Any) -> tp.Pipeline:
+    return tp.read_files(files, Lines(rows), **options)
+
+
 def by_rows(read: Callable[..., tp.Pipeline]) -> Callable[..., tp.Pipeline]:
     return lambda files, rows, **options: read(files, block_rows=rows, **options)
 
@@ -152,10 +184,11 @@ def side_by_side(files: Any, rows: int, **options: Any) -> tp.Pipeline:
 
 WRITERS = {
     "parquet": Writer(parquet, lambda f, rows, **o: tp.read_parquet(f, **o), ".parquet"),
-    "arrow": Writer(arrow, lambda f, rows, **o: tp.read_arrow(f), ".arrow"),
+    "arrow": Writer(arrow, lambda f, rows, **o: tp.read_arrow(f, **o), ".arrow"),
     "arrow stream": Writer(arrow_stream, by_rows(tp.read_arrow), ".arrows"),
     "feather": Writer(feather, by_rows(tp.read_arrow), ".feather"),
-    "own format": Writer(json_lines, own, ".own"),
+    "own functions": Writer(json_lines, own, ".own"),
+    "own format": Writer(json_lines, of_format, ".lines"),
     "tar": Writer(tar, of_tar, ".tar", text=True),
     "json lines": Writer(json_lines, by_rows(tp.read_json), ".jsonl"),
     "json array": Writer(array, by_rows(tp.read_json), ".json"),
@@ -317,7 +350,9 @@ UNSHUFFLED: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["json lines", "json lines, zstd", "csv", "text", "tar", "arrow"])
+@pytest.mark.parametrize(
+    "name", ["json lines", "json lines, zstd", "csv", "text", "tar", "arrow", "own format"]
+)
 @pytest.mark.parametrize("kind", UNSHUFFLED)
 def test_unshuffled_a_resume_reads_what_is_left_and_a_block_for_each_shard(
     tmp_path, counted, name, kind
@@ -328,8 +363,8 @@ def test_unshuffled_a_resume_reads_what_is_left_and_a_block_for_each_shard(
 
     def make() -> tp.Pipeline:
         url = f"counted://d/a{WRITERS[name].suffix}"
-        options = {} if name == "arrow" else {"index": str(tmp_path / "index")}
-        return UNSHUFFLED[kind](WRITERS[name].read(url, rows, **options)).batch(25)
+        read = WRITERS[name].read(url, rows, index=str(tmp_path / "index"))
+        return UNSHUFFLED[kind](read).batch(25)
 
     iterator = iter(make())
     for _ in range(int(0.9 * total / 25) + 1):
@@ -361,7 +396,7 @@ def test_many_files_of_few_rows_and_one_of_many(tmp_path, name):
 
 @every
 def test_a_column_that_is_not_there_is_named_with_the_nearest(tmp_path, name):
-    if name in ("text", "tar", "arrow", "own format", "zip"):
+    if name in ("text", "tar", "own functions", "zip"):
         pytest.skip("has no choice of columns here")
     paths = write(tmp_path, name, (5, 5), 10)
     assert list(WRITERS[name].read(paths, 10, columns=["y"]))[1] == {"y": 1 / 7}

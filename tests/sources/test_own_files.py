@@ -12,6 +12,7 @@ import pytest
 
 import trainpipes as tp
 from sources.native_formats import count_numbers, numbers_in_blocks
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.testing import digest
 
 
@@ -123,7 +124,7 @@ def test_tables_of_other_columns_or_types_are_named_with_the_file(folder):
         return pa.table({name: np.frombuffer(file.read(), "<i8")})
 
     with pytest.raises(
-        tp.SchemaError, match=r"2\.i8, row 0.*\['y'\] here, and the first table has \['x'\]"
+        tp.SchemaError, match=r"2\.i8, row 0.*\['y'\] here, and the first rows have \['x'\]"
     ):
         list(tp.read_files(folder, other, count))
 
@@ -132,7 +133,7 @@ def test_tables_of_other_columns_or_types_are_named_with_the_file(folder):
             return pa.table({"x": ["text"] * 10})
         return numbers(file)
 
-    with pytest.raises(tp.SchemaError, match=r"2\.i8, row 0.*types do not fit"):
+    with pytest.raises(tp.SchemaError, match=r"2\.i8, row 0.*a value does not fit"):
         list(tp.read_files(folder, text, count))
 
 
@@ -192,3 +193,140 @@ def test_options_are_checked_when_they_are_written_down():
     ):
         with pytest.raises(tp.ConfigError, match="read_files"):
             tp.read_files("x", **options)
+
+
+class Numbers(tp.Format):
+    """Numbers of 8 bytes, 4 a block."""
+
+    name, suffixes, schema = "numbers", (".i8",), pa.schema([("x", pa.int64())])
+
+    def scan(self, file: FileBytes) -> tp.Layout:
+        if file.size % 8:
+            raise ValueError(f"{file.size} bytes are no numbers of 8 bytes")
+        start = np.arange(0, file.size, 32)
+        stop = np.append(start[1:], file.size)
+        return tp.Layout((stop - start) // 8, start, stop, self.schema)
+
+    def decode(self, data: FileBytes, layout: tp.Layout, block: int, columns: Any) -> Iterator[Any]:
+        [content] = data.read(self.ranges(layout, block, columns))
+        yield pa.record_batch({"x": np.frombuffer(content, "<i8")})
+
+
+def test_a_format_reads_only_the_blocks_that_are_left(folder):
+    read: list[int] = []
+
+    class Noted(Numbers):
+        def decode(self, data, layout, block, columns):
+            read.append(int(layout.start[block]))
+            return super().decode(data, layout, block, columns)
+
+    pipe = tp.read_files(folder, Noted()).batch(3)
+    assert [row["x"] for batch in pipe for row in batch] == list(range(30))
+    state = tp.read_files(folder, Noted()).batch(3).state_at(9)
+    later = tp.read_files(folder, Noted()).batch(3)
+    assert len(later) == 10
+    read.clear()
+    later.load_state_dict(state)
+    assert [row["x"] for batch in later for row in batch] == [27, 28, 29]
+    assert read == [32, 64]
+
+
+def test_a_format_is_scanned_once_and_named_in_states_by_its_name_and_key(folder, tmp_path_factory):
+    kept = str(tmp_path_factory.mktemp("kept"))
+    scans: list[str] = []
+
+    class Noted(Numbers):
+        def scan(self, file):
+            scans.append(file.name)
+            return super().scan(file)
+
+    other = Noted()
+    other.key = "of another kind"
+    for format, count in ((Noted(), 3), (Noted(), 3), (other, 6)):
+        assert xs(tp.read_files(folder, format, index=kept)) == list(range(30))
+        assert len(scans) == count
+    state = tp.read_files(folder, Noted()).batch(3).state_at(2)
+    with pytest.raises(tp.StateError, match="of another kind"):
+        tp.read_files(folder, other).batch(3).load_state_dict(state)
+
+
+def test_columns_of_a_format_are_chosen_and_widened_over_all_files(folder):
+    class Pairs(Numbers):
+        def scan(self, file):
+            found = super().scan(file)
+            kind = pa.int32() if file.name.endswith("0.i8") else pa.int64()
+            schema = pa.schema([("x", kind), ("half", pa.float64())])
+            return tp.Layout(found.rows, found.start, found.stop, schema)
+
+        def decode(self, data, layout, block, columns):
+            for batch in super().decode(data, layout, block, columns):
+                x = batch.column(0)
+                both = [x.cast(layout.schema.field("x").type), x.cast(pa.float64())]
+                yield pa.record_batch(both, schema=layout.schema)
+
+    rows = list(tp.read_files(folder, Pairs(), columns=["half", "x"]))
+    assert rows == [{"half": float(n), "x": n} for n in range(30)]
+    assert list(rows[0]) == ["half", "x"]
+    with pytest.raises(tp.SchemaError, match=r"no column 'halb' \(did you mean 'half'\?\)"):
+        list(tp.read_files(folder, Pairs(), columns=["halb"]))
+
+
+def wrong(**methods: Any) -> tp.Format:
+    """The format, with other methods."""
+    return type("Wrong", (Numbers,), methods)()
+
+
+@pytest.mark.parametrize(
+    ("format", "error", "said"),
+    [
+        (
+            wrong(decode=lambda *_: iter([pa.record_batch({"x": [1]})])),
+            tp.DataError,
+            r"0\.i8, row 1: Wrong\.decode gives 1 rows, and 4 were counted",
+        ),
+        (
+            wrong(decode=lambda *_: iter([pa.record_batch({"x": range(n)}) for n in (4, 1)])),
+            tp.DataError,
+            r"Wrong\.decode gives more rows, and 4 were counted",
+        ),
+        (
+            wrong(decode=lambda *_: iter([pa.table({"x": range(4)})])),
+            tp.UnreadableError,
+            r"0\.i8, row 0: Wrong\.decode failed here: .*yields pyarrow\.RecordBatches, got Table",
+        ),
+        (
+            wrong(decode=lambda *_: iter([pa.record_batch({"x": ["a"] * 4})])),
+            tp.SchemaError,
+            r"column 'x' is string here and int64 over all files",
+        ),
+        (
+            wrong(decode=lambda *_: 1 / 0),
+            tp.UnreadableError,
+            r"0\.i8, row 0: .*ZeroDivisionError: division by zero",
+        ),
+        (
+            wrong(scan=lambda *_: tp.Layout([1, 2], [0], [8], Numbers.schema)),  # type: ignore[arg-type]
+            tp.UnreadableError,
+            r"3 of 3 files cannot be read as numbers:(?s:.*)are numbers of the same blocks",
+        ),
+        (
+            wrong(scan=lambda *_: tp.Layout([0.5], [0], [8], Numbers.schema)),  # type: ignore[arg-type]
+            tp.UnreadableError,
+            r"Layout\(rows\) is a list of integers of 0 or more, got \[0\.5\]",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_format_is_said_with_the_file_and_row(format, error, said, folder):
+    with pytest.raises(error, match=said):
+        list(tp.read_files(folder, format))
+
+
+def test_damaged_and_changed_files_of_a_format_are_named(folder):
+    pipe = tp.read_files(folder, Numbers()).batch(5)
+    assert len(pipe) == 6
+    (folder / "2.i8").write_bytes(b"12345678" * 10)
+    with pytest.raises(tp.DataChangedError, match=r"2\.i8.*has changed"):
+        list(pipe)
+    (folder / "2.i8").write_bytes(b"1234567")
+    with pytest.raises(tp.UnreadableError, match=r"1 of 3 files(?s:.*)2\.i8: ValueError: 7 bytes"):
+        list(tp.read_files(folder, Numbers()))

@@ -283,7 +283,7 @@ def test_permission_denied_is_a_reason(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(index_module, "read_bytes", refuse)
+    monkeypatch.setattr(index_module, "read_footer", refuse)
     with pytest.raises(UnreadableError, match=r"1\.parquet: permission denied"):
         source(tmp_path)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -72,6 +73,24 @@ def test_shuffled_row_groups_are_fetched_side_by_side(far: Path) -> None:
     Far.most = 0
     assert [digest(b) for b in tp.Loader(pipe, threads=0)] == expected
     assert 4 <= Far.most <= MAX_THREADS
+
+
+def test_shuffled_blocks_of_arrays_are_fetched_side_by_side(far: Path) -> None:
+    for file in range(12):
+        x = np.arange(100 * file, 100 * file + 100)
+        np.savez(far / f"{file}.npz", x=x, y=x * 0.5)
+        Far("far").pipe_file(f"/arrays/{file}.npz", (far / f"{file}.npz").read_bytes())
+
+    def batches(place: str | Path) -> tp.Pipeline:
+        pipe = tp.read_numpy(str(place), block_rows=25, index=False).shuffle(300, seed=1).batch(8)
+        len(pipe)
+        Far.most = Far.asked = 0
+        return pipe
+
+    expected = [digest(b) for b in batches(far)]
+    assert [digest(b) for b in tp.Loader(batches("far://arrays/*.npz"), threads=0)] == expected
+    assert 2 <= Far.most <= MAX_THREADS
+    assert Far.asked <= 4 * 12
 
 
 def test_little_is_fetched_ahead_where_little_is_allowed(far: Path) -> None:

@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 import trainpipes as tp
+from sources.native_formats import opened
 from trainpipes.testing import digest
 
 
@@ -182,12 +183,88 @@ def test_an_archive_on_a_server_is_indexed_once_and_a_resume_reads_what_is_left(
     assert sum(read) < 0.6 * len(content)  # from the start of its window of 16 MB on
 
 
+def wds2idx(path: Path) -> str:
+    """An index beside an archive, as DALI's tool of that name writes it."""
+    samples: dict[str, list[str]] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            key, _, kind = member.name.partition(".")
+            place = f"{kind} {member.offset_data} {member.size} {member.name}"
+            samples.setdefault(key, []).append(place)
+    lines = [f"v1.2 {len(samples)}", *(" ".join(each) for each in samples.values())]
+    return "\n".join(lines) + "\n"
+
+
+def test_an_index_beside_an_archive_on_a_server_is_read_in_its_place(tmp_path, monkeypatch):
+    members = [(f"{n:05}.{kind}", bytes([n]) * 40_000) for n in range(50) for kind in ("a", "b")]
+    path = tar(tmp_path / "x.tar", members)
+    memory, url = fsspec.filesystem("memory"), f"memory://archives/{tmp_path.name}"
+    memory.pipe_file(f"{url}/x.tar", path.read_bytes())
+    expected = [digest(row) for row in tp.read_webdataset(f"{url}/x.tar", index=False)]
+    memory.pipe_file(f"{url}/x.idx", wds2idx(path).encode())
+    read: list[int] = []
+    original = type(memory).cat_file
+
+    def counting(system: Any, *arguments: Any, **options: Any) -> bytes:
+        found: bytes = original(system, *arguments, **options)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(type(memory), "cat_file", counting)
+    rows = tp.read_webdataset(f"{url}/x.tar", index=False)
+    assert len(rows) == 50
+    assert sum(read) < 100_000
+    assert [digest(row) for row in rows] == expected
+
+
+STALE = {
+    "not all members": lambda text: "v1.2 29\n" + text.split("\n", 1)[1].rsplit("\n", 2)[0] + "\n",
+    "other places": lambda text: text.replace("jpg 512 ", "jpg 1024 "),
+    "another version": lambda text: text.replace("v1.2", "v1.1"),
+    "no index": lambda text: "\0" * 50,
+    "nothing": lambda text: "",
+    "members beyond the end": lambda text: text.replace("cls 1536 5", "cls 1536000 5"),
+    "cut off": lambda text: text[:-30],
+}
+
+
+@pytest.mark.parametrize("how", STALE)
+def test_an_index_beside_an_archive_that_does_not_fit_it_is_not_used(tmp_path, how):
+    path = tar(tmp_path / "x.tar", pairs(30))
+    expected = [digest(row) for row in tp.read_webdataset(path)]
+    text = wds2idx(path)
+    assert STALE[how](text) != text
+    (tmp_path / "x.idx").write_text(STALE[how](text))
+    assert [digest(row) for row in tp.read_webdataset(path)] == expected
+
+
+def test_a_member_of_which_an_index_beside_is_wrong_is_found_when_it_is_read(tmp_path):
+    path = tar(tmp_path / "x.tar", pairs(30))
+    lines = wds2idx(path).splitlines()
+    assert lines[5].startswith("jpg 8704 5 ")
+    lines[5] = lines[5].replace("jpg 8704 5", "jpg 8704 6")
+    (tmp_path / "x.idx").write_text("\n".join(lines))
+    with pytest.raises(tp.DataChangedError, match=r"row 4: .*or the \.idx beside it"):
+        list(tp.read_webdataset(path, block_rows=1))
+
+
+def test_members_of_2_gib_and_more_come_in_a_column_of_a_large_type(tmp_path, monkeypatch):
+    members = [("0.bin", b"a" * 11), ("0.txt", b"b"), ("1.bin", b""), ("1.txt", b"c")]
+    path = tar(tmp_path / "x.tar", members)
+    rows = list(tp.read_webdataset(path, text="txt"))
+    monkeypatch.setattr("trainpipes.sources.tar.read_webdataset.MOST_MEMBER", 10)
+    pipe = tp.read_webdataset(path, text="txt")
+    kinds = [str(field.type) for field in opened(pipe).schema]
+    assert kinds == ["string", "large_binary", "string"]
+    assert list(pipe) == rows
+
+
 def test_an_index_that_is_wrong_is_not_believed(tmp_path):
     kept = str(tmp_path / "kept.arrow")
     path = tar(tmp_path / "x.tar", pairs(30))
     assert len(list(tp.read_webdataset(path, index=kept))) == 30
     (tmp_path / "kept.arrow").write_bytes(b"ARROW1 something else")
-    with pytest.raises(tp.ConfigError, match="not an index of samples"):
+    with pytest.raises(tp.ConfigError, match="not an index of trainpipes"):
         list(tp.read_webdataset(path, index=kept))
     whole = Path(kept)
     whole.unlink()

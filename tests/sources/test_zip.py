@@ -236,8 +236,10 @@ def test_it_resumes_also_in_fresh_processes(files: Any) -> None:
 
 
 def test_a_state_goes_on_with_any_number_of_ranks_and_workers(files: Any) -> None:
+    a, b = files("a", 10), files("b", 7)  # written once: ranks read them side by side
+
     def make() -> tp.Pipeline:
-        rows = files("a", 10).zip(files("b", 7).tokenize("bytes", "b_text"))
+        rows = a.zip(b.tokenize("bytes", "b_text"))
         return rows.sharding_filter(4).shuffle(30, seed=1).batch(4)
 
     whole = [digest(item) for item in make()]

@@ -31,11 +31,12 @@ from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import each_file, reason
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
-from trainpipes.sources.parquet.index import footer_of
+from trainpipes.sources.parquet.index import footer_numbers, footer_of
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.sources.remote.retry import Requests, Stopped
 
@@ -228,18 +229,15 @@ def _look_at_each(found: Found, files: FileList) -> None:
         one, name = files.pick(np.array([file], dtype=np.int64)), hidden(files.names[file])
         try:
             if found.reader != "read_parquet":
-                source = _opened(found.reader, one, **SCANNED.get(found.reader, {}))
+                options = {"index": False, **SCANNED.get(found.reader, {})}
+                source = _opened(found.reader, one, **options)
                 return _file(name, max(0, int(files.sizes[file])), source)
-            keep = partial(_add_facts, found, lock, len(files), max(0, int(files.sizes[file])))
-            footer = footer_of(files, file, None, False, requests, keep)
-            return DataFile(
-                name,
-                footer.size,
-                np.array(footer.rows, dtype=np.int64),
-                np.array(footer.group_bytes, dtype=np.float64),
-                footer.schema,
-                partial(_opened, found.reader, one),
-            )
+            data = open_bytes(files, file, requests)
+            metadata, layout = footer_of(data, None)
+            _add_facts(found, lock, len(files), data.size, file, metadata)
+            group_bytes = footer_numbers(layout)[2:].astype(np.float64)
+            open_it = partial(_opened, found.reader, one)
+            return DataFile(name, data.size, layout.rows, group_bytes, layout.schema, open_it)
         except (UnreachableError, Stopped, MemoryError, MissingExtraError):
             raise
         except Exception as error:

@@ -16,9 +16,11 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.format import Layout, packed, unpacked
 
 #: Gives bytes ``start`` to ``stop`` of a file, of several ranges at once.
 Fetch = Callable[[list[tuple[int, int]]], list[bytes]]
@@ -72,6 +74,34 @@ class ArrowLayout:
     schema: tuple[int, int]
     batches: list[Message] = field(default_factory=list)
     dictionaries: list[tuple[int, Message]] = field(default_factory=list)
+
+    def kept(self, schema: pa.Schema) -> Layout:
+        """What an index keeps of it."""
+        rows, start, stop, compressed = (
+            np.array([getattr(batch, name) for batch in self.batches], dtype=np.int64)
+            for name in ("rows", "start", "stop", "compressed")
+        )
+        messages = [
+            [before, one.start, one.stop, one.dictionary, one.delta]
+            for before, one in self.dictionaries
+        ]
+        extra = packed(span=self.schema, dictionaries=messages, compressed=compressed)
+        return Layout(rows, start, stop, schema, extra)
+
+    @staticmethod
+    def of(layout: Layout) -> ArrowLayout:
+        """The messages of a file of which this was kept."""
+        extra = unpacked(layout.extra)
+        columns = (layout.start, layout.stop, layout.rows, extra["compressed"].astype(bool))
+        each = zip(*(column.tolist() for column in columns), strict=True)
+        return ArrowLayout(
+            tuple(extra["span"]),
+            [Message(start, stop, BATCH, rows, small) for start, stop, rows, small in each],
+            [
+                (before, Message(start, stop, DICTIONARY, dictionary=number, delta=delta))
+                for before, start, stop, number, delta in extra["dictionaries"]
+            ],
+        )
 
     def needed(self, batch: int) -> list[Message]:
         """The dictionaries that a record batch is decoded with, in order."""

@@ -6,9 +6,9 @@ which several threads use.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,25 +17,28 @@ import pyarrow as pa
 
 from trainpipes.columns.arrays import check_sound, gathered
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataChangedError, DataError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
 from trainpipes.sources.arrow.reader import ArrowReader, take_rows
 from trainpipes.sources.arrow.saved_dataset import saved_files
-from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
-from trainpipes.sources.files.file_bytes import LocalBytes, MappedFiles, open_bytes
-from trainpipes.sources.files.file_errors import gone, located, unreadable
+from trainpipes.sources.files.block_reader import explained
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import FileBytes, LocalBytes, MappedFiles, open_bytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
-from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.format import Layout
+from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.schema import cast_to, one_schema, plain
+from trainpipes.sources.files.schema import cast_to, different_schemas, one_schema, plain
 from trainpipes.sources.remote.retry import Requests
 
 SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4
+#: Errors for which a record batch is damaged.
+BAD = (BadFileError, pa.ArrowException, OSError, ValueError)
 
 
 class ReadArrow(FileReader):
@@ -49,8 +52,8 @@ class ReadArrow(FileReader):
     number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Do not write to a file while it is read;
     to replace it, write a new file and rename it. A compressed record batch is decoded whole; a remote one is
     fetched whole, several at a time. Before the first row the header of every record batch is read, about 20
-    µs each. A remote file takes one request for its footer and one for all headers, a remote stream one for
-    each header.
+    µs each, and kept by ``index`` for later starts. A remote file takes one request for its footer and one
+    for all headers, a remote stream one for each header.
 
     In a folder of ``save_to_disk``, the files that its ``state.json`` names are read, in their order; caches
     beside them are not.
@@ -65,6 +68,9 @@ class ReadArrow(FileReader):
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, a block is a record batch.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
+            cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the
+            files are remote, or 64 or more.
 
     Raises:
         ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
@@ -88,6 +94,7 @@ class ReadArrow(FileReader):
     split: str | None = None
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
+    index: str | os.PathLike[str] | bool | None = None
 
     def check(self) -> None:
         super().check()
@@ -100,13 +107,13 @@ class ReadArrow(FileReader):
         """The rows of the files that the stages below list and let through."""
         listed = self.listed(files, SUFFIXES)
         listed = saved_files(listed, self.split, str(self))
-        layouts = list(each_file(listed, partial(_look, listed), str(self), "Arrow").values())
-        return ArrowFiles(listed, layouts, self.columns, self.block_rows, str(self))
+        store = IndexStore(listed, self.name, "Arrow", "", self.options["index"])
+        store.complete(lambda job: _look(job.data), str(self))
+        return ArrowFiles(store, self.columns, self.block_rows, str(self))
 
 
-def _look(files: FileList, file: int, requests: Requests) -> tuple[ArrowLayout, pa.Schema, int]:
-    """A file's layout, schema and size."""
-    data = open_bytes(files, file, requests)
+def _look(data: FileBytes) -> Layout:
+    """The record batches of a file."""
     if isinstance(data, LocalBytes):
         content = memoryview(data.mapped())
 
@@ -118,15 +125,14 @@ def _look(files: FileList, file: int, requests: Requests) -> tuple[ArrowLayout, 
             return [bytes(part) for part in data.read(parts)]
 
     layout, schema = read_layout(fetch, data.size)
-    return layout, pa.schema([plain(field) for field in schema]), data.size
+    return layout.kept(pa.schema([plain(field) for field in schema]))
 
 
 class ArrowFiles(FileRows, RandomAccessSource):
     """Rows of Arrow files. Can be pickled; holds about 200 bytes a record batch.
 
     Args:
-        files: which.
-        found: of each file its layout, schema and size.
+        store: the files, and their record batches.
         columns: names of columns; None for all.
         block_rows: rows of a block; None for a record batch.
         asker: the stage, for messages.
@@ -137,13 +143,14 @@ class ArrowFiles(FileRows, RandomAccessSource):
 
     def __init__(
         self,
-        files: FileList,
-        found: Sequence[tuple[ArrowLayout, pa.Schema, int]],
+        store: IndexStore,
         columns: Sequence[str] | None,
         block_rows: int | None,
         asker: str,
     ) -> None:
-        self.layouts = [layout for layout, _, _ in found]
+        files, layouts = store.files, store.layouts()
+        self.kept_in = store.kept_in
+        self.layouts = [ArrowLayout.of(layout) for layout in layouts]
         # The rows of each file's batches begin with these, and their number at the end.
         counts = [[batch.rows for batch in layout.batches] for layout in self.layouts]
         self.batch_rows = [np.cumsum([0, *each], dtype=np.int64) for each in counts]
@@ -152,8 +159,9 @@ class ArrowFiles(FileRows, RandomAccessSource):
         else:
             edges = [cut_evenly(int(rows[-1]), block_rows) for rows in self.batch_rows]
         super().__init__(files, edges)
-        self.sizes = np.array([size for _, _, size in found], dtype=np.int64)
-        self.schema: pa.Schema = one_schema(_different(files, found), columns, asker)
+        self.sizes = store.sizes
+        different = different_schemas(files.names, [layout.schema for layout in layouts])
+        self.schema: pa.Schema = one_schema(different, columns, asker)
         # Of all files: the number of each batch's first row, and the file that it is in.
         flat = [0, *(rows for each in counts for rows in each)]
         self.first_rows: IntArray = np.cumsum(flat, dtype=np.int64)
@@ -199,18 +207,9 @@ class ArrowFiles(FileRows, RandomAccessSource):
             DataError: it cannot be had, or not decoded; says why and where.
         """
         place = Place(self.files.names[file], row=int(self.batch_rows[file][number]))
-        try:
+        with explained(place, "the record batch here cannot be decoded", self.kept_in, BAD):
             raw = self._raw(file, number, requests, fetched, place)
             return self._fitted(raw if rows is None else gathered(raw, rows), place)
-        except DataError as error:
-            if isinstance(error, DataChangedError) and error.row is None:
-                raise located(place, error) from error
-            raise
-        except FileNotFoundError as error:
-            raise gone(place) from error
-        except (BadFileError, pa.ArrowException, OSError, ValueError) as error:
-            what = f"the record batch here cannot be decoded: {one_line(error)}"
-            raise unreadable(place, what) from error
 
     def _raw(
         self, file: int, number: int, requests: Requests, fetched: memoryview | None, place: Place
@@ -291,17 +290,6 @@ def _check(batch: pa.RecordBatch, rows: int) -> None:
         raise BadFileError(f"it has {batch.num_rows:,} rows, and its header counts {rows:,}")
     for column in batch.columns:
         check_sound(column)
-
-
-def _different(
-    files: FileList, found: Sequence[tuple[ArrowLayout, pa.Schema, int]]
-) -> list[tuple[str, pa.Schema]]:
-    """The first file of each schema, and that schema."""
-    schemas: list[tuple[str, pa.Schema]] = []
-    for name, (_, schema, _) in zip(files.names, found, strict=True):
-        if not any(schema.equals(other) for _, other in schemas):
-            schemas.append((name, schema))
-    return schemas
 
 
 class OpenFiles(MappedFiles):

@@ -10,9 +10,11 @@ cached_bytes    bytes of remote files, kept on a disk of this machine
 list_files      the stage: the files of a data set, in order
 file_rows       rows of files in blocks: what is the same for all formats
 each_file       something done with each file, and what is said of those that fail
-index_file      what was learned of files, kept for later runs
-kept_index      what is known of each file, learned by one process for all
+format          what a file format tells of itself
+index_store     what was found in files, kept for later runs
 schema          one schema for the rows of many files
+block_reader    rows of blocks in order, of any format
+file_source     the rows of all files, of any format
 file_reader     what all stages that read files share
 row_names       which file each row is from
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
@@ -187,6 +187,21 @@ def one_schema(
         for name, field in fields.items():
             fields[name] = _wider(field, other[name], first_path, path, asker)
     return pa.schema(list(fields.values()))
+
+
+def different_schemas(
+    names: Sequence[str], schemas: Iterable[pa.Schema]
+) -> list[tuple[str, pa.Schema]]:
+    """The first file of each schema, and that schema."""
+    found: list[tuple[str, pa.Schema]] = []
+    seen: set[int] = set()
+    for name, schema in zip(names, schemas, strict=True):
+        if id(schema) in seen:  # files share what an index has read once
+            continue
+        seen.add(id(schema))
+        if not any(schema.equals(other) for _, other in found):
+            found.append((name, schema))
+    return found
 
 
 def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa.Array:

@@ -12,16 +12,18 @@ import struct
 import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import cut
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.format import Layout, packed, unpacked
 
 MAGIC = b"\x93NUMPY"
 KEYS = {"descr", "fortran_order", "shape"}
@@ -68,6 +70,11 @@ class StoredArray:
     def row_bytes(self) -> int:
         """Bytes of a row as it is stored, of all fields."""
         return prod(self.shape[1:]) * self.dtype.itemsize
+
+    def span(self, start: int, stop: int) -> tuple[int, int]:
+        """Where rows ``start`` to ``stop`` begin and end in the file."""
+        assert self.start is not None
+        return self.start + start * self.row_bytes, self.start + stop * self.row_bytes
 
     @property
     def row_dtype(self) -> np.dtype[Any]:
@@ -182,11 +189,11 @@ def _header(file: Any, size: int, member: str | None, offset: int | None = 0) ->
         kinds = type(shape), type(fortran), *map(type, shape)
         if told.keys() != KEYS or kinds != (tuple, bool, *[int] * len(shape)):
             raise ValueError(f"it says {cut(str(told), 80)}")
-        dtype = np.dtype(_descr(told["descr"]))
+        dtype = np.lib.format.descr_to_dtype(told["descr"])
     except (
         ValueError,
         SyntaxError,
-        KeyError,
+        LookupError,
         TypeError,
         MemoryError,
         RecursionError,
@@ -210,8 +217,51 @@ def _header(file: Any, size: int, member: str | None, offset: int | None = 0) ->
     return StoredArray(dtype, shape, fortran and len(shape) > 1, start, member)
 
 
-def _descr(descr: Any) -> Any:
-    return descr if isinstance(descr, str) else [tuple(field) for field in descr]
+def kept(arrays: Mapping[str, StoredArray], size: int) -> Layout:
+    """What an index keeps of the arrays of a file of ``size`` bytes."""
+    found = [
+        [
+            name,
+            np.lib.format.dtype_to_descr(a.dtype),
+            a.shape,
+            a.fortran,
+            a.start,
+            a.member,
+            a.field,
+            a.stored,
+        ]
+        for name, a in arrays.items()
+    ]
+    rows = max((array.rows for array in arrays.values()), default=0)
+    first, last = np.array([0]), np.array([size])
+    return Layout(np.array([rows]), first, last, pa.schema([]), packed(arrays=found))
+
+
+def arrays_of(layout: Layout) -> dict[str, StoredArray]:
+    """The arrays of a file of which this was kept."""
+    found = {}
+    for name, descr, shape, fortran, start, member, field, stored in unpacked(layout.extra)[
+        "arrays"
+    ]:
+        dtype = np.lib.format.descr_to_dtype(_tuples(descr))
+        stored = None if stored is None else tuple(stored)
+        found[name] = StoredArray(dtype, tuple(shape), fortran, start, member, field, stored)
+    return found
+
+
+def _tuples(descr: Any) -> Any:
+    """A type's description as NumPy has it, of JSON's lists: a field is a tuple of name, type and, for an
+    array within, its shape."""
+    if isinstance(descr, str):
+        return descr
+    return [
+        (
+            tuple(field[0]) if isinstance(field[0], list) else field[0],
+            _tuples(field[1]),
+            *(tuple(shape) for shape in field[2:]),
+        )
+        for field in descr
+    ]
 
 
 def _field(array: StoredArray, name: str) -> StoredArray:

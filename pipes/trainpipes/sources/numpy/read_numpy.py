@@ -6,10 +6,11 @@ which several threads use.
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,16 +22,17 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.files.each_file import BadFileError, each_file
-from trainpipes.sources.files.file_bytes import mapped, open_bytes
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import FileBytes, mapped
 from trainpipes.sources.files.file_errors import check_unchanged, unreadable
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
+from trainpipes.sources.files.format import Layout
+from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.numpy.layout import StoredArray, check_sum, read_arrays
+from trainpipes.sources.numpy.layout import StoredArray, arrays_of, check_sum, kept, read_arrays
 from trainpipes.sources.numpy.reader import NumpyReader
-from trainpipes.sources.remote.retry import Requests
 
 SUFFIXES = (".npy", ".npz")
 #: Bytes and rows of a block, at most, unless the user says.
@@ -61,6 +63,9 @@ class ReadNumpy(FileReader):
             MiB.
         storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
             neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
+            cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the
+            files are remote, or 64 or more.
 
     Raises:
         UnreadableError: names all files that cannot be read, each with the reason.
@@ -81,6 +86,7 @@ class ReadNumpy(FileReader):
     output_column: str = "array"
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
+    index: str | os.PathLike[str] | bool | None = None
 
     def check(self) -> None:
         super().check()
@@ -92,25 +98,23 @@ class ReadNumpy(FileReader):
     def open_files(self, files: Sequence[Stage]) -> NumpyFiles:
         """The rows of the files that the stages below list and let through."""
         listed = self.listed(files, SUFFIXES)
-        found = each_file(listed, partial(self._look, listed), str(self), "NumPy")
-        return NumpyFiles(listed, list(found.values()), self.block_rows, self.columns, str(self))
+        key = json.dumps([self.output_column, self.columns])
+        store = IndexStore(listed, self.name, "NumPy", key, self.options["index"])
+        store.complete(lambda job: self._look(job.data), str(self))
+        return NumpyFiles(store, self.block_rows, self.columns, str(self))
 
-    def _look(
-        self, files: FileList, file: int, requests: Requests
-    ) -> tuple[dict[str, StoredArray], int]:
-        """A file's arrays, and its size."""
-        data = open_bytes(files, file, requests)
+    def _look(self, data: FileBytes) -> Layout:
+        """A file's arrays."""
         with data.stream() as opened:
-            found = read_arrays(opened, data.size, self.output_column, self.columns, str(self))
-        return found, data.size
+            arrays = read_arrays(opened, data.size, self.output_column, self.columns, str(self))
+        return kept(arrays, data.size)
 
 
 class NumpyFiles(FileRows, RandomAccessSource):
     """Rows of arrays in files. Can be pickled; holds some 100 bytes an array.
 
     Args:
-        files: which.
-        found: the arrays of each file by name, and its size.
+        store: the files, and their arrays.
         block_rows: rows of a block; None to tell by bytes.
         columns: the order of the arrays; None for that of the first file.
         asker: the stage, for messages.
@@ -118,13 +122,13 @@ class NumpyFiles(FileRows, RandomAccessSource):
 
     def __init__(
         self,
-        files: FileList,
-        found: Sequence[tuple[dict[str, StoredArray], int]],
+        store: IndexStore,
         block_rows: int | None,
         columns: Sequence[str] | None,
         asker: str,
     ) -> None:
-        self.arrays = [arrays for arrays, _ in found]
+        files, self.kept_in = store.files, store.kept_in
+        self.arrays = [arrays_of(layout) for layout in store.layouts()]
         _check_alike(files, self.arrays, columns, asker)
         first = self.arrays[0]
         self.names = list(first) if columns is None else list(columns)
@@ -135,7 +139,7 @@ class NumpyFiles(FileRows, RandomAccessSource):
             block_rows = int(min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1.0, self.row_bytes))))
         rows = [arrays[self.names[0]].rows for arrays in self.arrays]
         super().__init__(files, [cut_evenly(count, block_rows) for count in rows])
-        self.sizes = np.array([size for _, size in found], dtype=np.int64)
+        self.sizes = store.sizes
         self.first_rows: IntArray = np.cumsum([0, *rows], dtype=np.int64)
         self._open = OpenArrays()
         self._unmapped = next((n for n in range(len(files)) if not self._is_mapped(n)), None)

@@ -1,5 +1,5 @@
 """Files in a format of the user's own.
 
-reader      rows of files in order, by the user's function
+functions   a format that functions make
 read_files  the stage
 """

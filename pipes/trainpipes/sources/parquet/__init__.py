@@ -2,7 +2,6 @@
 
 probe         asks of a footer what pyarrow must not be asked unchecked
 size          how much memory rows will need
-footer_table  what is kept of footers for later runs
 index         what the footers of all files say, as arrays
 folders       columns that the names of folders make
 filter        which row groups a filter may let a row of through

@@ -15,17 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes.columns.arrays import to_arrow
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import (
-    SchemaError,
-)
-from trainpipes.sources.files.each_file import BadFileError, each_file, one_line
-from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
-from trainpipes.sources.files.index_file import IndexFile, forget, settled
+from trainpipes.errors import SchemaError
+from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.format import Layout, packed, unpacked
+from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.schema import one_schema
-from trainpipes.sources.parquet.footer_table import FOOTERS, Footer, FooterTable, with_more
+from trainpipes.sources.files.schema import different_schemas, one_schema
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.sources.parquet.size import (
     arrow_bytes,
@@ -33,7 +30,6 @@ from trainpipes.sources.parquet.size import (
     leaves_among,
     leaves_of,
 )
-from trainpipes.sources.remote.retry import Requests
 
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
@@ -41,8 +37,11 @@ TAIL_BYTES = 64 << 10
 SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
 #: Bytes that a row group is taken to have at most, whatever its footer says.
 MOST_BYTES = 1 << 48
+#: More rows than a row group has.
+MOST_ROWS = 1 << 32
 #: What follows the metadata in a footer: their length, and the magic number.
 END = b"....PAR1"
+NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +101,7 @@ def read_index(
         files: the files.
         columns: names of the columns to be read; None for all.
         asker: the stage, for messages.
-        index: where footers are kept; see ``IndexFile.of``.
+        index: where footers are kept; see ``IndexStore``.
         folders: columns that names of folders make, if files do not have them.
         both: whether it is an error if files have them.
         look: is given the number of each file, and its metadata; then all footers are read.
@@ -112,62 +111,72 @@ def read_index(
         SchemaError: names the first file that lacks a column or has it in a type that does not fit.
         UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
     """
-    kept = IndexFile.of(files, index, FOOTERS)
-    known, rows = FooterTable.of([], [], []), np.full(len(files), -1, dtype=np.int64)
-    if kept is not None:
-        found, rows = kept.find(files)
-        known = FooterTable(found)
-    step = -(-len(files) // SAMPLED_FILES)
-    unknown = set(range(len(files)) if look is not None else np.flatnonzero(rows < 0).tolist())
-    for file in range(0, len(files), max(1, step)):
-        if rows[file] >= 0 and not _is_sampled(known, int(rows[file]), columns):
-            unknown.add(file)
-    wanted = sorted(unknown)
-    read = settled(files, wanted) if kept is not None else 0
-    fresh = each_file(
-        files,
-        lambda file, requests: footer_of(files, file, columns, file % step == 0, requests, look),
-        asker,
-        "Parquet",
-        wanted=wanted,
-        job="reading Parquet footers",
-    )
-    footers = _in_order(files, known, rows, fresh)
-    if kept is not None and wanted:
-        kept.save(files, footers.table, read)
+    store = IndexStore(files, "read_parquet", "Parquet", index=index)
+    step = max(1, -(-len(files) // SAMPLED_FILES))
+    looked_at: set[int] = set()
+
+    def scan(job: Scan) -> Layout:
+        metadata, found = footer_of(job.data, columns)
+        if look is not None:
+            look(job.file, metadata)
+            looked_at.add(job.file)
+        sample = None if job.known is None else _sample(job.known)
+        if job.file % step == 0:
+            sample = _sampled(metadata, job.data.size, found.rows, columns, sample)
+        return found if sample is None else replace(found, extra=found.extra + packed(**sample))
+
+    def enough(file: int, layout: Layout) -> bool:
+        if not _is_sound(layout, int(files.sizes[file])) and file not in store.scanned:
+            return False
+        if look is not None and file not in looked_at:
+            return False
+        return bool(file % step) or _is_sampled(layout, columns)
+
+    store.complete(scan, asker, enough=enough, alone=look is None, job="reading Parquet footers")
     try:
-        kept_in = None if kept is None else str(kept.path)
-        return _joined(footers, files, columns, asker, kept_in, folders, both)
+        return _joined(store, columns, asker, folders, both)
     except SchemaError:
-        if kept is None or not (rows >= 0).any():
+        if len(store.scanned) == len(files):
             raise
-        forget(str(kept.path))  # what was kept may be wrong: the files are to say it themselves
+        store.forget()  # what was kept may be wrong: the files are to say it themselves
         return read_index(files, columns, asker, index, folders=folders, both=both, look=look)
 
 
-def _is_sampled(known: FooterTable, row: int, columns: Sequence[str] | None) -> bool:
+def _sample(layout: Layout) -> dict[str, Any] | None:
+    """What is known of the sizes in memory of some of a file's row groups."""
+    more = layout.extra[8 * (2 + len(layout.rows)) :]
+    try:
+        sample = unpacked(more) if more else {}
+        rows, leaves, sizes = (sample[name] for name in ("sampled_rows", "leaves", "leaf_bytes"))
+        good = 0 <= rows <= layout.rows.sum() and len(leaves) == len(sizes)
+        good = good and not (sizes < 0).any() and np.nansum(sizes) < MOST_BYTES
+        return sample if good and all(isinstance(leaf, str) for leaf in leaves) else None
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _is_sound(layout: Layout, size: int) -> bool:
+    """Whether an index can have said this of a file of so many bytes."""
+    if len(layout.extra) < 8 * (2 + len(layout.rows)):
+        return False
+    footer, checksum, *sizes = footer_numbers(layout).tolist()
+    good = len(END) <= footer <= size and 0 <= checksum < 1 << 32
+    return good and min(sizes, default=0) >= 0 and layout.rows.max(initial=0) < MOST_ROWS
+
+
+def footer_numbers(layout: Layout) -> IntArray:
+    """Bytes of a file's footer, its checksum, and the uncompressed bytes of each row group, int64
+    ``[2 + row groups]``."""
+    return np.frombuffer(layout.extra, np.int64, 2 + len(layout.rows))
+
+
+def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
     """Whether sizes of these columns in memory are known of a file."""
-    _, leaves, sizes = known.sample(row)
-    chosen = [sizes[n] for n in leaves_among(leaves, columns)]
-    return bool(leaves) and not any(size != size for size in chosen)
-
-
-def _in_order(
-    files: FileList, known: FooterTable, rows: IntArray, fresh: dict[int, Footer]
-) -> FooterTable:
-    """Footers of all files in their order: those kept, and those just read."""
-    read: dict[int, Footer] = {}
-    for file, footer in sorted(fresh.items()):
-        row = int(rows[file])
-        read[file] = footer if row < 0 else with_more(footer, *known.sample(row)[1:])
-    names = files.kept_names()
-    names, stamps = [names[n] for n in read], [files.stamps[n] for n in read]
-    table = FooterTable.of(list(read.values()), names, stamps)
-    if not len(known):
-        return table
-    places = rows.copy()
-    places[list(read)] = len(known) + np.arange(len(read))
-    return FooterTable.join([known, table]).take(places)
+    sample = _sample(layout)
+    if sample is None or not sample["leaves"]:
+        return False
+    chosen = sample["leaf_bytes"][leaves_among(sample["leaves"], columns)]
+    return not np.isnan(chosen).any()
 
 
 def read_footer(data: FileBytes) -> bytes:
@@ -205,111 +214,105 @@ def parse_footer(footer: bytes) -> Any:
     return pq.read_metadata(pa.BufferReader(footer))
 
 
-def footer_of(
-    files: FileList,
-    file: int,
-    columns: Sequence[str] | None,
-    sampled: bool,
-    requests: Requests,
-    look: Callable[[int, Any], None] | None,
-) -> Footer:
-    """What the footer of one file says.
+def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layout]:
+    """What the footer of one file says: parsed, and what is kept of it.
 
     Args:
-        files: the files.
-        file: which.
+        data: the file.
         columns: names of the columns to be read; None for all.
-        sampled: whether sizes in memory are told, too.
-        requests: makes those to servers.
-        look: is given the number of the file, and its metadata.
 
     Raises:
         BadFileError: it is no Parquet file, is damaged, or has a column that is encrypted.
         UnreachableError: the server does not answer, or denies access.
     """
-    data = open_bytes(files, file, requests)
-    size, footer = data.size, read_footer(data)
+    footer = read_footer(data)
     try:
         metadata = parse_footer(footer)
         schema = metadata.schema.to_arrow_schema().remove_metadata()
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(f"damaged footer: {one_line(error)}") from error
-    found = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
-    rows = [group.num_rows for group in found]
-    if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    rows = np.array([group.num_rows for group in groups], dtype=np.int64)
+    if rows.sum() != metadata.num_rows or (rows < 0).any():
         raise BadFileError(
-            f"damaged footer: {metadata.num_rows:,} rows, and {sum(rows):,} in its row groups"
+            f"damaged footer: {metadata.num_rows:,} rows, and {rows.sum():,} in its row groups"
         )
     if metadata.serialized_size + len(END) != len(footer):  # it may be signed
         leaves = leaves_of(metadata, columns)
-        names = Probe.of(metadata, size).encrypted(metadata, leaves)
+        names = Probe.of(metadata, data.size).encrypted(metadata, leaves)
         if names:
             cure = "" if len(names) == len(leaves) else "; choose others by columns=[...]"
             raise BadFileError(
                 f"its column {names[0]!r} is encrypted, which is not supported{cure}"
             )
-    if look is not None:
-        look(file, metadata)
-    group_bytes = [group.total_byte_size for group in found]
-    whole = Footer(size, len(footer), zlib.crc32(footer), rows, group_bytes, schema)
-    return _sampled(whole, metadata, columns) if sampled else whole
+    sizes = [group.total_byte_size for group in groups]
+    extra = np.array([len(footer), zlib.crc32(footer), *sizes], dtype=np.int64).tobytes()
+    # Where a row group lies is told by its columns, of which not all may be asked.
+    nowhere = np.zeros(len(rows), dtype=np.int64)
+    return metadata, Layout(rows, nowhere, nowhere, schema, extra)
 
 
-def _sampled(footer: Footer, metadata: Any, columns: Sequence[str] | None) -> Footer:
-    """A footer with sizes in memory of some of its row groups, of those that can be told."""
-    picked = [n for n, rows in enumerate(footer.rows) if rows]
+def _sampled(
+    metadata: Any,
+    size: int,
+    rows: IntArray,
+    columns: Sequence[str] | None,
+    known: dict[str, Any] | None,
+) -> dict[str, Any]:
+    """Sizes in memory of some row groups of a file, of those that can be told, by Parquet columns; NaN for
+    columns that nobody has asked for."""
+    picked = np.flatnonzero(rows).tolist()
     picked = picked[:: -(-len(picked) // SAMPLED_GROUPS) or 1]
     paths = leaf_paths(metadata)
     leaves = leaves_among(paths, columns)
-    probe = Probe.of(metadata, footer.size)
+    probe = Probe.of(metadata, size)
     picked = [n for n in picked if probe.passes(n, leaves)]
-    sizes = [float("nan")] * len(paths)
+    sizes = np.full(len(paths), np.nan)
     found = [arrow_bytes(metadata, n, leaves) for n in picked]
     for place, leaf in enumerate(leaves):
         sizes[leaf] = sum(each[place] for each in found)
-    rows = sum(footer.rows[n] for n in picked)
-    return replace(footer, sampled_rows=rows, leaves=tuple(paths), leaf_bytes=tuple(sizes))
+    if known is not None and known["leaves"] == paths:
+        sizes = np.where(np.isnan(sizes), known["leaf_bytes"], sizes)
+    return {"sampled_rows": int(rows[picked].sum()), "leaves": paths, "leaf_bytes": sizes}
 
 
 def _joined(
-    footers: FooterTable,
-    files: FileList,
+    store: IndexStore,
     columns: Sequence[str] | None,
     asker: str,
-    kept_in: str | None,
     folders: Sequence[pa.Field],
     both: bool,
 ) -> ParquetIndex:
-    different: list[tuple[str, pa.Schema]] = []
-    for first, schema in footers.schemas():
-        if not any(schema.equals(other) for _, other in different):
-            different.append((files.names[first], schema))
+    names, layouts = store.files.names, store.layouts()
+    different = different_schemas(names, [layout.schema for layout in layouts])
     folders = _not_in_files(folders, different, both, asker)
     different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
-    rows, first_group = footers.flat("rows")
-    group_bytes = np.clip(footers.flat("group_bytes")[0], 0, MOST_BYTES)
+    numbers = [footer_numbers(layout) for layout in layouts]
+    rows = np.concatenate([NONE, *(layout.rows for layout in layouts)])
+    group_bytes = np.concatenate([NONE, *(each[2:] for each in numbers)])
+    group_bytes = np.clip(group_bytes, 0, MOST_BYTES)
     sampled, sampled_bytes = 0, 0.0
-    picked = to_arrow(np.arange(0, len(files), -(-len(files) // SAMPLED_FILES) or 1))
-    for one in (
-        footers.table.select(["sampled_rows", "leaves", "leaf_bytes"]).take(picked).to_pylist()
-    ):
+    for layout in layouts[:: -(-len(layouts) // SAMPLED_FILES) or 1]:
+        one = _sample(layout)
+        assert one is not None
         sampled += one["sampled_rows"]
-        sampled_bytes += sum(one["leaf_bytes"][n] for n in leaves_among(one["leaves"], columns))
+        each = one["leaf_bytes"].tolist()
+        sampled_bytes += sum(each[n] for n in leaves_among(one["leaves"], columns))
     row_bytes: float | None = None
     if sampled:
         row_bytes = sampled_bytes / sampled
     elif rows.sum():  # rows are only where no sample was taken
         row_bytes = float(group_bytes.sum() / rows.sum())
     return ParquetIndex(
-        sizes=footers.numbers("size"),
-        footers=footers.numbers("footer"),
-        checksums=footers.numbers("checksum"),
-        first_group=first_group,
+        sizes=store.sizes,
+        footers=np.array([each[0] for each in numbers], dtype=np.int64),
+        checksums=np.array([each[1] for each in numbers], dtype=np.int64),
+        first_group=np.cumsum([0, *(len(layout.rows) for layout in layouts)], dtype=np.int64),
         rows=rows,
         group_bytes=group_bytes,
         schema=one_schema(different, columns, asker),
         row_bytes=row_bytes,
-        kept_in=kept_in,
+        kept_in=store.kept_in,
         folders=tuple(field.name for field in folders),
     )
 

@@ -129,7 +129,7 @@ class ParquetSource(FileBlocks):
         files: which.
         columns: names of columns; None for all.
         asker: the stage, for messages.
-        index: where footers are kept; see ``IndexFile.of``.
+        index: where footers are kept; see ``IndexStore``.
         replace: put U+FFFD in place of text that is not UTF-8.
         filter: the condition that a stage above applies; row groups that cannot hold a matching row are not
             read.

@@ -21,7 +21,7 @@ from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_errors import changed, gone, located, unreachable, unreadable
-from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.range_file import HELD_BYTES

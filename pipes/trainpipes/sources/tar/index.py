@@ -14,33 +14,32 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.messages import nearest
-from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_numpy
+from trainpipes.columns.arrays import python_to_arrow
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import SchemaError
+from trainpipes.errors import SchemaError, UnreachableError, UnreadableError
 from trainpipes.sources.compressed.streams import kind_by_content, open_stream
-from trainpipes.sources.files.each_file import BadFileError, each_file
-from trainpipes.sources.files.file_bytes import LocalBytes, open_bytes
-from trainpipes.sources.files.index_file import IndexFile, IndexKind
-from trainpipes.sources.files.kept_index import KeptIndex
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import LocalBytes
+from trainpipes.sources.files.format import Layout, packed, unpacked
+from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.remote.retry import Requests
-from trainpipes.sources.tar.layout import Forward, Samples, chunks_of, read_samples
+from trainpipes.sources.tar.layout import (
+    BLOCK,
+    Forward,
+    Samples,
+    chunks_of,
+    is_header,
+    members_of_index,
+    read_samples,
+    samples_of,
+)
 
 KEY = "__key__"
 #: Bytes of local archives from which on an index of them is kept.
 LARGE = 64 << 20
-
-COLUMNS = pa.schema(
-    [
-        ("path", pa.string()),
-        ("stamp", pa.string()),
-        ("size", pa.int64()),
-        ("compression", pa.string()),
-        ("keys", pa.list_(pa.string())),
-        ("kinds", pa.list_(pa.string())),
-        *((name, pa.list_(pa.int64())) for name in ("counts", "kind_of", "starts", "sizes")),
-    ]
-)
+#: Zeros that end an archive, at most; of more, members may lie between.
+MOST_PADDING = 1 << 20
+NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,108 +100,82 @@ def tar_index(
         columns: which columns; None for all.
         nulls: whether a sample may lack a member.
         asker: the stage, for messages.
-        index: where it is kept; see ``IndexFile.of``.
+        index: where it is kept; see ``IndexStore``.
 
     Raises:
         UnreadableError: names every file that is no archive, with the reason.
         SchemaError: a sample lacks a member.
         UnreachableError: a server does not answer, or denies access.
     """
-    kind = IndexKind(
-        "read_webdataset", "samples", {"samples": 1}, COLUMNS, _is_sound, least_bytes=LARGE
-    )
-    kept = KeptIndex(files, IndexFile.of(files, index, kind), COLUMNS, _table_of)
-
-    def learn(missing: list[int]) -> None:
-        def look(file: int, requests: Requests) -> None:
-            kept.fresh[file] = _look(files, file, requests)
-
-        job = "reading headers of tar archives"
-        each_file(files, look, asker, "tar archives", wanted=missing, job=job)
-
-    kept.complete(learn)
-    return _joined(kept.table(), files, columns, nulls, asker, kept.path)
+    store = IndexStore(files, "read_webdataset", "tar archives", "", index, LARGE)
+    job = "reading headers of tar archives"
+    store.complete(lambda job: _look(files, job), asker, job=job)
+    return _joined(store, columns, nulls, asker)
 
 
-def _look(files: FileList, file: int, requests: Requests) -> tuple[int, str, Samples]:
-    data = open_bytes(files, file, requests)
-    size = data.size
-    if not size:
+def _look(files: FileList, job: Scan) -> Layout:
+    data = job.data
+    if not data.size:
         raise BadFileError("empty: 0 bytes")
-    kind = kind_by_content(bytes(data.read([(0, min(size, 16))])[0]))
-    if not kind and isinstance(data, LocalBytes):
-        content = memoryview(data.mapped())
-        return size, kind, read_samples(Forward(chunks_of(content)))
-    with closing(data.stream()) as source:
-        return size, kind, read_samples(Forward(open_stream(source, kind)))
-
-
-def _table_of(
-    found: Sequence[tuple[int, str, Samples]], names: Sequence[str], stamps: Sequence[str]
-) -> pa.Table:
-    values = {
-        "path": names,
-        "stamp": stamps,
-        "size": [size for size, _, _ in found],
-        "compression": [kind for _, kind, _ in found],
-    }
-    for name in COLUMNS.names[4:]:
-        values[name] = [getattr(samples, name) for _, _, samples in found]
-    columns = {name: python_to_arrow(values[name], COLUMNS.field(name).type) for name in values}
-    return pa.table(columns, schema=COLUMNS)
-
-
-def _is_sound(table: pa.Table) -> bool:
-    """Whether a table can be what archives say: counts that fit, no member outside of its archive."""
-    if not table.schema.equals(COLUMNS) or any(c.null_count for c in table.columns):
-        return False
-    table.validate(full=True)
-    lengths = {
-        name: to_numpy(one_chunk(table.column(name)).value_lengths()).astype(np.int64)
-        for name in COLUMNS.names[4:]
-    }
-    members = lengths["kind_of"]
-    if not all((lengths[name] == members).all() for name in ("starts", "sizes")):
-        return False
-    numbers = {name: _flat(table, name) for name in ("counts", "kind_of", "starts", "sizes")}
-    if any((values < 0).any() for values in numbers.values()):
-        return False
-    ends = np.cumsum(lengths["counts"])
-    counted = np.append(0, np.cumsum(numbers["counts"]))[np.append(0, ends)]
-    sizes = np.repeat(to_numpy(one_chunk(table.column("size"))), members)
-    plain = np.repeat([kind == "" for kind in table.column("compression").to_pylist()], members)
-    inside = numbers["starts"] + numbers["sizes"] <= sizes
-    return bool(
-        (lengths["keys"] == lengths["counts"]).all()
-        and (np.diff(counted) == members).all()
-        and (numbers["kind_of"] < np.repeat(lengths["kinds"], members)).all()
-        and (inside | ~plain).all()
+    kind = kind_by_content(bytes(data.read([(0, min(data.size, 16))])[0]))
+    samples = None if kind else _beside(files, job)
+    if samples is not None:
+        pass
+    elif not kind and isinstance(data, LocalBytes):
+        samples = read_samples(Forward(chunks_of(memoryview(data.mapped()))))
+    else:
+        with closing(data.stream()) as source:
+            samples = read_samples(Forward(open_stream(source, kind)))
+    numbers = ("counts", "kind_of", "starts", "sizes")
+    extra = packed(
+        compression=kind,
+        keys=samples.keys,
+        kinds=samples.kinds,
+        **{name: np.array(getattr(samples, name), dtype=np.int64) for name in numbers},
     )
+    rows, first, last = np.array([len(samples.keys)]), np.array([0]), np.array([data.size])
+    return Layout(rows, first, last, pa.schema([]), extra)
 
 
-def _flat(table: pa.Table, name: str) -> IntArray:
-    """All numbers of a column of lists, int64."""
-    return to_numpy(apart(one_chunk(table.column(name)))[0]).astype(np.int64)
+def _beside(files: FileList, job: Scan) -> Samples | None:
+    """The samples of an archive by the index that lies beside it; None if there is none that fits."""
+    file, path, data = job.file, files.paths[job.file], job.data
+    if not path.endswith(".tar"):
+        return None
+    try:
+        beside = f"{path.removesuffix('.tar')}.idx"
+        content: bytes = job.requests.call(files.system(file), "cat_file", beside)
+        members = members_of_index(content.decode(), data.size)
+    except (OSError, UnreachableError, UnreadableError, UnicodeDecodeError):
+        return None
+    if not members:
+        return None
+    _, first, first_size = members[0]
+    _, last, last_size = max(members, key=lambda member: member[1])
+    end = last + -(-last_size // BLOCK) * BLOCK
+    if data.size - end > MOST_PADDING:
+        return None
+    parts = [(first - BLOCK, first), (last - BLOCK, last), (min(end, data.size), data.size)]
+    one, other, rest = map(bytes, data.read(parts))
+    fits = is_header(one, first_size) and is_header(other, last_size) and not rest.strip(b"\0")
+    return samples_of(members) if fits else None
 
 
-def _joined(
-    table: pa.Table,
-    files: FileList,
-    columns: Sequence[str] | None,
-    nulls: bool,
-    asker: str,
-    kept_in: str | None,
-) -> TarIndex:
-    keys, first_row = apart(one_chunk(table.column("keys")))
-    counts, members = _flat(table, "counts"), _flat(table, "kind_of")
-    starts, sizes = _flat(table, "starts"), _flat(table, "sizes")
-    ends = apart(one_chunk(table.column("kind_of")))[1].astype(np.int64)
-    per_file = ends[1:] - ends[:-1]
+def _joined(store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str) -> TarIndex:
+    files = store.files
+    archives = [unpacked(layout.extra) for layout in store.layouts()]
+    counts, members, starts, sizes = (
+        np.concatenate([NONE, *(each[name] for each in archives)])
+        for name in ("counts", "kind_of", "starts", "sizes")
+    )
+    keys = python_to_arrow([key for each in archives for key in each["keys"]], pa.string())
+    first_row = np.cumsum([0, *(len(each["keys"]) for each in archives)], dtype=np.int64)
+    per_file = [len(each["kind_of"]) for each in archives]
     # Extensions by one number over all archives, in the order in which they are met.
     numbers: dict[str, int] = {}
     shared = []
-    for kinds in table.column("kinds").to_pylist():
-        shared.append([numbers.setdefault(kind, len(numbers)) for kind in kinds])
+    for each in archives:
+        shared.append([numbers.setdefault(kind, len(numbers)) for kind in each["kinds"]])
     firsts = np.cumsum([0, *map(len, shared)])
     flat_shared = np.array([n for one in shared for n in one], dtype=np.int64)
     kind_of = flat_shared[members + np.repeat(firsts[:-1], per_file)] if len(members) else members
@@ -227,7 +200,6 @@ def _joined(
         at[row_of[which]], of[row_of[which]] = starts[which], sizes[which]
         dense_starts.append(at)
         dense_sizes.append(of)
-    first_row = first_row.astype(np.int64)
     if not nulls:
         for name, of in zip(own, dense_sizes, strict=True):
             _refuse(np.flatnonzero(of < 0), "has no member", name, files, first_row, keys, asker)
@@ -239,8 +211,8 @@ def _joined(
     for of in dense_sizes:
         total += np.maximum(of, 0)
     return TarIndex(
-        file_sizes=to_numpy(one_chunk(table.column("size"))).astype(np.int64),
-        compressions=table.column("compression").to_pylist(),
+        file_sizes=store.sizes,
+        compressions=[each["compression"] for each in archives],
         first_row=first_row,
         keys=keys,
         columns=chosen,
@@ -248,7 +220,7 @@ def _joined(
         starts=dense_starts,
         sizes=dense_sizes,
         sample_bytes=total,
-        kept_in=kept_in,
+        kept_in=store.kept_in,
     )
 
 

@@ -7,17 +7,19 @@ follow each other and have one name up to the first dot. Called by any thread.
 from __future__ import annotations
 
 import re
-import zlib
-from collections.abc import Iterator
+import tarfile
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NoReturn, Protocol
 
-from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.each_file import BadFileError, one_line
 
 #: Bytes of a header, to which all else is rounded up.
 BLOCK = 512
-#: Bytes of a long name, at most.
+#: Bytes of a name and what else is said of a member, at most.
 MOST_NAME = 1 << 20
+#: Bytes of a name that has room in a header.
+LONG_NAME = 100
 KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
@@ -53,12 +55,33 @@ class Forward:
 
     Args:
         chunks: gives the next ones; none at the end.
+
+    Attributes:
+        at: how many were passed.
+        last: those that were read last.
     """
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
         self._rest = memoryview(b"")
         self.at = 0
+        self.last = b""
+
+    def tell(self) -> int:
+        return self.at
+
+    def read(self, size: int) -> bytes:
+        """The next bytes; fewer at the end. As ``tarfile`` asks for them: of headers and names."""
+        if size > MOST_NAME:
+            raise BadFileError(f"damaged: a name of {size:,} bytes at byte {self.at:,}")
+        self.last = self.take(size)
+        return self.last
+
+    def seek(self, at: int) -> None:
+        """Pass over bytes."""
+        if at < self.at:
+            raise BadFileError(f"damaged: a member of less than no bytes at byte {self.at:,}")
+        self.skip(at - self.at)
 
     def take(self, size: int) -> bytes:
         """The next bytes; fewer at the end."""
@@ -113,10 +136,19 @@ def read_samples(file: Forward) -> Samples:
     Raises:
         BadFileError: it is none, is cut short, or holds what it should not; says what.
     """
+    return samples_of(_members(file))
+
+
+def samples_of(members: Iterable[tuple[str, int, int]]) -> Samples:
+    """The samples that members make, of which name, place and size are given.
+
+    Raises:
+        BadFileError: it is none, is cut short, or holds what it should not; says what.
+    """
     found = Samples()
     kinds: dict[str, int] = {}
     last: dict[int, str] = {}  # extensions of the sample at hand
-    for name, start, size in _members(file):
+    for name, start, size in members:
         match = KEY.match(name)
         base = name.rpartition("/")[2]
         if match is None or (base.startswith("__") and match[1].endswith("__")):
@@ -143,60 +175,44 @@ def read_samples(file: Forward) -> Samples:
 
 def _members(file: Forward) -> Iterator[tuple[str, int, int]]:
     """Regular files: name, where the content begins, and its size."""
-    longer: dict[str, str] = {}  # what extended headers say of the next member
-    while True:
-        begin = file.at
-        header = file.take(BLOCK)
-        if len(header) < BLOCK:
-            if not begin and not header:
-                raise BadFileError("empty: 0 bytes")
-            if not begin:
-                raise BadFileError(f"not a tar archive (starts with {header[:16]!r})")
-            raise BadFileError(f"cut short after {file.at:,} bytes: the mark of its end is missing")
-        if not header.strip(b"\0"):
-            if longer:
-                raise BadFileError(f"damaged: at byte {begin:,} it ends where a member should be")
-            _check_end(file)
-            return
-        size = _number(header[124:136])
-        if not _has_checksum(header) or size < 0:
-            if not begin:
-                raise BadFileError(f"not a tar archive (starts with {header[:16]!r})")
-            raise BadFileError(f"damaged: no header of a member at byte {begin:,}")
-        kind = header[156:157]
-        if kind in b"LKxg":
-            content = _content(file, size)
-            if kind == b"L":
-                longer["path"] = _text(content.rstrip(b"\0"))
-            elif kind == b"x":
-                longer |= _pax(content)
-            continue
-        if kind == b"S" or any(key.startswith("GNU.sparse") for key in longer):
-            raise BadFileError(
-                f"a sparse member at byte {begin:,}: write the archive without --sparse"
-            )
-        size = int(longer["size"]) if longer.get("size", "").isdigit() else size
-        name = longer.get("path") or _name(header)
-        longer = {}
-        start = file.at
-        regular = kind in (b"0", b"\0", b"7") and not name.endswith("/")
-        if regular and _escapes(name):
-            raise BadFileError(
-                f"the member {name!r} would lie outside of the folder that the archive is unpacked in: "
-                "write the archive with relative names"
-            )
-        stored = size if kind not in b"123456" else 0
-        if not file.skip(-(-stored // BLOCK) * BLOCK):
-            raise BadFileError(
-                f"cut short: the member {name!r} at byte {begin:,} has {size:,} bytes, and there are "
-                f"{file.at - start:,}"
-            )
-        if regular:
-            yield name, start, size
+    stream: Any = file
+    archive: Any  # whose members are no public name
+    try:
+        # Names of users need not be UTF-8.
+        archive = tarfile.TarFile(fileobj=stream, encoding="utf-8", errors="surrogateescape")
+        while (member := archive.next()) is not None:
+            archive.members = []  # else it keeps them all
+            if member.sparse is not None:
+                raise BadFileError(
+                    f"a sparse member at byte {member.offset:,}: write the archive without --sparse"
+                )
+            if member.size < 0:
+                raise BadFileError(f"damaged: no header of a member at byte {member.offset:,}")
+            if member.isreg():
+                _check_name(member.name)
+                yield member.name, member.offset_data, member.size
+    except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
+        _refuse(file, error)
+    _check_end(file)
+
+
+def _refuse(file: Forward, error: Exception) -> NoReturn:
+    """Raise what is wrong with an archive."""
+    if file.at <= BLOCK:
+        if not file.last:
+            raise BadFileError("empty: 0 bytes") from error
+        raise BadFileError(f"not a tar archive (starts with {file.last[:16]!r})") from error
+    said = "cut short" if "end of data" in str(error) else "damaged"
+    raise BadFileError(f"{said} at byte {file.at:,}: {one_line(error)}") from error
 
 
 def _check_end(file: Forward) -> None:
-    """Raise unless only zeros follow."""
+    """Raise unless what was read last is the mark of an archive's end, and only zeros follow."""
+    begin = file.at - len(file.last)
+    if len(file.last) < BLOCK:
+        raise BadFileError(f"cut short after {file.at:,} bytes: the mark of its end is missing")
+    if file.last.strip(b"\0"):
+        raise BadFileError(f"damaged: no header of a member at byte {begin:,}")
     while rest := file.take(1 << 16):
         if rest.strip(b"\0"):
             raise BadFileError(
@@ -205,58 +221,53 @@ def _check_end(file: Forward) -> None:
             )
 
 
-def _content(file: Forward, size: int) -> bytes:
-    if size > MOST_NAME:
-        raise BadFileError(f"damaged: a name of {size:,} bytes at byte {file.at:,}")
-    content = file.take(-(-size // BLOCK) * BLOCK)
-    if len(content) < size:
-        raise BadFileError(f"cut short after {file.at:,} bytes")
-    return content[:size]
+def _check_name(name: str) -> None:
+    """Raise if a member's name is no text, or leads out of the folder that an archive is unpacked in."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise BadFileError(f"the name of a member is not UTF-8: {name[:40]!r}") from error
+    if _escapes(name):
+        raise BadFileError(
+            f"the member {name!r} would lie outside of the folder that the archive is unpacked in: "
+            "write the archive with relative names"
+        )
 
 
-def _pax(content: bytes) -> dict[str, str]:
-    """What an extended header says: records of "length key=value"."""
-    found = {}
-    while content:
-        length_text = content.partition(b" ")[0]
-        if not length_text.isdigit() or not 0 < int(length_text) <= len(content):
-            raise BadFileError("damaged: an extended header cannot be understood")
-        record = content[len(length_text) + 1 : int(length_text) - 1]
-        key, _, value = record.partition(b"=")
-        found[_text(key)] = _text(value)
-        content = content[int(length_text) :]
+def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
+    """The members that an index beside an archive lists, as ``wds2idx`` of DALI writes it; None if it is none
+    that can be relied on.
+
+    Args:
+        text: the index: a version and the number of samples; then a line for each sample, with extension,
+            place, bytes and name of each member.
+        size: bytes of the archive.
+    """
+    head, *lines = text.splitlines() or [""]
+    if head.split() != ["v1.2", str(len(lines))]:
+        return None
+    found = []
+    for line in lines:
+        words = line.split(" ")
+        for kind, start, length, name in zip(*(words[n::4] for n in range(4)), strict=False):
+            if not (start.isdigit() and length.isdigit() and name.endswith(f".{kind}")):
+                return None  # a name has spaces
+            found.append((name, int(start), int(length)))
+        if len(words) % 4:
+            return None
+    for name, start, length in found:
+        # A longer name has a header of its own, which some programs take for the member's.
+        if start < BLOCK or start + length > size or len(name.encode()) > LONG_NAME:
+            return None
+        _check_name(name)
     return found
 
 
-def _name(header: bytes) -> str:
-    name = header[:100].split(b"\0", 1)[0]
-    prefix = header[345:500].split(b"\0", 1)[0] if header[257:263] == b"ustar\0" else b""
-    return _text(prefix + b"/" + name if prefix else name)
-
-
-def _text(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise BadFileError(f"the name of a member is not UTF-8: {content[:40]!r}") from error
-
-
-def _number(content: bytes) -> int:
-    if content[0] & 0x80:  # GNU's form for large ones
-        return int.from_bytes(content[1:], "big") | (content[0] & 0x7F) << (8 * len(content) - 8)
-    digits = content.split(b"\0", 1)[0].strip()
-    try:
-        return int(digits or b"0", 8)
-    except ValueError:
-        return -1
-
-
-def _has_checksum(header: bytes) -> bool:
-    """Whether a header's checksum holds: the sum of all bytes, with spaces in the checksum's own place."""
-    told = _number(header[148:156])
-    # Adler-32 has that sum in its lower half, in a tenth of the time of sum().
-    found = zlib.adler32(header[:148] + b" " * 8 + header[156:]) & 0xFFFF
-    return told >= 0 and (told + 1) % 65521 == found
+def is_header(header: bytes, size: int) -> bool:
+    """Whether this is the header of a member of so many bytes."""
+    told = header[124:136].strip(b"\0 ")
+    short = told.isdigit() and size < 8**11
+    return header[257:262] == b"ustar" and (not short or int(told, 8) == size)
 
 
 def _escapes(name: str) -> bool:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import several
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import to_arrow
+from trainpipes.columns.arrays import offset_dtype, to_arrow
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.kinds.source import Place, RandomAccessSource
@@ -27,11 +27,11 @@ from trainpipes.sources.files.file_bytes import MappedFiles
 from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileRows, cut_evenly
-from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.tar.index import TarIndex, tar_index
-from trainpipes.sources.tar.layout import BLOCK
+from trainpipes.sources.tar.layout import BLOCK, is_header
 from trainpipes.sources.tar.reader import TarReader
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -42,6 +42,8 @@ BLOCK_BYTES = 4 << 20
 GAP = 64 << 10
 #: Bytes of one Arrow column of bytes, at most.
 MOST_BYTES = 1 << 30
+#: Bytes of a member beyond which its column is of a large type.
+MOST_MEMBER = (1 << 31) - 1
 
 
 class ReadWebdataset(FileReader):
@@ -53,12 +55,13 @@ class ReadWebdataset(FileReader):
     each extension, as they are stored: ``decode_image`` or a ``map`` decodes them. Cursor: which block, and
     how many rows of it.
 
-    The headers of all members are read once, about 5 µs each; an archive that is compressed or on a server
-    is read whole, once. ``index`` keeps the result, so that later starts, shards and resumes go straight to
-    the samples that they need. A compressed archive can only be read from its start: it is one block, and
-    to reach a sample, all before it is decompressed. ``explain()`` says how much that was. Local archives
-    that are not compressed are mapped into memory, and their samples can be chosen by number
-    (``shuffle(scope="global")``, ``shuffle(sampler=...)``).
+    The headers of all members are read once, about 20 µs each; an archive that is compressed or on a server
+    is read whole, once, unless ``wds2idx`` has written an index beside it (``0.idx`` for ``0.tar``).
+    ``index`` keeps the result, so that later starts, shards and resumes go straight to the samples that they
+    need. A compressed archive can only be read from its start: it is one block, and to reach a sample, all
+    before it is decompressed. ``explain()`` says how much that was. Local archives that are not compressed
+    are mapped into memory, and their samples can be chosen by number (``shuffle(scope="global")``,
+    ``shuffle(sampler=...)``). A column in which a member has 2 GiB or more is of a large type.
 
     Members without an extension, hidden ones, folders and links are skipped.
 
@@ -151,10 +154,10 @@ class TarFiles(FileRows, RandomAccessSource):
                 edges.append(_cut_by_bytes(sizes))
         super().__init__(files, edges)
         self.sizes = index.file_sizes
-        kinds = [
-            pa.string() if name in text or name == KEY else pa.binary() for name in index.columns
-        ]
-        self.schema: pa.Schema = pa.schema(list(zip(index.columns, kinds, strict=True)))
+        sizes_of = dict(zip(index.kinds, index.sizes, strict=True))
+        self.schema: pa.Schema = pa.schema(
+            [(name, _type(name in (*text, KEY), sizes_of.get(name))) for name in index.columns]
+        )
         total = float(index.sample_bytes.sum())
         self.row_bytes = total / len(index.sample_bytes) if len(index.sample_bytes) else None
         starts = np.append(0, np.cumsum(index.sample_bytes))
@@ -229,11 +232,11 @@ class TarFiles(FileRows, RandomAccessSource):
             null = sizes < 0
             ends = zip(starts.tolist(), np.maximum(sizes, 0).tolist(), strict=True)
             data = b"".join(content[start - at : start - at + size] for start, size in ends)
-            offsets = np.append(0, np.cumsum(np.maximum(sizes, 0))).astype(np.int32)
+            offsets = np.append(0, np.cumsum(np.maximum(sizes, 0))).astype(offset_dtype(field.type))
             valid = to_arrow(~null).buffers()[1] if null.any() else None
             buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
             column = pa.Array.from_buffers(field.type, len(own), buffers)
-            if field.type == pa.string():
+            if field.type in (pa.string(), pa.large_string()):
                 self._check_text(column, field.name, place)
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
@@ -257,12 +260,9 @@ class TarFiles(FileRows, RandomAccessSource):
             begin = int(starts[number]) - at - BLOCK
             if begin < 0:
                 continue
-            mark = bytes(content[begin + 257 : begin + 262])
-            told = bytes(content[begin + 124 : begin + 136]).strip(b"\0 ")
-            short = told.isdigit() and int(sizes[number]) < 8**11
-            if mark != b"ustar" or (short and int(told, 8) != int(sizes[number])):
+            if not is_header(bytes(content[begin : begin + BLOCK]), int(sizes[number])):
                 forget(self.index.kept_in)
-                raise changed(place, "a member is not where the index says")
+                raise changed(place, "a member is not where the index, or the .idx beside it, says")
 
     def describe(self) -> list[tuple[str, str]]:
         lines = [*super().describe(), ("columns", ", ".join(self.index.columns))]
@@ -272,6 +272,13 @@ class TarFiles(FileRows, RandomAccessSource):
                 "compressed archives: unpacked to .tar, there would be none")
             )  # fmt: skip
         return lines
+
+
+def _type(is_text: bool, sizes: IntArray | None) -> pa.DataType:
+    """The type of a column: a large one if a member needs it."""
+    if sizes is not None and len(sizes) and sizes.max() > MOST_MEMBER:
+        return pa.large_string() if is_text else pa.large_binary()
+    return pa.string() if is_text else pa.binary()
 
 
 def _cut_by_bytes(sizes: IntArray) -> IntArray:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from trainpipes.errors import DataChangedError, DataError
+from trainpipes.errors import DataError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.compressed.streams import open_stream
-from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.block_reader import explained
+from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import open_bytes
-from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
+from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
@@ -70,26 +71,19 @@ class TarReader:
         file, place = int(source.file_of_block[block]), source.place(block, start)
         first = int(source.index.first_row[file] + source.begins[block])
         rows = range(first + start, first + stop)
+        what = "the samples here cannot be read"
         try:
-            if source.index.compressions[file]:
-                content, at = self._decompressed(file, rows, place)
-            elif is_local(source.files.system(file)):
-                return source.table(rows, file, source.local(file, place), 0, place)
-            else:
-                content, at = self._fetched(block)
-            return source.table(rows, file, content, at, place)
-        except DataError as error:
+            with explained(place, what, source.index.kept_in, (BadFileError, EOFError)):
+                if source.index.compressions[file]:
+                    content, at = self._decompressed(file, rows, place)
+                elif is_local(source.files.system(file)):
+                    content, at = source.local(file, place), 0
+                else:
+                    content, at = self._fetched(block)
+                return source.table(rows, file, content, at, place)
+        except DataError:
             self.close()
-            if isinstance(error, DataChangedError) and error.row is None:
-                raise located(place, error) from error
             raise
-        except FileNotFoundError as error:
-            raise gone(place) from error
-        except (BadFileError, EOFError) as error:
-            self.close()
-            raise unreadable(
-                place, f"the samples here cannot be read: {one_line(error)}"
-            ) from error
 
     def _fetched(self, block: int) -> tuple[memoryview, int]:
         """The bytes of a block of an archive on another machine, and where they begin."""

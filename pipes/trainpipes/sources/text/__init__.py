@@ -3,7 +3,6 @@
 exact_integers  integers that floats would round
 format          what a format tells of itself: where a row ends, and what a row is
 block_scan      cuts a file into pieces of whole rows
-block_table     what is kept of files for later runs
 block_index     the blocks of all files
 row_errors      what is wrong with a row, with file and line
 lines           lines, paragraphs, documents

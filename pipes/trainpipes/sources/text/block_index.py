@@ -7,15 +7,15 @@ index one makes it, and the others wait for it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.progress import Progress
-from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.pool import default_threads
 from trainpipes.sources.compressed.streams import (
@@ -24,27 +24,19 @@ from trainpipes.sources.compressed.streams import (
     kind_by_name,
     open_stream,
 )
-from trainpipes.sources.files.each_file import BadFileError, each_file
-from trainpipes.sources.files.file_bytes import open_bytes
-from trainpipes.sources.files.index_file import IndexFile, IndexKind
-from trainpipes.sources.files.kept_index import KeptIndex
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.format import Layout, packed, unpacked
+from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.text.block_scan import PIECE_BYTES, scan
-from trainpipes.sources.text.block_table import (
-    COLUMNS,
-    FileEntry,
-    begins_of,
-    entry_of,
-    flat,
-    is_sound,
-    table_of,
-)
 from trainpipes.sources.text.format import Start, TextFormat
 
 #: Threads that index files of a server, at most; local files are indexed by one a core.
 MAX_THREADS = 16
+#: What is kept of each piece besides; see ``Pieces``.
+PIECES = ("lines", "checks", "entries", "places")
+NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +89,7 @@ def index_of(
     index: str | bool | None,
     block_rows: int | None,
     infer: str,
-) -> tuple[BlockIndex, Kept]:
+) -> tuple[BlockIndex, IndexStore]:
     """The blocks of files, and what is kept of them.
 
     Costs one reading of files that have changed since they were last read: 1 to 3 s a GB, decompressed.
@@ -106,7 +98,7 @@ def index_of(
         files: the files.
         form: their format.
         asker: the stage, for messages.
-        index: where it is kept; see ``IndexFile.of``.
+        index: where it is kept; see ``IndexStore``.
         block_rows: rows in a block; None to cut by bytes.
         infer: how types will be found, which is kept beside.
 
@@ -114,76 +106,64 @@ def index_of(
         UnreadableError: names every file that is none of this format, with the reason.
         UnreachableError: a server does not answer, or denies access.
     """
-    cuts = json.dumps([form.name, form.settings, block_rows, PIECE_BYTES, infer], sort_keys=True)
-    kind = IndexKind(
-        form.reader,
-        "blocks",
-        {"blocks": 1, "cuts": cuts},
-        COLUMNS,
-        is_sound,
-        cuts,
-        PIECE_BYTES,
+    key = json.dumps([form.settings, block_rows, PIECE_BYTES, infer], sort_keys=True)
+    store = IndexStore(files, form.reader, form.name, key, index, PIECE_BYTES)
+
+    def progress(missing: list[int]) -> Progress:
+        sizes = files.sizes[missing]
+        total = int(sizes.sum()) if (sizes >= 0).all() else None
+        return Progress(f"indexing {form.name}", total, "bytes")
+
+    threads = max(1, default_threads()) if all(map(is_local, files.systems)) else MAX_THREADS
+    store.complete(
+        lambda job: _scanned(job, form, block_rows),
+        asker,
+        progress=progress,
+        most=threads,
+        least=1,
     )
-    kept = Kept(files, IndexFile.of(files, index, kind))
-    kept.complete(lambda missing: _scan_all(kept, missing, form, asker, block_rows))
-    return _joined(kept.table(), block_rows, kept.path), kept
+    return _joined(store, block_rows), store
 
 
-class Kept(KeptIndex[FileEntry]):
-    """What is known of each file of text.
-
-    Args:
-        files: the data set.
-        file: where it is kept; None if it is not.
-    """
-
-    def __init__(self, files: FileList, file: IndexFile | None) -> None:
-        super().__init__(files, file, COLUMNS, table_of)
-
-    def entry(self, file: int) -> FileEntry:
-        """What is known of a file."""
-        if file not in self.fresh:
-            self.fresh[file] = entry_of(self.kept_row(file))
-        return self.fresh[file]
-
-
-def _scan_all(
-    kept: Kept, missing: list[int], form: TextFormat, asker: str, block_rows: int | None
-) -> None:
-    files = kept.files
-
-    sizes = files.sizes[missing]
-    total = int(sizes.sum()) if (sizes >= 0).all() else None
-
-    def work(file: int, requests: Requests) -> None:
-        kept.fresh[file] = _scanned(files, file, form, block_rows, requests, progress)
-
-    local = all(is_local(files.systems[int(n)]) for n in np.unique(files.system_of[missing]))
-    threads = max(1, default_threads()) if local else MAX_THREADS
-    with Progress(f"indexing {form.name}", total, "bytes") as progress:
-        each_file(
-            files, work, asker, form.name, wanted=missing, progress=progress, most=threads, least=1
-        )
-
-
-def _scanned(
-    files: FileList,
-    file: int,
-    form: TextFormat,
-    block_rows: int | None,
-    requests: Requests,
-    progress: Progress,
-) -> FileEntry:
-    name = files.names[file]
-    data = open_bytes(files, file, requests)
-    size, head = data.size, bytes(data.read([(0, min(data.size, 16))])[0])
+def _scanned(job: Scan, form: TextFormat, block_rows: int | None) -> Layout:
+    data = job.data
+    name, size, head = data.name, data.size, bytes(data.read([(0, min(data.size, 16))])[0])
     compression, named = kind_by_content(head), kind_by_name(name)
     if named and not compression and size:  # Arrow writes nothing where there are no rows
         raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
+    assert job.progress is not None
     with closing(data.stream()) as source:
-        stream = open_stream(_Told(source, progress), compression)
+        stream = open_stream(_Told(source, job.progress), compression)
         pieces = scan(stream, bool(compression), form, name, block_rows)
-    return FileEntry(size, compression, pieces)
+    stops = np.array(pieces.stops, dtype=np.int64)
+    begins = np.append(pieces.start.at, stops[:-1]) if len(stops) else stops
+    extra = packed(
+        compression=compression,
+        at=pieces.start.at,
+        header=list(pieces.start.header),
+        lines_before=pieces.lines_before,
+        **{name: np.array(getattr(pieces, name), dtype=np.int64) for name in PIECES},
+    )
+    return Layout(np.array(pieces.rows, dtype=np.int64), begins, stops, pa.schema([]), extra)
+
+
+def with_types(layout: Layout, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
+    """A layout with what was found of its types.
+
+    Args:
+        layout: of a file.
+        schema: columns and types of its rows.
+        rows: rows that were looked at.
+        sizes: bytes of these in memory, of each column.
+    """
+    found = {"sampled_rows": rows, "sampled_bytes": list(sizes)}
+    extra = packed(**{**unpacked(layout.extra), **found})
+    return replace(layout, schema=schema, extra=extra)
+
+
+def has_types(layout: Layout) -> bool:
+    """Whether types were found."""
+    return "sampled_rows" in unpacked(layout.extra)
 
 
 class _Told:
@@ -198,34 +178,31 @@ class _Told:
         return data
 
 
-def _joined(table: pa.Table, block_rows: int | None, kept_in: str | None) -> BlockIndex:
-    (stops, first_piece), (rows, _) = flat(table, "stops"), flat(table, "rows")
-    starts, before = (
-        to_numpy(one_chunk(table.column(n))).astype(np.int64) for n in ("start", "lines_before")
+def _joined(store: IndexStore, block_rows: int | None) -> BlockIndex:
+    layouts = store.layouts()
+    extras = [unpacked(layout.extra) for layout in layouts]
+    first_piece = np.cumsum([0, *(len(layout.rows) for layout in layouts)], dtype=np.int64)
+    begins, stops, rows = (
+        np.concatenate([NONE, *(getattr(layout, name) for layout in layouts)])
+        for name in ("start", "stop", "rows")
     )
-    headers = table.column("header").to_pylist()
-    lines, _ = flat(table, "lines")
-    lines_before = np.cumsum(lines) - lines
-    lines_before += np.repeat(
-        before - np.append(lines_before, 0)[first_piece[:-1]], np.diff(first_piece)
-    )
-    places, _ = flat(table, "places")
-    begins = begins_of(stops, first_piece, starts)
-    firsts = _block_starts(begins, rows, places, first_piece, block_rows)
+    each = {name: np.concatenate([NONE, *(extra[name] for extra in extras)]) for name in PIECES}
+    lines = [extra["lines_before"] + np.cumsum(extra["lines"]) - extra["lines"] for extra in extras]
+    firsts = _block_starts(begins, rows, each["places"], first_piece, block_rows)
     return BlockIndex(
-        sizes=to_numpy(one_chunk(table.column("size"))).astype(np.int64),
-        compressions=table.column("compression").to_pylist(),
-        starts=[Start(at, tuple(h)) for at, h in zip(starts.tolist(), headers, strict=True)],
+        sizes=store.sizes,
+        compressions=[extra["compression"] for extra in extras],
+        starts=[Start(extra["at"], tuple(extra["header"])) for extra in extras],
         first_piece=first_piece,
         begins=begins,
         stops=stops,
         rows=rows,
-        lines=lines_before,
-        checks=flat(table, "checks")[0],
-        entries=flat(table, "entries")[0],
-        places=places,
+        lines=np.concatenate([NONE, *lines]),
+        checks=each["checks"],
+        entries=each["entries"],
+        places=each["places"],
         piece_of_block=np.append(firsts, len(stops)).astype(np.int64),
-        kept_in=kept_in,
+        kept_in=store.kept_in,
     )
 
 

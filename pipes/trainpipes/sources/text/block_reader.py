@@ -17,7 +17,7 @@ from trainpipes.errors import DataChangedError, DataError, TrainpipesError, Unre
 from trainpipes.sources.files.each_file import reason
 from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_errors import changed, gone, located, unreachable, unreadable
-from trainpipes.sources.files.index_file import forget
+from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests

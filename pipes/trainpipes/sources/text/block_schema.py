@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from trainpipes._internal.progress import Progress
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.sources.files.each_file import each_file
+from trainpipes.sources.files.format import Layout, unpacked
+from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import chosen, same_names
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.sources.text.block_index import BlockIndex, Kept
+from trainpipes.sources.text.block_index import BlockIndex, has_types, with_types
 from trainpipes.sources.text.format import TextFormat
 from trainpipes.sources.text.piece_reader import PieceReader
 
@@ -28,7 +29,7 @@ SAMPLED_FILES, SIZED_FILES = 16, 4
 
 
 def schema_of(
-    kept: Kept,
+    store: IndexStore,
     index: BlockIndex,
     form: TextFormat,
     asker: str,
@@ -40,7 +41,7 @@ def schema_of(
     """The schema of the chosen columns, and bytes of an average row of them in memory; None without rows.
 
     Args:
-        kept: what is known of the files.
+        store: what is known of the files.
         index: their pieces.
         form: their format.
         asker: the stage, for messages.
@@ -53,7 +54,7 @@ def schema_of(
         SchemaError: a column is missing, or has types that do not fit together.
         UnreadableError: rows are not what they must be; names the line.
     """
-    files = kept.files
+    files = store.files
     if form.each_names_columns:
         _check_headers(files, index, asker, columns if schema is None else schema.names)
     fixed = form.fixed_schema
@@ -69,15 +70,8 @@ def schema_of(
     if infer == "first":
         looked_at = looked_at[:: -(-len(looked_at) // SAMPLED_FILES)]
 
-    def lacking() -> list[int]:
-        return [n for n in looked_at if kept.entry(n).schema is None]
-
-    def look(wanted: Sequence[int]) -> None:
-        _look(kept, index, form, asker, wanted, infer == "all", replace)
-
-    if lacking():
-        kept.complete(look, lacking)
-    found = [(files.names[n], _known(kept, n)) for n in looked_at]
+    _look(store, index, form, asker, looked_at, infer == "all", replace)
+    found = [(files.names[n], store.layout(n).schema) for n in looked_at]
     whole = _merged(found, form, asker)
     if not len(whole) and len(index.rows):
         raise SchemaError(
@@ -87,19 +81,13 @@ def schema_of(
             stage=asker,
         )
     wanted = pa.schema(list(chosen(whole, columns, asker, found[0][0]).values()))
-    sampled = sum(kept.entry(n).sampled_rows for n in looked_at)
-    size = sum(
-        bytes_
-        for n in looked_at
-        for name, bytes_ in zip(_known(kept, n).names, kept.entry(n).sampled_bytes, strict=True)
-        if name in wanted.names
-    )
+    sampled, size = 0, 0.0
+    for n in looked_at:
+        extra = unpacked(store.layout(n).extra)
+        sampled += extra["sampled_rows"]
+        each = zip(store.layout(n).schema.names, extra["sampled_bytes"], strict=True)
+        size += sum(bytes_ for name, bytes_ in each if name in wanted.names)
     return wanted, size / sampled if sampled else None
-
-
-def _known(kept: Kept, file: int) -> pa.Schema:
-    found = kept.entry(file).schema
-    return pa.schema([]) if found is None else found
 
 
 def _check_headers(
@@ -125,45 +113,53 @@ def _check_types(form: TextFormat, schema: pa.Schema, asker: str) -> None:
 
 
 def _look(
-    kept: Kept,
+    store: IndexStore,
     index: BlockIndex,
     form: TextFormat,
     asker: str,
-    missing: Sequence[int],
+    wanted: Sequence[int],
     whole: bool,
     replace: bool,
 ) -> None:
     """Find the columns and types of files, in the first piece of each or in all."""
-    files = kept.files
+    files = store.files
 
-    def work(file: int, requests: Requests) -> None:
-        reader = PieceReader(files, index, form, requests, replace)
+    def pieces_of(file: int) -> range:
         pieces = index.pieces(file)
-        last = pieces.stop if whole else min(pieces.stop, pieces.start + 1)
-        entry = kept.entry(file)
+        return range(pieces.start, pieces.stop if whole else min(pieces.stop, pieces.start + 1))
+
+    def scan(job: Scan) -> Layout:
+        assert job.progress is not None
+        assert job.known is not None
+        reader = PieceReader(files, index, form, job.requests, replace)
         rows, sizes = 0, dict[str, float]()
         found: list[tuple[str, pa.Schema]] = []
         try:
-            for piece in range(pieces.start, last):
+            for piece in pieces_of(job.file):
                 schema, each = reader.infer(piece)
-                found.append((files.names[file], schema))
+                found.append((files.names[job.file], schema))
                 rows += int(index.rows[piece])
-                progress.advance(int(index.stops[piece] - index.begins[piece]))
+                job.progress.advance(int(index.stops[piece] - index.begins[piece]))
                 for name, size in zip(schema.names, each, strict=True):
                     sizes[name] = sizes.get(name, 0.0) + size
         finally:
             reader.close()
-        entry.schema = _merged(found, form, asker) if found else form.empty(index.starts[file])
-        entry.sampled_rows = rows
-        entry.sampled_bytes = [sizes.get(name, 0.0) for name in entry.schema.names]
+        schema = _merged(found, form, asker) if found else form.empty(index.starts[job.file])
+        return with_types(job.known, schema, rows, [sizes.get(name, 0.0) for name in schema.names])
 
-    total = 0
-    for file in missing:
-        pieces = index.pieces(file)
-        looked = slice(pieces.start, pieces.stop if whole else min(pieces.stop, pieces.start + 1))
-        total += int((index.stops[looked] - index.begins[looked]).sum())
-    with Progress(f"looking at the types of {form.name}", total, "bytes") as progress:
-        each_file(files, work, asker, form.name, wanted=missing, progress=progress, least=1)
+    def progress(missing: list[int]) -> Progress:
+        looked = [piece for file in missing for piece in pieces_of(file)]
+        total = int((index.stops[looked] - index.begins[looked]).sum())
+        return Progress(f"looking at the types of {form.name}", total, "bytes")
+
+    store.complete(
+        scan,
+        asker,
+        wanted=wanted,
+        enough=lambda _, layout: has_types(layout),
+        progress=progress,
+        least=1,
+    )
 
 
 def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str) -> pa.Schema:

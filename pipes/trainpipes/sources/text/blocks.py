@@ -17,7 +17,6 @@ from trainpipes._internal.text import amount
 from trainpipes.kinds.source import Place
 from trainpipes.sources.compressed.streams import ReadAgain
 from trainpipes.sources.files.file_rows import FileBlocks
-from trainpipes.sources.files.index_file import forget
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.text.block_index import index_of
 from trainpipes.sources.text.block_reader import BlockReader
@@ -41,7 +40,7 @@ class BlockSource(FileBlocks):
         infer: where to look for them.
         block_rows: rows in a block; None to cut by bytes.
         asker: the stage, for messages.
-        index: where the index is kept; see ``IndexFile.of``.
+        index: where the index is kept; see ``IndexStore``.
         replace: put U+FFFD in place of text that is not UTF-8.
 
     Attributes:
@@ -72,13 +71,13 @@ class BlockSource(FileBlocks):
         self.files, self.form, self.replace = files, form, replace
         self.strict = columns is None and schema is None
         for attempt in range(2):
-            self.index, kept = index_of(files, form, asker, index, block_rows, infer)
+            self.index, store = index_of(files, form, asker, index, block_rows, infer)
             try:
                 self.schema, self.row_bytes = schema_of(
-                    kept, self.index, form, asker, columns, schema, infer, replace
+                    store, self.index, form, asker, columns, schema, infer, replace
                 )
             except OtherBytesError:
-                forget(self.index.kept_in)  # what was kept is wrong
+                store.forget()  # what was kept is wrong
                 if attempt:
                     raise
             else:

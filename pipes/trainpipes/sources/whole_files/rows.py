@@ -6,8 +6,7 @@ Made by the thread that plans; several threads read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from io import FileIO
 from itertools import pairwise
@@ -22,8 +21,9 @@ from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import UnreadableError
 from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.sources.files.block_reader import explained
 from trainpipes.sources.files.file_bytes import open_bytes
-from trainpipes.sources.files.file_errors import changed, check_unchanged, gone, unreadable
+from trainpipes.sources.files.file_errors import changed, check_unchanged
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests
 from trainpipes.sources.files.listing import is_local
@@ -127,7 +127,8 @@ class WholeFiles(RandomAccessSource):
 
     def _read(self, file: int, out: memoryview) -> None:
         """Read a local file that is the one that was listed."""
-        with self._errors(file) as place, FileIO(self.files.paths[file]) as opened:
+        place = Place(self.files.names[file])
+        with explained(place, kinds=()), FileIO(self.files.paths[file]) as opened:
             check_unchanged(self.files, file, place, opened.fileno())
             done = 0
             while done < len(out):
@@ -139,20 +140,9 @@ class WholeFiles(RandomAccessSource):
 
     def _fetched(self, file: int, requests: Requests) -> memoryview:
         """The bytes of a file on another machine that is the one that was listed."""
-        with self._errors(file):
+        with explained(Place(self.files.names[file]), kinds=()):
             data = open_bytes(self.files, file, requests)
             return data.read([(0, data.size)])[0]
-
-    @contextmanager
-    def _errors(self, file: int) -> Iterator[Place]:
-        """Name the file that is gone, or must not be read."""
-        place = Place(self.files.names[file])
-        try:
-            yield place
-        except FileNotFoundError as error:
-            raise gone(place) from error
-        except PermissionError as error:
-            raise unreadable(place, "permission denied") from error
 
     def place(self, block: int, row: int) -> Place:
         return Place(self.files.names[int(self._begins[block]) + row])

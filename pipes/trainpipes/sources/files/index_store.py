@@ -1,0 +1,398 @@
+"""What was found in files when they were first looked at, kept in a small file, so that a later start opens
+none of them.
+
+The file is an Arrow table with a row for each data file: where it is, its size and time of change (or etag),
+and its ``Layout``. A row counts only while size and stamp are those of the listing. An index that is damaged,
+or not ours, is ignored. Of several processes of a machine that need the same index one scans the files and
+the others wait for it; if it is killed, the next one does. Used by the thread that opens a pipeline, before
+any row is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.progress import Progress
+from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError
+from trainpipes.sources.files.each_file import each_file
+from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
+from trainpipes.sources.files.format import Layout, checked_layout
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.storage.cache import LOCK, SUFFIX, folder, index_path
+from trainpipes.storage.caching import checked_file
+from trainpipes.storage.caching.private_file import FileLock
+
+log = logging.getLogger("trainpipes")
+
+#: Local files of which none is kept, unless it is asked for: to read them takes milliseconds.
+FEW = 64
+#: Nanoseconds within which a disk may give two changes of a file the same time.
+TICK = 10_000_000
+#: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
+OTHERS, SOME_OTHERS = 4, 10_000
+#: Seconds between two looks whether another process has made the index, and until that is logged.
+LOOK, PATIENCE = 0.05, 2.0
+#: More rows or bytes than a data set has.
+MOST = 2.0**62
+
+COLUMNS = pa.schema(
+    [
+        ("path", pa.string()),
+        ("stamp", pa.string()),
+        ("size", pa.int64()),
+        ("rows", pa.large_list(pa.int64())),
+        ("start", pa.large_list(pa.int64())),
+        ("stop", pa.large_list(pa.int64())),
+        ("schema", pa.dictionary(pa.int32(), pa.binary())),
+        ("extra", pa.large_binary()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A file that is to be looked at.
+
+    Args:
+        file: its number in the list.
+        data: its bytes.
+        known: what was found earlier, where that is not enough.
+        requests: makes those to servers.
+        progress: counts bytes, where the caller has asked for that.
+    """
+
+    file: int
+    data: FileBytes
+    known: Layout | None
+    requests: Requests
+    progress: Progress | None = None
+
+
+class IndexStore:
+    """Layouts of the files of a data set, of earlier runs and from now on.
+
+    Args:
+        files: the data set.
+        reader: the stage that reads them, for messages.
+        format: what the files are, such as "Parquet".
+        key: options on which layouts depend.
+        index: where they are kept: a file, or a folder for several; True for the cache; None for the cache if
+            it pays; False for nowhere.
+        least_bytes: local files that are together smaller than this are not worth keeping anything of.
+
+    Attributes:
+        path: the file in which layouts are kept; None if they are not.
+        sizes: bytes of each file, int64 ``[files]``.
+        scanned: numbers of the files that were scanned now.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        reader: str,
+        format: str,
+        key: str = "",
+        index: str | bool | None = None,
+        least_bytes: float = float("inf"),
+    ) -> None:
+        self.files, self._reader, self._format = files, reader, format
+        self._about = {"layouts": 1, "format": format, "key": key}
+        self._own = not isinstance(index, str)
+        self.path = self._path(index, key, least_bytes)
+        self.sizes: IntArray = files.sizes.copy()
+        self.scanned: set[int] = set()
+        self._found: dict[int, Layout] = {}
+
+    def _path(self, index: str | bool | None, key: str, least_bytes: float) -> Path | None:
+        root, files = folder(), self.files
+        if index is False or root is None or not len(files):
+            return None
+        # Stands for the lowest folder that holds all files, and for what is kept of them.
+        shared = os.path.commonprefix(files.known_names()).rpartition("/")[0]  # noqa: RUF071  (cut at a "/")
+        digest = hashlib.sha256(os.fsencode(f"{shared}\0{self._format}\0{key}")).hexdigest()[:32]
+        if isinstance(index, str):
+            named = Path(index).expanduser().absolute()
+            return named if index.endswith(SUFFIX) else named / f"{digest}{SUFFIX}"
+        small = len(files) < FEW and int(files.sizes.sum()) < least_bytes
+        if index is None and small and all(map(is_local, files.systems)):
+            return None
+        return index_path(root, digest)
+
+    @property
+    def kept_in(self) -> str | None:
+        """``path`` as text."""
+        return None if self.path is None else str(self.path)
+
+    def layout(self, file: int) -> Layout:
+        """What is known of a file, once it is complete."""
+        return self._found[file]
+
+    def layouts(self) -> list[Layout]:
+        """What is known of all files, once it is complete."""
+        return [self._found[file] for file in range(len(self.files))]
+
+    def complete(
+        self,
+        scan: Callable[[Scan], Layout],
+        asker: str,
+        *,
+        wanted: Sequence[int] | None = None,
+        enough: Callable[[int, Layout], bool] | None = None,
+        alone: bool = True,
+        progress: Callable[[list[int]], Progress] | None = None,
+        **how: Any,
+    ) -> None:
+        """Find what is kept, scan the files of which that is not enough, and keep what was found.
+
+        Args:
+            scan: looks at one file; called by several threads.
+            asker: the stage, for messages.
+            wanted: numbers of the files that are to be known; None for all.
+            enough: whether all is known of a file that is wanted; if left out, any layout is enough.
+            alone: whether other processes wait until this one is done.
+            progress: makes what counts bytes, of the numbers of files to scan; None to count files.
+            how: options of ``each_file``.
+
+        Raises:
+            UnreadableError: names all files that could not be scanned, each with the reason.
+            UnreachableError: a server does not answer, or denies access.
+        """
+
+        def lacking() -> list[int]:
+            numbers = range(len(self.files)) if wanted is None else wanted
+            found = self._found
+            good = enough or (lambda *_: True)
+            return [n for n in numbers if n not in found or not good(n, found[n])]
+
+        self._find()
+        if not lacking():
+            return
+        alone = alone and any(map(self._can_be_kept, lacking()))
+        with self._lock() if alone else nullcontext():
+            missing = lacking()
+            if not missing:
+                return
+            read = 0 if self.path is None else _settled(self.files, missing)
+            try:
+                with progress(missing) if progress is not None else nullcontext() as bar:
+
+                    def look(file: int, requests: Requests) -> None:
+                        data = open_bytes(self.files, file, requests)
+                        self._found[file] = scan(
+                            Scan(file, data, self._found.get(file), requests, bar)
+                        )
+                        self.sizes[file] = data.size
+                        self.scanned.add(file)
+
+                    each_file(
+                        self.files, look, asker, self._format, wanted=missing, progress=bar, **how
+                    )
+            finally:
+                self._save(read)  # what was read is not read again, even if the rest was in vain
+
+    def forget(self) -> None:
+        """Drop what is kept: it was found to be wrong."""
+        forget(self.path)
+
+    def _find(self) -> None:
+        table = self._load()
+        if table is None:
+            return
+        known = {name: row for row, name in enumerate(table.column("path").to_pylist())}
+        stamps = table.column("stamp").to_pylist()
+        sizes = to_numpy(one_chunk(table.column("size"))).tolist()
+        files = self.files
+        listed = zip(files.kept_names(), files.stamps, files.sizes.tolist(), strict=True)
+        rows = {}
+        for file, (name, stamp, size) in enumerate(listed):
+            row = known.get(name, -1)
+            if row >= 0 and stamp and stamps[row] == stamp and sizes[row] == size:
+                rows[file] = row
+        self._found |= _layouts(table, rows)
+
+    def _load(self) -> pa.Table | None:
+        if self.path is None:
+            return None
+        try:
+            return checked_file.read(self.path, self._about, own=self._own, check=_is_sound)
+        except checked_file.ForeignError as error:
+            raise ConfigError(
+                f"{self._reader}(index={str(self.path)!r}) names a file that exists, but is not an index of "
+                "trainpipes: name another one, or remove it",
+                path=str(self.path),
+            ) from error
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Let no other process of this machine scan the same files at the same time; then look again."""
+        root = folder()
+        if self.path is None or root is None:
+            yield
+            return
+        digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
+        lock = FileLock(index_path(root, digest).with_suffix(LOCK))
+        began, said = time.monotonic(), False
+        try:
+            while not lock.take():
+                time.sleep(LOOK)
+                if not said and time.monotonic() - began > PATIENCE:
+                    log.info("waiting for another process that makes the index %s", self.path)
+                    said = True
+        except OSError:
+            pass  # nothing depends on it
+        else:
+            self._find()
+        try:
+            yield
+        finally:
+            lock.leave()
+
+    def _can_be_kept(self, file: int) -> bool:
+        """Whether it would show if a file changed."""
+        return bool(self.files.stamps[file]) and self.files.sizes[file] >= 0
+
+    def _save(self, read: int) -> None:
+        """Keep what is known, beside what is kept of other files. If it cannot be written, nothing is raised:
+        it would only save time.
+
+        Args:
+            read: when the first of the files was read, ns.
+        """
+        files = self.files
+        known = [n for n in sorted(self._found) if self._can_be_kept(n)]
+        # A local file may have changed once more without another time.
+        local = [is_local(system) for system in files.systems]
+        known = [
+            n for n in known if not local[files.system_of[n]] or int(files.stamps[n]) < read - TICK
+        ]
+        if self.path is None or not known:
+            return
+        parts = [_table_of(files, known, [self._found[n] for n in known])]
+        earlier = self._load()  # others may have written since
+        if earlier is not None:
+            names = set(files.kept_names())
+            others = [n for n, p in enumerate(earlier.column("path").to_pylist()) if p not in names]
+            most = max(SOME_OTHERS, OTHERS * len(files))
+            parts.append(earlier.take(to_arrow(np.array(others[-most:], dtype=np.int64))))
+        try:
+            whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
+            checked_file.write(self.path, lambda: [whole], self._about, own=self._own)
+        except OSError as error:
+            log.info("the index cannot be kept in %s: %s", self.path, error)
+
+
+def forget(path: Path | str | None) -> None:
+    """Drop an index that was found to be wrong."""
+    if path is not None:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def _settled(files: FileList, which: Sequence[int]) -> int:
+    """Wait until any further change of local files that were just written would show in their time of change;
+    return the time, ns."""
+    now = time.time_ns()
+    local = [is_local(system) for system in files.systems]
+    times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]
+    left = max(times, default=0) + TICK - now
+    if 0 <= left <= TICK:
+        time.sleep((left + TICK / 10) / 1e9)
+    return time.time_ns()
+
+
+def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) -> pa.Table:
+    """Layouts of some files as a table."""
+    names = files.kept_names()
+    schemas: dict[int, int] = {}  # objects that many files share
+    written: dict[bytes, int] = {}
+    numbers = []
+    for layout in layouts:
+        schema = layout.schema
+        if id(schema) not in schemas:
+            content = schema.serialize().to_pybytes()
+            schemas[id(schema)] = written.setdefault(content, len(written))
+        numbers.append(schemas[id(schema)])
+    columns = {
+        "path": python_to_arrow([names[n] for n in which], pa.string()),
+        "stamp": python_to_arrow([files.stamps[n] for n in which], pa.string()),
+        "size": to_arrow(files.sizes[list(which)]),
+        **{
+            name: _lists([getattr(layout, name) for layout in layouts])
+            for name in ("rows", "start", "stop")
+        },
+        "schema": pa.DictionaryArray.from_arrays(
+            python_to_arrow(numbers, pa.int32()), python_to_arrow(list(written), pa.binary())
+        ),
+        "extra": python_to_arrow([layout.extra for layout in layouts], pa.large_binary()),
+    }
+    return pa.table(columns, schema=COLUMNS)
+
+
+def _lists(values: Sequence[IntArray]) -> pa.Array:
+    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    whole = np.concatenate(values).astype(np.int64)
+    return pa.LargeListArray.from_arrays(to_arrow(ends), to_arrow(whole))
+
+
+def _flat(table: pa.Table, name: str) -> tuple[IntArray, IntArray]:
+    """All numbers of a column of lists, and where each row's begin, int64 ``[rows + 1]``."""
+    values, ends = apart(one_chunk(table.column(name)))
+    return to_numpy(values), ends.astype(np.int64)
+
+
+def _schemas(table: pa.Table) -> list[pa.Schema]:
+    """The different schemas of a table's layouts."""
+    if not len(table):
+        return []
+    return [
+        pa.ipc.read_schema(each.as_buffer())
+        for each in one_chunk(table.column("schema")).dictionary
+    ]
+
+
+def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
+    """Layouts of files by their numbers, of these rows of a table."""
+    if not rows:
+        return {}
+    (counts, ends), (start, _), (stop, _) = (_flat(table, n) for n in ("rows", "start", "stop"))
+    schemas = _schemas(table)
+    schema_of = to_numpy(one_chunk(table.column("schema")).indices).tolist()
+    extra, places = apart(one_chunk(table.column("extra")))
+    content = extra.tobytes()
+    found = {}
+    for file, row in rows.items():
+        own = slice(int(ends[row]), int(ends[row + 1]))
+        more = content[int(places[row]) : int(places[row + 1])]
+        schema = schemas[schema_of[row]]
+        found[file] = checked_layout(counts[own], start[own], stop[own], schema, more)
+    return found
+
+
+def _is_sound(table: pa.Table) -> bool:
+    """Whether a table can be one of layouts: nothing is missing, and blocks end behind their beginning."""
+    if not table.schema.equals(COLUMNS) or any(column.null_count for column in table.columns):
+        return False
+    table.validate(full=True)
+    (rows, ends), (start, starts), (stop, stops) = (
+        _flat(table, n) for n in ("rows", "start", "stop")
+    )
+    if not (np.array_equal(ends, starts) and np.array_equal(ends, stops)):
+        return False
+    _schemas(table)
+    good = not len(rows) or min(rows.min(), start.min()) >= 0
+    return bool(good and (start <= stop).all() and rows.sum(dtype=np.float64) < MOST)

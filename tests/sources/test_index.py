@@ -1,0 +1,571 @@
+"""What is found in files is kept: the same answers as from the files, without a look at them; made by one
+process, and made again for files that have changed."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import signal
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import trainpipes as tp
+from sources.native_formats import opened
+from trainpipes._internal import messages
+from trainpipes.sources.files import index_store
+from trainpipes.sources.files.format import packed, unpacked
+from trainpipes.sources.files.index_store import COLUMNS, IndexStore
+from trainpipes.storage.caching import checked_file
+
+context = multiprocessing.get_context("fork")
+
+
+def parquet_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=7)
+    return bytes(sink.getvalue())
+
+
+def stream_of(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table, max_chunksize=7)
+    return bytes(sink.getvalue())
+
+
+def lines_of(table: pa.Table) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in table.to_pylist())
+
+
+def csv_of(table: pa.Table) -> bytes:
+    return b"x,text\n" + b"".join(b"%d,%s\n" % (n, b"t" * n) for n in table["x"].to_pylist())
+
+
+def array_of(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    np.save(sink, np.array(table["x"].to_pylist(), dtype=np.int64))
+    return sink.getvalue()
+
+
+def tar_of(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        for n in table["x"].to_pylist():
+            member = tarfile.TarInfo(f"{n}.txt")
+            member.size = n % 9
+            archive.addfile(member, io.BytesIO(b"t" * member.size))
+    return sink.getvalue()
+
+
+class Lines(tp.Format):
+    """Lines of numbers, a block each file."""
+
+    name, schema = "lines of numbers", pa.schema([("x", pa.int64())])
+
+    def scan(self, file: Any) -> tp.Layout:
+        content = bytes(file.read([(0, file.size)])[0])
+        if content and not content.endswith(b"\n"):
+            raise ValueError("its last line has no end")
+        return tp.Layout([content.count(b"\n")], [0], [file.size], self.schema)  # type: ignore[arg-type]
+
+    def decode(self, data: Any, layout: tp.Layout, block: int, columns: Any) -> Any:
+        found = [json.loads(line)["x"] for line in data.stream()]
+        yield pa.RecordBatch.from_pydict({"x": found}, schema=self.schema)
+
+
+#: The bytes of a file of rows, the end of its name, and what reads it.
+KINDS: dict[str, tuple[Callable[[pa.Table], bytes], str, Callable[..., tp.Pipeline]]] = {
+    "parquet": (parquet_of, ".parquet", tp.read_parquet),
+    "arrow": (stream_of, ".arrow", tp.read_arrow),
+    "numpy": (array_of, ".npy", tp.read_numpy),
+    "json": (lines_of, ".jsonl", tp.read_json),
+    "csv": (csv_of, ".csv", tp.read_csv),
+    "tar": (tar_of, ".tar", tp.read_webdataset),
+    "format": (lines_of, ".x", lambda files, **options: tp.read_files(files, Lines(), **options)),
+}
+every = pytest.mark.parametrize("kind", KINDS)
+#: Of these files are looked at once for their rows, and once for types.
+LOOKS = ("json", "csv")
+FILES = 6
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the cache."""
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setattr(messages, "_warned", set())
+    return tmp_path / "kept"
+
+
+@pytest.fixture
+def data(tmp_path: Path, kind: str) -> Path:
+    """Files of 0, 10, 20, … rows."""
+    for n in range(FILES):
+        write(tmp_path / "data", kind, n, range(100 * n, 110 * n))
+    return tmp_path / "data"
+
+
+def write(folder: Path, kind: str, name: Any, numbers: Any, age: float = 60) -> Path:
+    folder.mkdir(exist_ok=True)
+    rows = {"x": list(numbers), "text": ["t" * n for n in numbers]}
+    schema = pa.schema([("x", pa.int64()), ("text", pa.string())])
+    path = folder / f"{name}{KINDS[kind][1]}"
+    path.write_bytes(KINDS[kind][0](pa.table(rows, schema=schema)))
+    old = time.time_ns() - int(age * 1e9)
+    os.utime(path, ns=(old, old))
+    return path
+
+
+class Scans:
+    """Notes the files that are scanned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        inner = index_store.open_bytes
+
+        def noted(files: Any, file: int, *more: Any) -> Any:
+            self.names.append(Path(files.names[file]).stem)
+            return inner(files, file, *more)
+
+        monkeypatch.setattr(index_store, "open_bytes", noted)
+
+    def taken(self) -> list[str]:
+        """Names of the files that were scanned since the last call."""
+        found, self.names = sorted(set(self.names)), []
+        return found
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
+    return Scans(monkeypatch)
+
+
+ALL = [str(n) for n in range(FILES)]
+
+
+def seen(kind: str, files: Any, **options: Any) -> list[Any]:
+    """Rows in a shuffled order, the state, and what shapes both."""
+    pipe = KINDS[kind][2](files, **{"index": True, **options})
+    source = opened(pipe)
+    order = pipe.sharding_filter(4).shuffle(50, max_bytes=20_000).batch(8)
+    found = [str(row) for batch in order for row in batch]
+    sizes = None if source.block_bytes is None else source.block_bytes.tolist()
+    blocks = [source.lengths.tolist(), source.sizes.tolist(), sizes]
+    return [found, order.state_dict(), source.row_bytes, str(source.schema), *blocks]
+
+
+def the_file(kept: Path) -> Path:
+    (found,) = kept.glob("footers/*.arrow")
+    return found
+
+
+# What is kept is what the files say
+
+
+@every
+def test_a_warm_start_scans_no_file_and_finds_the_same(kind, data, scans):
+    cold = seen(kind, data)
+    assert scans.taken() == ALL
+    assert seen(kind, data) == cold
+    assert scans.taken() == []
+    assert seen(kind, data, index=False) == cold
+    assert scans.taken() == ALL
+    assert tp.cache.info().indexes == 1
+
+
+@every
+def test_only_files_that_changed_or_came_are_scanned_again(kind, data, scans):
+    seen(kind, data)
+    write(data, kind, 3, range(300, 330), age=59)  # as it was, at another time
+    write(data, kind, 4, range(400, 405))
+    write(data, kind, "1b", range(5))
+    (data / f"2{KINDS[kind][1]}").unlink()
+    scans.taken()
+    found = seen(kind, data)
+    assert scans.taken() == ["1b", "3", "4"]
+    assert found == seen(kind, data, index=False)
+    scans.taken()
+    seen(kind, data)
+    assert scans.taken() == []
+    some = [str(data / f"{n}{KINDS[kind][1]}") for n in (5, "1b", 1)]
+    assert seen(kind, some) == seen(kind, some, index=False)
+    assert scans.taken() == ["1", "1b", "5"]  # of the second
+
+
+@every
+def test_an_unreadable_file_is_named_and_the_rest_is_not_lost(kind, data, scans):
+    path = data / f"2{KINDS[kind][1]}"
+    good, times = path.read_bytes(), path.stat()
+    bad = {"csv": b"\xff\xfetext", "json": b'{"x": 1', "format": b'{"x": 1'}
+    path.write_bytes(bad.get(kind, good[: len(good) // 2]))
+    for _ in range(2):
+        with pytest.raises(tp.DataError, match=path.name):
+            seen(kind, data)
+    path.write_bytes(good)
+    os.utime(path, ns=(times.st_mtime_ns + 1, times.st_mtime_ns + 1))
+    scans.taken()
+    assert seen(kind, data) == seen(kind, data, index=False)
+
+
+@pytest.mark.parametrize("kind", ["parquet"])
+def test_other_columns_read_only_a_sample_again(kind, tmp_path, scans):
+    for n in range(130):
+        write(tmp_path / "many", kind, n, range(3))
+    for columns, count in ((["x"], 130), (["text"], 44), (None, 0), (["text", "x"], 0)):
+        found = seen(kind, tmp_path / "many", columns=columns)
+        assert len(scans.taken()) == count  # every third
+        assert seen(kind, tmp_path / "many", columns=columns, index=False) == found
+        scans.taken()
+
+
+@pytest.mark.parametrize("kind", ["parquet"])
+def test_schemas_that_do_not_fit_are_still_found(kind, data):
+    seen(kind, data)
+    pq.write_table(pa.table({"x": ["a"], "text": ["a"]}), data / "3b.parquet")
+    for _ in range(2):
+        with pytest.raises(
+            tp.SchemaError, match=r"'x' is int64 in .*0\.parquet and string in .*3b"
+        ):
+            seen(kind, data)
+    with pytest.raises(tp.SchemaError, match=r"no column 'y'.* in .*0\.parquet"):
+        seen(kind, data, columns=["y"])
+
+
+def test_other_ways_to_cut_text_have_an_index_of_their_own(tmp_path, scans):
+    path = tmp_path / "a.txt"
+    path.write_text("a\nb\n\nc\n" * 5)
+    for unit, rows in (("line", 20), ("paragraph", 6), ("document", 1)):
+        for count in (1, 0):
+            assert len(tp.read_text(path, unit, index=True)) == rows
+            assert len(scans.taken()) == count
+    assert len(opened(tp.read_text(path, index=True, block_rows=3)).lengths) == 7
+
+
+# Files that only look as if they had not changed
+
+
+@pytest.mark.parametrize("kind", ["parquet"])
+def test_a_file_that_may_change_within_the_clocks_tick_is_not_believed(kind, data, scans):
+    just_now = time.time_ns()
+    os.utime(data / "3.parquet", ns=(just_now, just_now))
+    seen(kind, data)  # waits for the tick to pass
+    assert time.time_ns() - just_now > index_store.TICK
+    ahead = time.time_ns() + 60 * 10**9  # by the clock of a server
+    os.utime(data / "4.parquet", ns=(ahead, ahead))
+    scans.taken()
+    for _ in range(2):
+        seen(kind, data)
+        assert scans.taken() == ["4"]
+
+
+@pytest.mark.parametrize("kind", ["parquet"])
+def test_another_footer_in_a_file_of_the_same_size_and_time_is_found(kind, data):
+    path = data / "4.parquet"
+    content, times = path.read_bytes(), path.stat()
+    seen(kind, data)
+    padded = write(data, kind, 4, range(400, 439)).read_bytes()
+    footer = int.from_bytes(padded[-8:-4], "little") + 8
+    gap = bytes(len(content) - len(padded))
+    path.write_bytes(padded[:-footer] + gap + padded[-footer:])
+    os.utime(path, ns=(times.st_mtime_ns, times.st_mtime_ns))
+    with pytest.raises(tp.DataChangedError, match=r"4\.parquet.*the file has changed"):
+        seen(kind, data)
+    assert seen(kind, data) == seen(kind, data, index=False)  # made anew, as the message says
+
+
+LIES: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda values: values + 1,
+    "stop": lambda values: values - 3,
+    "checks": lambda values: values ^ 1,
+    "at": lambda value: value + 4,
+}
+
+
+@pytest.mark.parametrize("column", LIES)
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("kind", ["json"])
+def test_an_index_of_text_that_lies_is_found_out_and_made_again(
+    kind, tmp_path, kept, column, compressed
+):
+    path = write(tmp_path / "data", kind, "a", range(100))
+    if compressed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+        os.utime(path, (time.time() - 60,) * 2)
+    expected = seen(kind, path)
+    with pa.memory_map(str(the_file(kept))) as file:
+        about = json.loads(pa.ipc.open_file(file).schema.metadata[b"trainpipes"])["about"]
+    table = checked_file.read(the_file(kept), about)
+    assert table is not None
+    row = table.to_pylist()[0]
+    if column in row:
+        row[column] = [int(LIES[column](value)) for value in row[column]]
+    else:
+        extra = unpacked(row["extra"])
+        row["extra"] = packed(**{**extra, column: LIES[column](extra[column])})
+    if column == "at":
+        row["start"] = [row["start"][0] + 4]
+    lying = pa.Table.from_pylist([row], schema=COLUMNS)
+    checked_file.write(the_file(kept), lambda: [lying], about)
+    with pytest.raises((tp.DataChangedError, tp.UnreadableError)) as caught:
+        seen(kind, path)
+    assert str(path) in str(caught.value)
+    assert seen(kind, path) == expected
+
+
+# The file itself
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "foreign", "old", "other columns", "flipped"])
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_a_file_that_is_not_whole_is_made_again(kind, how, data, kept, scans):
+    expected = seen(kind, data)
+    path = the_file(kept)
+    content = path.read_bytes()
+    path.unlink()
+    table = pa.table({"path": ["x"], "stamp": ["1"]})
+    half = len(content) // 2
+    if how in ("old", "other columns"):
+        store = IndexStore(opened(KINDS[kind][2](data)).files, "", "Parquet", index=str(path))
+        checked_file.write(path, lambda: [table], {**store._about, "layouts": int(how != "old")})
+    else:
+        bad = {"empty": b"", "cut": content[:half], "foreign": b"PAR1 and so on" * 99}
+        flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]
+        path.write_bytes(bad.get(how, flipped))
+    scans.taken()
+    if how == "old" or (how == "other columns" and kind == "json"):
+        assert seen(kind, data) == expected
+    else:
+        with pytest.warns(UserWarning, match=r"was damaged: .* made again"):
+            assert seen(kind, data) == expected
+    assert scans.taken() == ALL
+    assert seen(kind, data) == expected
+    assert scans.taken() == []
+
+
+@every
+def test_it_can_be_kept_in_a_file_or_folder_of_ones_own(kind, data, tmp_path, scans):
+    for where in (tmp_path / "own" / "index.arrow", tmp_path / "own" / "several"):
+        for count in (FILES, 0):
+            KINDS[kind][2](data, index=where).explain()
+            assert len(scans.taken()) == count
+    assert (tmp_path / "own" / "index.arrow").is_file()
+    assert len(list((tmp_path / "own" / "several").iterdir())) == 1
+    assert tp.cache.info().indexes == 0
+
+
+@every
+def test_few_local_files_are_kept_only_if_asked_for_and_many_always(
+    kind, tmp_path, kept, monkeypatch
+):
+    for n in range(64):
+        write(tmp_path / "many", kind, n, range(n, n + 1))
+    files = sorted(map(str, (tmp_path / "many").iterdir()))
+    KINDS[kind][2](files[1:]).explain()
+    monkeypatch.setenv("TRAINPIPES_CACHE", "off")
+    KINDS[kind][2](files, index=True).explain()
+    monkeypatch.setenv("TRAINPIPES_CACHE", str(kept))
+    KINDS[kind][2](files, index=False).explain()
+    assert not kept.exists()
+    KINDS[kind][2](files).explain()
+    assert tp.cache.info().indexes == 1
+
+
+def test_a_few_mb_of_text_are_worth_an_index(tmp_path):
+    (tmp_path / "a.txt").write_text("a line of text\n" * 300_000)
+    assert len(tp.read_text(tmp_path / "a.txt")) == 300_000
+    assert tp.cache.info().indexes == 1
+
+
+@pytest.mark.parametrize("kind", ["parquet", "tar"])
+def test_where_it_cannot_be_written_all_goes_on(kind, data, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    assert seen(kind, data, index=str(tmp_path / "file")) == seen(kind, data, index=False)
+
+
+@every
+def test_a_file_of_the_users_own_that_is_no_index_is_refused(kind, data, tmp_path):
+    mine = tmp_path / "mine.arrow"
+    mine.write_bytes(b"something of value")
+    with pytest.raises(tp.ConfigError, match="is not an index of trainpipes"):
+        len(KINDS[kind][2](data, index=mine))
+    assert mine.read_bytes() == b"something of value"
+
+
+@pytest.mark.parametrize("index", ["", 3, b"x.arrow", ["x"]])
+@every
+def test_what_is_no_place_is_refused(kind, index):
+    with pytest.raises(tp.ConfigError, match=r"index.* is a file that ends in \.arrow, a folder"):
+        KINDS[kind][2]("x", index=index)
+
+
+@every
+def test_it_is_no_part_of_a_state(kind):
+    stages = [KINDS[kind][2]("x", index=i).stages[1].identity() for i in (None, "here", False)]
+    assert stages[0] == stages[1] == stages[2]
+
+
+@pytest.mark.parametrize("kind", ["parquet"])
+def test_other_files_of_the_same_folder_stay_up_to_a_number(kind, tmp_path, monkeypatch, scans):
+    paths = [str(write(tmp_path / "d", kind, n, range(1))) for n in range(12)]
+    monkeypatch.setattr(index_store, "SOME_OTHERS", 2)
+    monkeypatch.setattr(index_store, "OTHERS", 1)
+    for some, scanned in ((paths[:8], 8), (paths[8:11], 3), (paths[5:8], 0), (paths[:5], 5)):
+        len(tp.read_parquet(some, index=True))
+        assert len(scans.taken()) == scanned
+
+
+# Other stores
+
+
+class Told(MemoryFileSystem):
+    """Files in memory; what a listing says of them besides is set by the test."""
+
+    protocol = "told"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    more: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("told://", "memory://"))
+
+    def find(self, path: str, **options: Any) -> Any:
+        found = super().find(path, **options)
+        return {name: {**info, **self.more} for name, info in found.items()}
+
+
+@pytest.fixture
+def told(data: Path) -> type[Told]:
+    fsspec.register_implementation("told", Told, clobber=True)
+    Told.store, Told.more = {}, {}
+    Told.clear_instance_cache()
+    system = fsspec.filesystem("told")
+    for path in data.iterdir():
+        system.pipe_file(f"/d/{path.name}", path.read_bytes())
+    return Told
+
+
+@every
+def test_an_etag_tells_whether_a_remote_file_has_changed(kind, told, scans):
+    for etag, again in (("a", FILES), ("a", 0), ("b", FILES), ("b", 0)):
+        told.more = {"ETag": etag}
+        len(KINDS[kind][2]("told://d"))
+        assert len(scans.taken()) == again
+
+
+@every
+def test_of_files_that_tell_neither_time_nor_etag_nothing_is_kept(kind, told, scans, kept):
+    for _ in range(2):
+        len(KINDS[kind][2]("told://d", index=True))
+        assert len(scans.taken()) == FILES
+    assert not kept.exists()
+
+
+# Several processes, and how long it takes
+
+
+def open_it(
+    kind: str, folder: Path, looked: Any, started: Any, results: Any, seconds: float
+) -> None:
+    """In a process: open a pipeline, slowly. Gives its rows, and how many files it has looked at."""
+    complete, own = IndexStore.complete, []
+
+    def slowly(store: IndexStore, scan: Any, *more: Any, **options: Any) -> None:
+        def slow(job: Any) -> Any:
+            own.append(1)
+            looked.set()
+            time.sleep(seconds)
+            return scan(job)
+
+        complete(store, slow, *more, **options)
+
+    IndexStore.complete = slowly  # type: ignore[method-assign]
+    started.wait()
+    results.put((len(KINDS[kind][2](folder, index=True)), len(own)))
+
+
+@every
+def test_of_several_processes_one_makes_the_index(kind, data):
+    started, results = context.Barrier(3), context.Queue()
+    several = [
+        context.Process(target=open_it, args=(kind, data, context.Event(), started, results, 0.05))
+        for _ in range(3)
+    ]
+    for one in several:
+        one.start()
+    found = sorted(results.get(timeout=60) for _ in several)
+    for one in several:
+        one.join()
+    assert [rows for rows, _ in found] == [150] * 3
+    types = FILES - 1 if kind in LOOKS else 0  # of one file there are no rows
+    assert sum(looks for _, looks in found) == FILES + types
+    assert [looks for _, looks in found if looks >= FILES] == [max(looks for _, looks in found)]
+    assert tp.cache.info().indexes == 1
+
+
+@every
+def test_if_the_one_that_makes_it_is_killed_another_one_does(kind, data, kept):
+    looked, results = context.Event(), context.Queue()
+
+    def begun(looked: Any, seconds: float) -> Any:
+        arguments = (kind, data, looked, context.Barrier(1), results, seconds)
+        process = context.Process(target=open_it, args=arguments)
+        process.start()
+        return process
+
+    first = begun(looked, 600)
+    assert looked.wait(60)
+    second = begun(context.Event(), 0)
+    second.join(0.3)
+    assert second.is_alive()  # it waits
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    assert results.get(timeout=60)[1] >= FILES
+    third = begun(context.Event(), 0)
+    assert results.get(timeout=60) == (150, 0)
+    for process in (first, second, third):
+        process.join()
+    assert [path.suffix for path in (kept / "footers").iterdir()] == [".arrow"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_processes_that_write_at_once_always_find_a_whole_file(kind, data, kept):
+    good = context.Value("i", 0)
+
+    def child(clears: bool) -> None:
+        for _ in range(20):
+            assert len(KINDS[kind][2](data, index=True)) == 150
+            if clears:
+                tp.cache.clear()
+        with good.get_lock():
+            good.value += 1
+
+    running = [context.Process(target=child, args=(clears,)) for clears in (True, False, False)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join(60)
+        process.kill()
+    assert good.value == 3
+    assert not list(kept.rglob("*.part"))
+
+
+@pytest.mark.parametrize("kind", ["json"])
+def test_workers_read_the_index_that_their_parent_made(kind, data, scans):
+    pipe = tp.read_json(data, index=True, block_rows=10).sharding_filter(4).batch(5)
+    loader = tp.Loader(pipe, num_workers=2)
+    assert sum(len(batch) for batch in loader) == 150
+    assert tp.cache.info().indexes == 1
