@@ -23,7 +23,7 @@ from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.parquet.read_parquet import ParquetSource
 from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.storage.writers.output_file import OutputFile
+from trainpipes.storage.output_file import OutputFile
 from unfinished import noted
 
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}

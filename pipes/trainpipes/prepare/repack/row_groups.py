@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from trainpipes.columns.content_hash import checksum, row_hashes
 from trainpipes.errors import DataChangedError, SchemaError
 from trainpipes.prepare.repack.row_bytes import row_bytes
-from trainpipes.storage.writers.output_file import OutputFile
+from trainpipes.storage.output_file import OutputFile
 
 #: Rows that are read back together.
 BATCH_ROWS = 4096

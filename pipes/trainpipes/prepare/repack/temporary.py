@@ -25,7 +25,7 @@ import pyarrow as pa
 from trainpipes._internal.clean_errors import clean
 from trainpipes.errors import DataError, UnreachableError
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
-from trainpipes.storage.writers.output_file import writing
+from trainpipes.storage.output_file import writing
 
 #: Rows as they came; sorted hashes; numbers of dropped rows; sorted keys; places by keys; sorted rows; which
 #: parts are read, and which of them sorted.

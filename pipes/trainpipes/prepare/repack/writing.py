@@ -18,8 +18,8 @@ from trainpipes.prepare.repack.row_groups import check_file, write_file
 from trainpipes.prepare.repack.sorted_runs import RunReader
 from trainpipes.prepare.repack.work import Work
 from trainpipes.prepare.repack.workers import Tell
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.writers.manifest import check_bytes
-from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.storage.writers.storage import Storage
 
 

@@ -18,7 +18,7 @@ from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.storage.writers.output_file import OutputFile
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.tokenizers.bytes import Bytes
 
 #: Ids, masks and labels are small numbers that come again: a level above this saves 1 or 2 % and takes twice

@@ -27,8 +27,8 @@ from trainpipes.kinds.stage_kinds import put_through
 from trainpipes.prepare.tokenize.cut import ASKER, files_of
 from trainpipes.prepare.tokenize.formats import Form
 from trainpipes.prepare.tokenize.tasks import Task
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.writers.epoch_rows import compact, decoded
-from trainpipes.storage.writers.output_file import OutputFile
 
 #: Rows and bytes of a piece, at most: a tokenizer's own objects take some 50 times what the text does.
 PIECE_ROWS, PIECE_BYTES = 8192, 1 << 19

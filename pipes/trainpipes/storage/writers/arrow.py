@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.writers.manifest import Written
 from trainpipes.storage.writers.on_ray import Cluster
 from trainpipes.storage.writers.one_file import Format
-from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.storage.writers.write import check_codec, write
 
 if TYPE_CHECKING:

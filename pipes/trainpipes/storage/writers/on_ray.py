@@ -18,6 +18,7 @@ from trainpipes._internal.progress import Progress
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.integrations.on_ray import RayCluster
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.inputs import places_of
 from trainpipes.storage.writers.manifest import Opened, Written
@@ -31,7 +32,6 @@ from trainpipes.storage.writers.one_file import (
     same_columns,
     write_file,
 )
-from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.storage.writers.output_folder import OutputFolder
 from trainpipes.storage.writers.storage import Storage
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import whole_number
 from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.output_file import OutputFile
 
 #: Bytes of rows in memory after which a file ends, where neither rows nor files are counted.
 FILE_BYTES = 512 << 20

@@ -34,6 +34,7 @@ from trainpipes.errors import (
     UnreachableError,
 )
 from trainpipes.state.identity import check_identity, first_difference, said
+from trainpipes.storage.output_file import OutputFile, writing
 from trainpipes.storage.writers.manifest import (
     FORM,
     JOURNAL,
@@ -45,7 +46,6 @@ from trainpipes.storage.writers.manifest import (
     opened_of,
     read_manifest,
 )
-from trainpipes.storage.writers.output_file import OutputFile, writing
 from trainpipes.storage.writers.storage import PART, LocalStorage, Storage
 
 #: Seconds between two notes at a URL, and how many times longer than a note takes they are at least.

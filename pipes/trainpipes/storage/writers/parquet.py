@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import whole_number
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.writers.manifest import Written
 from trainpipes.storage.writers.on_ray import Cluster
 from trainpipes.storage.writers.one_file import Format
-from trainpipes.storage.writers.output_file import OutputFile
 from trainpipes.storage.writers.write import check_codec, write
 
 if TYPE_CHECKING:

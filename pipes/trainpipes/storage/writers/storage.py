@@ -22,7 +22,7 @@ from trainpipes.errors import ConfigError, UnreachableError
 from trainpipes.sources.files.listing import open_system
 from trainpipes.sources.remote.network_errors import understand
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
-from trainpipes.storage.writers.output_file import writing
+from trainpipes.storage.output_file import writing
 
 #: What names of files that are being written begin with.
 PART = ".part-of-"
