@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -130,6 +131,13 @@ def read_ranges(
         for first in range(0, len(names), REQUESTS):
             few = slice(first, first + REQUESTS)
             yield from pool.map(read, names[few], starts[few], stops[few])
+
+
+def below(place: Place, name: str) -> Place:
+    """A folder within a folder."""
+    if isinstance(place, LocalPlace):
+        return LocalPlace(place.at(name), place.caller)
+    return replace(place, root=place.at(name), path=f"{place.path}/{name}")
 
 
 def damaged(place: Place, what: str) -> DataError:

@@ -80,6 +80,21 @@ def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntAr
     return np.append(buckets[:-1][:: -(-count // groups)], buckets[-1])
 
 
+def inner_edges(first: int, stop: int, files: IntArray, units: float) -> IntArray:
+    """How a group of places is cut into buckets: where files begin, and evenly, where it holds more than a
+    bucket.
+
+    Args:
+        first: of its places.
+        stop: after its last.
+        files: where each output file begins, and the end.
+        units: how many times the bytes of a bucket it has.
+    """
+    within = files[np.searchsorted(files, first, "right") : np.searchsorted(files, stop)]
+    rows = stop - first if units < 1.5 else int((stop - first) / units) + 1
+    return bucket_edges(np.concatenate([[first], within, [stop]]), rows)
+
+
 def reads(parts: int, buckets: int, groups: int) -> int:
     """Reads of temporary files, about.
 
@@ -105,14 +120,21 @@ def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterat
 def gather(tables: list[pa.Table], first: int, stop: int) -> pa.Table | None:
     """The rows of a bucket in their order; None where they are not all there, once. ``tables`` is empty
     afterwards."""
-    places = np.concatenate([to_numpy(table.column(table.num_columns - 1)) for table in tables])
+    places = drop_places(tables)
     order = np.argsort(places, kind="stable")
     if not np.array_equal(places[order], np.arange(first, stop)):
         return None
-    for number, table in enumerate(tables):
-        tables[number] = table.remove_column(table.num_columns - 1)
-    del table
     return _taken(tables, order)
+
+
+def drop_places(tables: list[pa.Table]) -> IntArray:
+    """Take the places of rows off the tables, and give them."""
+    places = []
+    for number, table in enumerate(tables):
+        last = table.num_columns - 1
+        places.append(to_numpy(table.column(last)))
+        tables[number] = table.remove_column(last)
+    return np.concatenate(places)
 
 
 def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
@@ -141,6 +163,8 @@ def groups_of(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
             if count == rows:
                 yield pa.concat_tables(held).combine_chunks()
                 held, count = [], 0
-        del table
+        if held:  # a copy: a slice would keep all of the table in memory
+            held[-1] = gathered(held[-1], np.arange(len(held[-1])))
+        del table  # before the next rows are read
     if held:
         yield pa.concat_tables(held).combine_chunks()
