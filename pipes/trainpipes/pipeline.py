@@ -80,9 +80,7 @@ from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
-from trainpipes.storage.writers import arrow as arrow_files
-from trainpipes.storage.writers import json as json_files
-from trainpipes.storage.writers import parquet as parquet_files
+from trainpipes.storage.writers import formats
 
 if TYPE_CHECKING:
     from datasets import IterableDataset as IterableRows
@@ -549,9 +547,9 @@ class Pipeline(IterableDataset[Any]):
 
     # Files
 
-    write_parquet = parquet_files.write_parquet
-    write_arrow = arrow_files.write_arrow
-    write_json = json_files.write_json
+    write_parquet = formats.write_parquet
+    write_arrow = formats.write_arrow
+    write_json = formats.write_json
 
     def write_memmap(
         self,

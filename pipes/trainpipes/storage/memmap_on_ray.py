@@ -20,10 +20,10 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.sources.memmap.given_rows import Part, of_batches
 from trainpipes.sources.memmap.manifest import MANIFEST
+from trainpipes.storage.writers.inputs import refuse_own_input
 from trainpipes.storage.writers.manifest import Written
 from trainpipes.storage.writers.on_ray import Cluster
 from trainpipes.storage.writers.storage import LocalStorage
-from trainpipes.storage.writers.write import refuse_own_input
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline

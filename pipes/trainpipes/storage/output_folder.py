@@ -362,6 +362,7 @@ def run(
     Raises:
         Exception: what a task has raised; the files that are whole stay.
         SchemaError: two files have different columns.
+        ConfigError: there are no tasks.
     """
     if folder.finished is not None:
         return folder.finished
@@ -376,6 +377,10 @@ def run(
             for task, info in done:
                 folder.note(info)
                 shown.end(task.name, info.rows)
+    if not folder.files:
+        raise ConfigError(
+            f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
+        )
     return replace(folder.finish(None if notes is None else notes(folder.files)), kept=kept)
 
 

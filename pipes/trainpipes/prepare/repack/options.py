@@ -9,8 +9,7 @@ from trainpipes._internal.checks import column_names, flag, whole_number
 from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError
 from trainpipes.prepare.repack.row_groups import Form
-from trainpipes.storage.writers.parquet import CODECS, GROUP_BYTES, GROUP_ROWS
-from trainpipes.storage.writers.write import check_codec
+from trainpipes.storage.writers.formats import CODECS, GROUP_BYTES, GROUP_ROWS, check_codec
 
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4

@@ -26,10 +26,9 @@ from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
 from trainpipes.state.cursor import checksum
-from trainpipes.storage.writers.inputs import file_lists
+from trainpipes.storage.writers.inputs import file_lists, refuse_own_input
 from trainpipes.storage.writers.manifest import UNFINISHED, read_manifest
 from trainpipes.storage.writers.storage import LocalStorage, Storage
-from trainpipes.storage.writers.write import refuse_own_input
 
 #: What temporary files take, and files that are written, of the rows' bytes in memory: at least, since
 #: data that cannot be compressed takes twice and four times as much.

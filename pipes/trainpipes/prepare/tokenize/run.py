@@ -27,13 +27,12 @@ from trainpipes.prepare.tokenize.job import Job, Report
 from trainpipes.prepare.tokenize.make import first_rows
 from trainpipes.prepare.tokenize.opener import Opener, in_processes, on_ray
 from trainpipes.prepare.tokenize.tasks import Task, tasks_of
-from trainpipes.storage.writers.inputs import about_inputs
+from trainpipes.storage.writers.formats import CODECS, check_codec
+from trainpipes.storage.writers.inputs import about_inputs, refuse_own_input
 from trainpipes.storage.writers.manifest import Written, check_bytes
 from trainpipes.storage.writers.on_ray import Cluster
 from trainpipes.storage.writers.output_folder import OutputFolder
-from trainpipes.storage.writers.parquet import CODECS
 from trainpipes.storage.writers.storage import storage_at
-from trainpipes.storage.writers.write import check_codec, refuse_own_input
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
