@@ -96,9 +96,7 @@ class Keys:
 
     def order(self) -> int:
         """Find the order of all rows; gives how many stay."""
-        statement = ranked(
-            len(self._sort), self._floats, self._descending, self._by is not None
-        )
+        statement = ranked(len(self._sort), self._floats, self._descending, self._by is not None)
         found = self._database.execute(statement)
         return int(found.fetchall()[0][0])
 
@@ -160,6 +158,10 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_large_string(kind) or types.is_string_view(kind):
         return pa.string()
-    if types.is_fixed_size_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
+    if (
+        types.is_fixed_size_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+    ):
         return pa.binary()
     return kind

@@ -357,7 +357,12 @@ class Shuffle:
         return run(files, gather_file, out, executor, total=rows, notes=lambda _: notes)
 
     def _regrouped(
-        self, made: Manifest, place: Place, groups: IntArray, folder: OutputFolder, executor: Executor
+        self,
+        made: Manifest,
+        place: Place,
+        groups: IntArray,
+        folder: OutputFolder,
+        executor: Executor,
     ) -> list[Bucket]:
         """All buckets, once groups are taken apart that hold more than one, or more bytes than expected."""
         whole, ratio = PieceIndex(made), size_of(made) / made.bytes
@@ -375,14 +380,19 @@ class Shuffle:
             some = np.split(pieces, cuts)
             numbers = range(len(tasks), len(tasks) + len(some))
             apart.append((edges, numbers))
-            tasks += [GroupTask(piece_file(n), edges, s) for n, s in zip(numbers, some, strict=True)]
+            tasks += [
+                GroupTask(piece_file(n), edges, s) for n, s in zip(numbers, some, strict=True)
+            ]
         if tasks:
             total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
-            again = run(tasks, ScatterGroup(place), folder, executor, total=total, job="sorting for")
+            again = run(
+                tasks, ScatterGroup(place), folder, executor, total=total, job="sorting for"
+            )
             for edges, numbers in apart:
                 index = PieceIndex(again, numbers)
                 found += [
-                    Bucket(a, b, 1, index.of(n)) for n, (a, b) in enumerate(pairwise(edges.tolist()))
+                    Bucket(a, b, 1, index.of(n))
+                    for n, (a, b) in enumerate(pairwise(edges.tolist()))
                 ]
         return sorted(found, key=attrgetter("first"))
 

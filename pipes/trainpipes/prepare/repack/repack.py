@@ -4,61 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from trainpipes._internal.checks import column_names, flag, whole_number
-from trainpipes._internal.messages import need_columns
+from trainpipes._internal.checks import byte_count, column_names, flag, whole_number
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import gathered, one_chunk
-from trainpipes.engine.permutation import Permutation
 from trainpipes.engine.pool import default_threads
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.repack.given import files_of, given_rows, kept_metadata
-from trainpipes.prepare.repack.keys import Keys
-from trainpipes.prepare.repack.passes import (
-    CALLER,
-    MOST_UNIT,
-    Form,
-    Places,
-    Shuffle,
-    few_rows,
-)
-from trainpipes.prepare.repack.pieces import PLACES_FILE, below
-from trainpipes.prepare.repack.shuffle import file_edges
+from trainpipes.prepare.repack.given import given_rows, kept_metadata
+from trainpipes.prepare.repack.move import Move, temporary_place
+from trainpipes.prepare.repack.passes import CALLER, Form
 from trainpipes.sources.files.file_rows import ends_of_names
-from trainpipes.start import list_files
-from trainpipes.state.cursor import checksum
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.storage.executor import Executor, Ray, Threads, checked_executor
-from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import WORK, LocalPlace, Place, place_at
+from trainpipes.storage.output_folder import Manifest, OutputFolder
+from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.inputs import about_inputs, places_of
-from trainpipes.storage.writers.one_file import FILE_BYTES, Lengths
-from trainpipes.storage.writers.parquet import CODECS, GROUP_BYTES, GROUP_ROWS
-from trainpipes.storage.writers.write import check_codec, refuse_own_input
+from trainpipes.storage.writers.formats import CODECS, GROUP_BYTES, GROUP_ROWS, check_codec
+from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
+from trainpipes.storage.writers.write import Format, write
 
 #: Bytes of memory that can do.
 LEAST_MEMORY = 1 << 20
-#: Times that a task holds the rows that it works on, about.
-COPIES = 3
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
-#: Rows at the start that say how large rows are.
-FIRST_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -204,7 +176,10 @@ def repack(
         refuse_own_input(source, place, ["part-00000.parquet"], caller, suffixes)
         form = Form(
             row_group_size or GROUP_ROWS, None if row_group_size else GROUP_BYTES,
-            {"compression": compression or "none", "compression_level": compression_level},
+            {
+                "compression": compression or "none", "compression_level": compression_level,
+                "write_page_checksum": True,
+            },
             kept_metadata(pipeline, source),
         )  # fmt: skip
         if not shuffle and not by and once is False:
@@ -226,7 +201,7 @@ def repack(
             with OutputFolder(place, caller, about, overwrite=overwrite) as out:
                 done = out.finished or Move(
                     pipeline, rows, form, by, descending, once, seed if shuffle else None, num_files,
-                    rows_per_file, memory, between, storage_options,
+                    rows_per_file, memory, between, storage_options, about,
                 ).run(out, workers)  # fmt: skip
     given = getattr(source, "files", None)
     known = isinstance(given, FileList) and bool((given.sizes >= 0).all())

@@ -75,7 +75,9 @@ def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntAr
     """
     count = len(buckets) - 1
     groups = max(1, isqrt(count))
-    if size >= least * parts * count or 2 * reads(parts, count, groups) > reads(parts, count, count):
+    if size >= least * parts * count or 2 * reads(parts, count, groups) > reads(
+        parts, count, count
+    ):
         return buckets
     return np.append(buckets[:-1][:: -(-count // groups)], buckets[-1])
 
