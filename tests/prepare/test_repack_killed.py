@@ -123,14 +123,15 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on(
 
 
 def test_a_disk_that_is_really_full_leaves_whole_files(tmp_path: Path) -> None:
-    """No file of the process can have more than 12 kB, which a piece of temporary files has."""
+    """No file of the process can have more than 3 kB."""
     code = (
         "import resource, signal, sys; sys.path.insert(0, sys.argv[1])\n"
         "from prepare.test_repack_killed import LITTLE, some\n"
         "from trainpipes.prepare import repack\n"
+        "rows = some()\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, resource.RLIM_INFINITY))\n"
-        "repack(some(), sys.argv[2], **LITTLE, compression=None)\n"
+        "repack(rows, sys.argv[2], **LITTLE, compression=None)\n"
     )
     done = subprocess.run(
         [*python(), "-c", code, str(TESTS), str(tmp_path / "out")], capture_output=True, text=True
