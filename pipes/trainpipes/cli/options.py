@@ -6,9 +6,12 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from trainpipes.storage import Executor
 
 option = functools.partial(click.option, show_default=True)
 
@@ -50,6 +53,37 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
             "was given is not shown, since it may hold a secret"
         )
     return found
+
+
+def executor_options(command: Any) -> Any:
+    """``--executor`` and ``--shared-filesystem``: what does the work of a command; see ``executor``."""
+    given = option(
+        "--executor", metavar="NAME[:N]", help="threads:4, processes:8, ray, or ray:ADDRESS."
+    )
+    shared = option(
+        "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
+    )
+    return given(shared(command))
+
+
+def executor(given: str | None, shared_filesystem: bool) -> Executor | None:
+    """What ``--executor`` names; None where it is left out."""
+    from trainpipes.storage import Processes, Ray, Threads
+
+    name, _, rest = (given or "").partition(":")
+    if shared_filesystem and name != "ray":
+        raise click.UsageError("--shared-filesystem is of --executor ray")
+    if given is None:
+        return None
+    if name == "ray":
+        return Ray(rest or None, shared_filesystem)
+    if name in ("threads", "processes") and (not rest or rest.isdigit()):
+        kind = Threads if name == "threads" else Processes
+        return kind(int(rest)) if rest else kind()
+    raise click.BadParameter(
+        f"must be threads:N, processes:N, ray or ray:ADDRESS, got {given!r}",
+        param_hint="--executor",
+    )
 
 
 def engine_options(local: str) -> Callable[[Any], Any]:
