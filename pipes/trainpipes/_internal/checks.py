@@ -7,6 +7,7 @@ an index, a wheel, a clone, or a folder on the path. ``pyproject.toml`` has the 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -63,6 +64,30 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
     if len(set(value.names)) < len(value.names):
         raise ConfigError(f"{option} names each column once, got {value.names}")
     return value
+
+
+def byte_count(value: Any, least: int, option: str) -> int:
+    """A number of bytes, or a text that says one, such as "512MB" or "4 GiB": powers of 1,024.
+
+    Raises:
+        ConfigError: it is neither, or less than ``least``.
+
+    >>> byte_count("1.5 MB", 1, "memory_limit")
+    1572864
+    """
+    found = value
+    if isinstance(value, str):
+        text = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", value.strip().lower())
+        if text is None:
+            raise ConfigError(
+                f'{option} must be a number of bytes, as 1000000, "512MB" or "4GB", got {shown(value)}'
+            )
+        found = int(float(text[1]) * 1024 ** " kmgt".index(text[2] or " "))
+    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < least:
+        raise ConfigError(
+            f'{option} must be {least:,} bytes or more, got {shown(value)}; "512MB" and "4GB" can be said, too'
+        )
+    return whole_number(found, least, option, "bytes")
 
 
 def flag(value: Any, option: str) -> bool:

@@ -101,3 +101,25 @@ def engine_options(local: str) -> Callable[[Any], Any]:
         "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
     )
     return lambda command: engine(address(shared(command)))
+
+
+def executor(engine: str, count: int | None, address: str | None, shared: bool) -> Any:
+    """What these options say: an executor of ``trainpipes.storage``, or None for the default.
+
+    Args:
+        engine: "threads", "processes" or "ray".
+        count: how many threads or processes.
+        address: of a Ray cluster.
+        shared: whether its nodes see the same files.
+    """
+    from trainpipes.storage import Processes, Ray, Threads
+
+    if engine == "ray":
+        if count is not None:
+            raise click.UsageError("--engine ray decides how many tasks run: leave the number out")
+        return Ray(address, shared)
+    if address is not None or shared:
+        raise click.UsageError("--address and --shared-filesystem are of --engine ray")
+    if engine == "processes":
+        return Processes(count)
+    return None if count is None else Threads(count)

@@ -118,7 +118,7 @@ def write(
     workers = checked_executor(executor, caller, Threads(1))
     with workers:  # before anything is read: Ray starts processes
         rows = EpochRows(pipeline, caller)
-        _check_lengths(rows.count, num_files, rows_per_file, caller)
+        check_lengths(rows.count, num_files, rows_per_file, caller)
         is_cut = rows.plan.counted and (num_files is not None or rows_per_file is not None)
         if workers != Threads(1):
             _check_cut(rows, is_cut, workers)
@@ -261,7 +261,7 @@ def _columns(schema: pa.Schema) -> dict[str, str]:
     return {field.name: str(field.type) for field in schema}
 
 
-def _check_lengths(
+def check_lengths(
     rows: int | None, num_files: int | None, rows_per_file: int | None, caller: str
 ) -> None:
     if num_files is not None:
