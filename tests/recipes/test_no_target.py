@@ -218,9 +218,7 @@ def test_rows_left_out_ahead_are_not_in_the_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainpipes"):
-        done = tokenize(
-            sft(written(PAIRS, tmp_path), on_error="skip"), tmp_path / "ids"
-        )
+        done = tokenize(sft(written(PAIRS, tmp_path), on_error="skip"), tmp_path / "ids")
     assert (done.rows, done.read) == (12, 48)
     assert "rows left out: they have no target" in caplog.text
     assert targets(sft(str(tmp_path / "ids"))) == [True] * 12

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,49 +76,10 @@ def executor(given: str | None, shared_filesystem: bool) -> Executor | None:
         return None
     if name == "ray":
         return Ray(rest or None, shared_filesystem)
-    if name in ("threads", "processes") and (not rest or rest.isdigit()):
+    if name in ("threads", "processes") and (not rest or (rest.isdigit() and int(rest))):
         kind = Threads if name == "threads" else Processes
         return kind(int(rest)) if rest else kind()
     raise click.BadParameter(
         f"must be threads:N, processes:N, ray or ray:ADDRESS, got {given!r}",
         param_hint="--executor",
     )
-
-
-def engine_options(local: str) -> Callable[[Any], Any]:
-    """``--engine``, ``--address`` and ``--shared-filesystem``: where the tasks of a command run.
-
-    Args:
-        local: the engine of this machine, which is the default.
-    """
-    engines = click.Choice((local, "ray"))
-    engine = option("--engine", type=engines, default=local, help="What does the work.")
-    address = option(
-        "--address", help="The Ray cluster; RAY_ADDRESS, or one started here, if left out."
-    )
-    shared = option(
-        "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
-    )
-    return lambda command: engine(address(shared(command)))
-
-
-def executor(engine: str, count: int | None, address: str | None, shared: bool) -> Any:
-    """What these options say: an executor of ``trainpipes.storage``, or None for the default.
-
-    Args:
-        engine: "threads", "processes" or "ray".
-        count: how many threads or processes.
-        address: of a Ray cluster.
-        shared: whether its nodes see the same files.
-    """
-    from trainpipes.storage import Processes, Ray, Threads
-
-    if engine == "ray":
-        if count is not None:
-            raise click.UsageError("--engine ray decides how many tasks run: leave the number out")
-        return Ray(address, shared)
-    if address is not None or shared:
-        raise click.UsageError("--address and --shared-filesystem are of --engine ray")
-    if engine == "processes":
-        return Processes(count)
-    return None if count is None else Threads(count)

@@ -56,6 +56,7 @@ def command(
       trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
     """
     *files, folder = paths
+    workers = o.executor(executor, shared_filesystem)
     pipe = given.named(recipe, config, files)
     storage = o.storage_options(given.storage_options) if "://" in folder else None
     from trainpipes._internal.text import amount
@@ -64,7 +65,7 @@ def command(
     started = time.monotonic()
     done = tokenize(
         pipe, folder, compression=None if compression == "none" else compression,
-        executor=o.executor(executor, shared_filesystem), storage_options=storage, **others,
+        executor=workers, storage_options=storage, **others,
     )  # fmt: skip
     if verify:
         done.verify()

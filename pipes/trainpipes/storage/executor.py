@@ -249,9 +249,7 @@ class Ray:
     def __enter__(self) -> Ray:
         from trainpipes.integrations.on_ray import RayCluster
 
-        cluster = RayCluster(
-            self.address, asker="executor=Ray()", shared_filesystem=self.shared_filesystem
-        )
+        cluster = RayCluster(self.address, shared_filesystem=self.shared_filesystem)
         self._cluster = cluster.__enter__()
         return self
 
@@ -274,24 +272,7 @@ class Ray:
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
         assert self._cluster is not None
-        return self._cluster.run(_Opener(fn, open_state), tasks, name_of=str)
-
-
-@dataclass(frozen=True)
-class _Opener:
-    """Opens the work in a worker process of Ray."""
-
-    fn: Callable[[Any, Any], Any]
-    open_state: Callable[[], Any]
-
-    def __call__(self) -> Callable[[Any, Callable[[int], None]], Any]:
-        state = self.open_state()
-
-        def work(task: Any, tell: Callable[[int], None]) -> Any:
-            set_stop_check(lambda: tell(0))
-            return self.fn(task, state)
-
-        return work
+        return self._cluster.run(fn, tasks, open_state)
 
 
 def checked_executor(value: Any, caller: str, default: Executor) -> Executor:

@@ -206,9 +206,8 @@ def repack(
     given = getattr(source, "files", None)
     known = isinstance(given, FileList) and bool((given.sizes >= 0).all())
     return Repacked(
-        done.folder, done.rows, done.entries, done.columns, done.notes, done.kept,
-        done.notes.get("rows_in", done.rows), int(given.sizes.sum()) if known else None,
-        time.monotonic() - began, _place=place,
+        **vars(done), rows_in=done.notes.get("rows_in", done.rows),
+        bytes_in=int(given.sizes.sum()) if known else None, seconds=time.monotonic() - began,
     )  # fmt: skip
 
 
