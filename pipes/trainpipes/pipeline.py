@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -558,18 +558,12 @@ class Pipeline(IterableDataset[Any]):
         dtype: Any = None,
         ragged: Collection[str] = (),
         overwrite: bool = False,
-        engine: Literal["ray"] | None = None,
-        address: str | None = None,
-        shared_filesystem: bool = False,
     ) -> MemmapDataset:
         """Write the rows, or batches, of one epoch to a memory map; options are those of
         ``trainpipes.write_memmap``. It appears when it is whole; after a kill, writing begins anew."""
         from trainpipes.storage.memmap import write_memmap
 
-        return write_memmap(
-            path, self, dtype=dtype, ragged=ragged, overwrite=overwrite,
-            engine=engine, address=address, shared_filesystem=shared_filesystem,
-        )  # fmt: skip
+        return write_memmap(path, self, dtype=dtype, ragged=ragged, overwrite=overwrite)
 
     # State
 

@@ -41,8 +41,7 @@ columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
 @option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
 @option("--memory-limit", default="512MB", help="Memory for rows that are worked on.")
 @option("--temp-dir", help="For temporary files; OUT, or of a URL the system's, if left out.")
-@option("--threads", type=o.COUNT, help="Threads to use; one a core, 4 at most, if left out.")
-@o.engine_options("threads")
+@o.executor_options
 @o.OVERWRITE
 @o.STORAGE_OPTIONS
 @o.AS_JSON
@@ -52,9 +51,7 @@ def command(
     drop_duplicates: bool,
     drop_duplicates_by: list[str] | None,
     compression: str,
-    engine: str,
-    threads: int | None,
-    address: str | None,
+    executor: str | None,
     shared_filesystem: bool,
     storage_options: str | None,
     as_json: bool,
@@ -80,7 +77,7 @@ def command(
             files if len(files) > 1 else files[0], folder,
             drop_duplicates=drop_duplicates_by or drop_duplicates,
             compression=None if compression == "none" else compression, storage_options=storage,
-            executor=o.executor(engine, threads, address, shared_filesystem), **others,
+            executor=o.executor(executor, shared_filesystem), **others,
         )  # fmt: skip
     except KeyboardInterrupt:
         note("the same command goes on where this one was stopped; --overwrite begins anew")

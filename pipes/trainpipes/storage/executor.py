@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trainpipes._internal.checks import flag, whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.text import how_ended, shown
 from trainpipes.errors import ConfigError, WorkerError
 
 if TYPE_CHECKING:
@@ -202,17 +202,20 @@ class Processes(_OnThisMachine):
             self.workers, context, initializer=_begin, initargs=(theirs, payload)
         )
         running: dict[Future[Any], T] = {}
+        others, ours_now = set(multiprocessing.active_children()), set[Any]()
         whole = False
+
+        def submit(task: T) -> Future[R]:
+            future: Future[R] = pool.submit(_do, task)
+            ours_now.update(set(multiprocessing.active_children()) - others)
+            return future
+
         try:
-            yield from _as_they_end(lambda t: pool.submit(_do, t), tasks, self.workers, running)
+            yield from _as_they_end(submit, tasks, self.workers, running)
             whole = True
         except BrokenProcessPool as error:
-            at = " or ".join(sorted(map(str, running.values())))
-            raise WorkerError(
-                f"a worker process has died at {at}: where memory ran out, use fewer by "
-                "executor=Processes(n); a script that starts processes does so below "
-                '`if __name__ == "__main__":`; the same call goes on after the files that are whole'
-            ) from error
+            pool.shutdown()
+            raise _died([*running.values()], ours_now) from error
         finally:
             if not whole:
                 ours.send_bytes(b"end")
@@ -246,9 +249,7 @@ class Ray:
     def __enter__(self) -> Ray:
         from trainpipes.integrations.on_ray import RayCluster
 
-        cluster = RayCluster(
-            self.address, asker="executor=Ray()", shared_filesystem=self.shared_filesystem
-        )
+        cluster = RayCluster(self.address, shared_filesystem=self.shared_filesystem)
         self._cluster = cluster.__enter__()
         return self
 
@@ -271,24 +272,7 @@ class Ray:
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
         assert self._cluster is not None
-        return self._cluster.run(_Opener(fn, open_state), tasks, name_of=str)
-
-
-@dataclass(frozen=True)
-class _Opener:
-    """Opens the work in a worker process of Ray."""
-
-    fn: Callable[[Any, Any], Any]
-    open_state: Callable[[], Any]
-
-    def __call__(self) -> Callable[[Any, Callable[[int], None]], Any]:
-        state = self.open_state()
-
-        def work(task: Any, tell: Callable[[int], None]) -> Any:
-            set_stop_check(lambda: tell(0))
-            return self.fn(task, state)
-
-        return work
+        return self._cluster.run(fn, tasks, open_state)
 
 
 def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
@@ -367,6 +351,19 @@ def _as_they_end(
         for future in ended:
             result = future.result()
             yield running.pop(future), result
+
+
+def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
+    """Says how a worker died, and at which of the tasks that were running; the pool ends the others."""
+    ended = [one for one in workers if one.exitcode not in (None, 0, -signal.SIGTERM)]
+    who = "a worker process has died"
+    if ended:
+        who = f"process {ended[0].pid} {how_ended(ended[0].exitcode)}"
+    return WorkerError(
+        f"{who} while making {' or '.join(sorted(map(str, tasks)))}; the same call goes on after the files "
+        "that are whole, with fewer processes if memory ran out: executor=Processes(n). A program that is a "
+        'script calls it below `if __name__ == "__main__":`, since processes import the script'
+    )
 
 
 def _pickled(work: Any, executor: Processes) -> bytes:

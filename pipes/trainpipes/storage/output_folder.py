@@ -92,31 +92,24 @@ class Manifest:
 
     Attributes:
         folder: where: a path or URL.
+        files: paths or URLs of the files, in the order of the rows.
         rows: how many there are in all.
-        entries: of the files, in the order of their names, which is that of the rows.
+        bytes: of all files.
         columns: their names and types.
-        notes: of the writer, as ``OutputFolder.finish`` got them.
         kept: files that were there already.
+        entries: what is known of each file.
+        notes: of the writer, as ``OutputFolder.finish`` got them.
     """
 
     folder: str
+    files: tuple[str, ...]
     rows: int
-    entries: tuple[FileInfo, ...] = field(repr=False)
+    bytes: int
     columns: dict[str, str] = field(repr=False)
+    kept: int = field(compare=False)
+    entries: tuple[FileInfo, ...] = field(repr=False)
     notes: dict[str, Any] = field(default_factory=dict, repr=False)
-    kept: int = field(default=0, compare=False)
     _place: Place | None = field(default=None, kw_only=True, repr=False, compare=False)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Paths or URLs of the files, in the order of the rows."""
-        place = self._place or place_at(self.folder, "files")
-        return tuple(place.at(entry.file) for entry in self.entries)
-
-    @property
-    def bytes(self) -> int:
-        """Of all files."""
-        return sum(entry.bytes for entry in self.entries)
 
     def verify(self) -> None:
         """Compare all files with the manifest's checksums: 1 to 3 GB/s.
@@ -230,9 +223,11 @@ class OutputFolder:
         return self.finished
 
     def _manifest(self, content: Mapping[str, Any], kept: int) -> Manifest:
+        entries = tuple(self.files.values())
         return Manifest(
-            self.place.root, content["rows"], tuple(self.files.values()), content["columns"],
-            content.get("notes", {}), kept, _place=self.place,
+            self.place.root, tuple(self.place.at(one.file) for one in entries), content["rows"],
+            sum(one.bytes for one in entries), content["columns"], kept, entries,
+            content.get("notes", {}), _place=self.place,
         )  # fmt: skip
 
     def _is_finished(self) -> bool:
@@ -442,10 +437,10 @@ def _make_file(task: Task, maker: _Maker) -> FileInfo:
         write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
     except TrainpipesError as error:
         if error.path is None:
-            error.path, error.message = place.at(name), f"{error.message} (in {task})"
+            error.message = f"{error.message} (while making {task})"
         raise
     except Exception as error:
-        error.add_note(f"in {task}")
+        error.add_note(f"while making {task}")
         raise
     return info
 

@@ -174,6 +174,11 @@ class RemotePlace:
     system: Any = field(repr=False)
     path: str = field(repr=False)
 
+    @property
+    def is_object_store(self) -> bool:
+        protocol = self.system.protocol
+        return bool(OBJECT_STORES & ({protocol} if isinstance(protocol, str) else {*protocol}))
+
     def at(self, name: str) -> str:
         return f"{self.root}/{name}"
 
@@ -215,11 +220,10 @@ class RemotePlace:
                 file.close()
 
     def _put(self, made: Path, name: str) -> None:
-        protocol = self.system.protocol
         path = f"{self.path}/{name}"
         with self._writing(name):
             try:
-                if OBJECT_STORES & ({protocol} if isinstance(protocol, str) else {*protocol}):
+                if self.is_object_store:
                     Requests().put(self.system, str(made), path)
                     return
                 self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
@@ -355,6 +359,9 @@ class _Lease:
     def _remove(self) -> None:
         with suppress(FileNotFoundError):
             self._place.system.rm_file(self._path)
+        if not self._place.is_object_store:
+            with suppress(OSError):  # it holds something
+                self._place.system.rmdir(self._path.rpartition("/")[0])
 
 
 def _taken(place: Place, who: str) -> ConfigError:

@@ -209,9 +209,8 @@ def repack(
     files = getattr(source, "files", None)
     known = isinstance(files, FileList) and bool((files.sizes >= 0).all())
     return Repacked(
-        done.folder, done.rows, done.entries, done.columns, done.notes, done.kept,
-        done.notes.get("rows_in", done.rows), int(files.sizes.sum()) if known else None,
-        time.monotonic() - began, _place=place,
+        **vars(done), rows_in=done.notes.get("rows_in", done.rows),
+        bytes_in=int(files.sizes.sum()) if known else None, seconds=time.monotonic() - began,
     )  # fmt: skip
 
 

@@ -82,7 +82,8 @@ def refuse_own_input(
         for path in _paths(files, system):
             if f"{path}/".startswith(f"{target}/"):
                 raise ConfigError(
-                    f"{caller}(): the folder {root} holds files that are read: give a folder beside the input",
+                    f"{caller}(): the folder {root} holds files that are read: give a folder beside the "
+                    "input",
                     path=root,
                 )
         for listed in files.listed:
