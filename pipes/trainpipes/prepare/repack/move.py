@@ -198,7 +198,7 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
         found = rows.group(FIRST_ROWS, None)
         if found is None:
             raise ConfigError(
-                f"{CALLER}(): the input has no rows, and nothing was written: check what filters it"
+                f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
             )
         table = found[0]
         known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0
