@@ -85,7 +85,7 @@ def byte_count(value: Any, least: int, option: str) -> int:
         found = int(float(text[1]) * 1024 ** " kmgt".index(text[2] or " "))
     if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < least:
         raise ConfigError(
-            f'{option} must be {least:,} bytes or more, got {shown(value)}; "512MB" and "4GB" can be said, too'
+            f'{option} must be {least:,} bytes or more, got {shown(value)}; say "512MB" or "4GB"'
         )
     return whole_number(found, least, option, "bytes")
 

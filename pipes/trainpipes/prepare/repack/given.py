@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.read_arrow import ReadArrow
 from trainpipes.sources.files.file_rows import READERS, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.memmap.manifest import FORMAT, MANIFEST
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
 
@@ -40,13 +42,21 @@ def given_rows(
     if isinstance(data, Pipeline):
         return data if columns is None else data.select(*columns)
     paths = _paths(data, caller)
-    if len(paths) == 1 and (Path(paths[0]) / "manifest.json").is_file():
+    if len(paths) == 1 and _is_memmap(Path(paths[0])):
         rows = from_memmap(paths[0])
         return rows if columns is None else rows.select(*columns)
     reader = _reader(paths, storage_options, caller)
     read = getattr(list_files(paths, storage_options=storage_options), reader)
     found: Pipeline = read() if columns is None or reader in WHOLE else read(list(columns))
     return found if columns is None or reader not in WHOLE else found.select(*columns)
+
+
+def _is_memmap(path: Path) -> bool:
+    """Whether a folder is a memory map, by its manifest; others have one of that name, too."""
+    try:
+        return bool(json.loads((path / MANIFEST).read_text())["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _paths(data: Any, caller: str) -> list[str]:
@@ -82,16 +92,10 @@ def _first(paths: Sequence[str], named: Sequence[str], reader: str) -> str:
     return paths[named.index(reader)] if len(paths) == len(named) else "some"
 
 
-def files_of(source: RowSource | RowStream) -> FileList | None:
-    """The files that a source reads, if it reads any."""
-    found = getattr(source, "files", None)
-    return found if isinstance(found, FileList) else None
-
-
 def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:
     """What the first file's schema says of the meaning of its columns, where all of them are taken."""
-    files, reader = files_of(source), pipeline.stages[-1]
-    if files is None or not len(files) or len(pipeline.stages) > 2:
+    files, reader = getattr(source, "files", None), pipeline.stages[-1]
+    if not isinstance(files, FileList) or not len(files) or len(pipeline.stages) > 2:
         return None
     if not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
         return None

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import need
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
+from trainpipes.storage.executor import cores
 
 #: Rows at a time.
 CHUNK = 1 << 20
+#: Bytes that DuckDB needs, and for each of its threads.
+LEAST_MEMORY = 64 << 20
 
 
 class Keys:
@@ -45,17 +46,19 @@ class Keys:
         memory: int,
         caller: str,
     ) -> None:
-        need("duckdb", f"{caller}(sort=..., drop_duplicates=...)")
         import duckdb
 
         self._sort, self._by, self._caller = list(sort), by, caller
         self._descending = descending
         self._floats: set[int] = set()
         self._rows = 0
-        self._database = duckdb.connect(
-            str(folder / "keys.duckdb"),
-            config={"memory_limit": f"{memory}B", "temp_directory": str(folder / "spilled")},
-        )
+        memory = max(memory, LEAST_MEMORY)
+        config = {
+            "memory_limit": f"{memory}B",
+            "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
+            "temp_directory": str(folder / "spilled"),
+        }
+        self._database = duckdb.connect(str(folder / "keys.duckdb"), config=config)
 
     def add(self, table: pa.Table) -> None:
         """The next rows."""
@@ -66,28 +69,29 @@ class Keys:
             some = table.select(self._by) if self._by else table
             columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
         keys = pa.table(columns)
+        if not self._rows:
+            self._check(keys, table.schema)
         self._database.register("next_keys", keys)
         if not self._rows:
-            self._check(keys.schema, table.schema)
             self._database.execute("CREATE TABLE keys AS SELECT * FROM next_keys LIMIT 0")
         self._database.execute("INSERT INTO keys SELECT * FROM next_keys")
         self._database.unregister("next_keys")
         self._rows += len(table)
 
-    def _check(self, keys: pa.Schema, rows: pa.Schema) -> None:
+    def _check(self, keys: pa.Table, rows: pa.Schema) -> None:
         """Raise SchemaError where DuckDB would not hold a column as it is."""
         import duckdb
 
         for number, name in enumerate(self._sort):
-            kind = keys.field(f"key{number}").type
+            key = keys.select([f"key{number}"])
+            kind = key.schema.types[0]
             if pa.types.is_floating(kind):
                 self._floats.add(number)
             try:
-                found = self._database.sql(f"SELECT key{number} FROM next_keys LIMIT 0")
-                good = _plain(found.to_arrow_table().schema.types[0]) == _plain(kind)
+                found = self._database.from_arrow(key.slice(0, 0)).to_arrow_table().schema.types[0]
             except (duckdb.Error, pa.ArrowException):
-                good = False
-            if not good or pa.types.is_nested(kind):
+                found = None
+            if found is None or pa.types.is_nested(kind) or _plain(found) != _plain(kind):
                 raise SchemaError(
                     f"{self._caller}(sort): column {name!r} holds {rows.field(name).type}, which has no "
                     "order that DuckDB keeps: sort by columns of numbers, text, bytes, bools or times",

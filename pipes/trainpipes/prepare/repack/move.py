@@ -46,8 +46,8 @@ from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import write_arrow
 from trainpipes.storage.writers.write import FILE_BYTES, check_lengths
 
-#: Times that a task holds the rows that it works on, at most.
-COPIES = 3
+#: Times that a task holds the rows that it works on, with what the allocator keeps.
+COPIES = 4
 #: Rows at the start that say how large rows are.
 FIRST_ROWS = 1000
 
@@ -118,8 +118,9 @@ class Move:
         try:
             rows = self.rows if self.rows.plan.counted else self._counted(place)
             rows.know_columns()
-            schema, row_bytes = first_rows(rows)
-            self._check(schema)
+            first, row_bytes = first_rows(rows)
+            schema = first.schema
+            self._check(first)
             places = Places(rows.count or 0, self.seed or 0)
             if self.sort or self.once is not False:
                 places = self._places(rows, schema, place, out.name)
@@ -148,8 +149,9 @@ class Move:
         files = list_files(list(written.files), storage_options=self.storage_options)
         return EpochRows(files.read_arrow(), CALLER)
 
-    def _check(self, schema: pa.Schema) -> None:
+    def _check(self, first: pa.Table) -> None:
         """Raise SchemaError unless the columns that are asked for are there, and all can be written."""
+        schema = first.schema
         once = [] if isinstance(self.once, bool) else self.once
         need_columns(schema.names, [*self.sort, *once], f"{CALLER}()")
         twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
@@ -159,7 +161,7 @@ class Move:
                 stage=CALLER,
             )
         for field in schema:
-            why = _obstacle(pa.schema([field]), self.form)
+            why = _obstacle(first.select([field.name]), self.form)
             if why is not None:
                 raise SchemaError(
                     f"{CALLER}(): column {field.name!r} holds {field.type}, {why}: leave it out by "
@@ -188,9 +190,8 @@ class Move:
         return file_edges(rows, files, self.rows_per_file)
 
 
-def first_rows(rows: EpochRows) -> tuple[pa.Schema, float]:
-    """The columns of rows, and how many bytes a row takes in memory, by the first ones and what their source
-    says."""
+def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
+    """Some rows, and how many bytes a row takes in memory, by these and what their source says."""
     rows = copy.copy(rows)
     rows.open(None)
     with closing(rows):
@@ -201,17 +202,17 @@ def first_rows(rows: EpochRows) -> tuple[pa.Schema, float]:
             )
         table = found[0]
         known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0
-        return rows.schema, max(1.0, known, table.nbytes / len(table))
+        return table, max(1.0, known, table.nbytes / len(table))
 
 
-def _obstacle(schema: pa.Schema, form: Form) -> str | None:
+def _obstacle(rows: pa.Table, form: Form) -> str | None:
     """Why a column cannot be moved, or written to Parquet."""
     try:
-        pq.ParquetWriter(pa.BufferOutputStream(), schema, **form.options).close()
+        pq.ParquetWriter(pa.BufferOutputStream(), rows.schema, **form.options).close()
     except (pa.ArrowException, TypeError) as error:
         return f"which Parquet cannot hold ({error})"
     try:
-        gathered(schema.empty_table(), np.zeros(0, dtype=np.int64))
+        gathered(rows, np.zeros(1, dtype=np.int64))
     except pa.ArrowException as error:
         return f"whose rows Arrow cannot put into another order ({error})"
     return None

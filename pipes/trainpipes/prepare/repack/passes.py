@@ -124,6 +124,7 @@ class ScatterPart:
                 check_columns(self.schema, tables[0].schema, at)
                 count = sum(map(len, tables))
                 writer.write(scatter(tables, self.places(at, at + count), self.edges))
+                pa.default_memory_pool().release_unused()
                 file.advance(count)
                 at += count
         if at != task.stop:
@@ -254,6 +255,7 @@ class GatherFile:
                 raise damaged(place, what)
             yield table
             del table  # before the next rows are read
+            pa.default_memory_pool().release_unused()
 
 
 @dataclass(frozen=True)

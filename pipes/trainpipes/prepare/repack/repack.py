@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainpipes._internal.checks import byte_count, column_names, flag, whole_number
+from trainpipes._internal.checks import byte_count, column_names, flag, need, whole_number
 from trainpipes._internal.text import shown
 from trainpipes.engine.pool import default_threads
 from trainpipes.errors import ConfigError
@@ -27,8 +27,8 @@ from trainpipes.storage.writers.formats import CODECS, GROUP_BYTES, GROUP_ROWS, 
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
 from trainpipes.storage.writers.write import Format, write
 
-#: Bytes of memory that can do.
-LEAST_MEMORY = 1 << 20
+#: Bytes of memory, at least: less is a number of something else.
+LEAST_MEMORY = 64 << 10
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
 
@@ -161,6 +161,9 @@ def repack(
     ):  # fmt: skip
         if value is not None:
             whole_number(value, 1, f"{caller}({name})", "how many")
+    for given, option in ((by, "sort"), (once is not False, "drop_duplicates")):
+        if given:
+            need("duckdb", f"{caller}({option})")
     memory = byte_count(memory_limit, LEAST_MEMORY, f"{caller}(memory_limit)")
     options = {
         "shuffle": shuffle, "seed": seed if shuffle else None, "sort": by, "descending": descending,
@@ -203,11 +206,11 @@ def repack(
                     pipeline, rows, form, by, descending, once, seed if shuffle else None, num_files,
                     rows_per_file, memory, between, storage_options, about,
                 ).run(out, workers)  # fmt: skip
-    given = getattr(source, "files", None)
-    known = isinstance(given, FileList) and bool((given.sizes >= 0).all())
+    files = getattr(source, "files", None)
+    known = isinstance(files, FileList) and bool((files.sizes >= 0).all())
     return Repacked(
         **vars(done), rows_in=done.notes.get("rows_in", done.rows),
-        bytes_in=int(given.sizes.sum()) if known else None, seconds=time.monotonic() - began,
+        bytes_in=int(files.sizes.sum()) if known else None, seconds=time.monotonic() - began,
     )  # fmt: skip
 
 

@@ -45,7 +45,9 @@ def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntAr
     """The place of the first row of each file, and the end."""
     if rows_per_file is not None:
         return np.append(np.arange(0, rows, rows_per_file, dtype=np.int64), rows)
-    return _even(0, rows, files or 1)
+    count = files or 1
+    numbers = np.arange(count + 1, dtype=np.int64)
+    return numbers * (rows // count) + np.minimum(numbers, rows % count)
 
 
 def bucket_edges(edges: IntArray, bucket_rows: int) -> IntArray:
