@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainpipes.storage.writers.json_lines import lines_of
 
 import trainpipes as tp
+from trainpipes.storage.writers.json_lines import lines_of
 
 
 def lines(table: pa.Table) -> list[Any]:

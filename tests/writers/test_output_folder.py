@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from interpreters import python
 from trainpipes.storage import Threads, places
 from unfinished import begun_again, noted
 
@@ -117,16 +116,13 @@ tp.from_dataset([{"x": n} for n in range(100)]).map(waits, version="1").write_js
 
 def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    holder = subprocess.Popen(
-        [*python(), "-c", HOLDER, str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    try:
-        assert holder.stdout is not None and holder.stdout.readline() == b"writing\n"
-        with pytest.raises(tp.ConfigError, match="another process writes to .*/out: let one"):
+    command = [sys.executable, "-c", HOLDER, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"writing\n"
+        with pytest.raises(tp.ConfigError, match=r"another process writes to .*/out: let one"):
             rows().write_json(out)
-    finally:
         holder.kill()
-        holder.wait()
     assert rows().write_json(out).rows == 100
 
 
@@ -241,3 +237,52 @@ def test_who_writes_to_a_url_gives_signs_of_life(
 def test_the_chain_of_a_url_is_refused() -> None:
     with pytest.raises(tp.ConfigError, match="leave out what stands before"):
         rows().write_json("simplecache::memory://written/c")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    s3fs = pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server")
+    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
+    s3fs.S3FileSystem(**options).mkdir("bucket")
+    yield options
+    served.stop()
+
+
+def test_s3_holds_the_same_files_and_nothing_besides(s3: dict[str, Any], tmp_path: Path) -> None:
+    system = fsspec.filesystem("s3", **s3, use_listings_cache=False)
+    url, how = "s3://bucket/out", {"rows_per_file": 30, "storage_options": s3}
+    rows().write_parquet(tmp_path / "here", rows_per_file=30)
+    system.pipe_file("bucket/out/_unfinished/lock", b'{"host": "a", "pid": 1, "token": "b"}')
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(places, "LEASE", 0.1)
+        rows().write_parquet(url, **how)
+    found = system.find("bucket/out")
+    assert {path.rpartition("/")[2]: system.cat(path) for path in found} == contents(
+        tmp_path / "here"
+    )
+    assert rows().write_parquet(url, **how).kept == 4
+    with pytest.raises(tp.ConfigError, match=r"s3://nowhere/out/.* cannot be written"):
+        rows().write_parquet("s3://nowhere/out", **how)
+
+
+def test_of_two_that_begin_at_once_on_s3_one_creates_the_lock(
+    s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = places.place_at("s3://bucket/two", "write_json", s3)
+    read, first = places._Lease._read, places.place_at("s3://bucket/two", "write_json", s3)
+    with first.locked():
+        seen: list[Any] = []
+
+        def late(self: Any) -> Any:
+            seen.append(read(self))
+            return None if len(seen) == 1 else seen[-1]  # it looked before the other had begun
+
+        monkeypatch.setattr(places._Lease, "_read", late)
+        with pytest.raises(tp.ConfigError, match="writes to s3://bucket/two"), place.locked():
+            pass
+        monkeypatch.undo()
+        assert read(places._Lease(first))["token"] == seen[0]["token"]

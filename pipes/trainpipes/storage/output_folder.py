@@ -44,7 +44,8 @@ ABOUT = f"{WORK}/about.json"
 #: What the name of a sidecar ends with, after that of its file.
 SIDECAR = ".done.json"
 #: What is in the folder of what is not finished where nothing is whole.
-KEPT = {"about.json", LOCK.rpartition("/")[2]}
+LOCK_NAME = LOCK.rpartition("/")[2]
+KEPT = {"about.json", LOCK_NAME}
 #: The number of the manifest's form.
 FORM = 1
 #: Names that files are given; others in the folder are left alone.
@@ -280,18 +281,18 @@ class OutputFolder:
 
     def _clear(self) -> None:
         """Remove what stands in the folder of what is not finished."""
-        for name in self.place.sizes(WORK).keys() - {LOCK.rpartition("/")[2]}:
-            self.place.remove(f"{WORK}/{name}")
+        found = {name: size for name, size in self.place.sizes(WORK).items() if name != LOCK_NAME}
+        self.place.remove(*(f"{WORK}/{name}" for name, size in found.items() if size >= 0))
+        for name in (name for name, size in found.items() if size < 0):
+            self.place.remove_folder(f"{WORK}/{name}")
 
     def _sweep(self) -> None:
         """Remove what a killed process left behind: parts of files, and files without a sidecar."""
         work = self.place.sizes(WORK)
-        for name in work:
-            if name.endswith(".part"):
-                self.place.remove(f"{WORK}/{name}")
-        for name in self.place.sizes():
-            if OURS.fullmatch(name) and f"{name}{SIDECAR}" not in work:
-                self.place.remove(name)
+        self.place.remove(
+            *(f"{WORK}/{name}" for name in work if name.endswith(".part")),
+            *(n for n in self.place.sizes() if OURS.fullmatch(n) and f"{n}{SIDECAR}" not in work),
+        )
 
     def _check_there(self) -> None:
         """Compare files with the sizes that they were written with."""

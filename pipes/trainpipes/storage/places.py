@@ -112,13 +112,16 @@ class LocalPlace:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def remove(self, name: str) -> None:
-        """Remove a file or folder that may be there."""
-        with writing(Path(self.at(name)), self.caller):
-            if os.path.isdir(self.at(name)):
-                shutil.rmtree(self.at(name))
-            else:
+    def remove(self, *names: str) -> None:
+        """Remove files that may be there."""
+        for name in names:
+            with writing(Path(self.at(name)), self.caller):
                 Path(self.at(name)).unlink(missing_ok=True)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove a folder with all that is in it."""
+        with writing(Path(self.at(name)), self.caller):
+            shutil.rmtree(self.at(name))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -234,10 +237,17 @@ class RemotePlace:
             except FileNotFoundError as error:
                 raise OSError(f"there is no such place ({error})") from error
 
-    def remove(self, name: str) -> None:
-        with suppress(FileNotFoundError), self._writing(name):
-            self.system.invalidate_cache()
-            self.system.rm(f"{self.path}/{name}", recursive=True)
+    def remove(self, *names: str) -> None:
+        self._remove([f"{self.path}/{name}" for name in names])
+
+    def remove_folder(self, name: str) -> None:
+        self._remove([f"{self.path}/{name}"], recursive=True)
+
+    def _remove(self, paths: list[str], recursive: bool = False) -> None:
+        if paths:
+            with suppress(FileNotFoundError), self._writing(paths[0][len(self.path) + 1 :]):
+                self.system.invalidate_cache()
+                self.system.rm(paths, recursive=recursive)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -299,8 +309,11 @@ class _Lease:
             if not self._is_dead(found):
                 self._refuse_living(found)
             self._remove()
-        with self._place._writing(LOCK), suppress(FileExistsError):  # which may be one's own
-            self._write(mode="create")
+        with self._place._writing(LOCK), suppress(FileExistsError):
+            try:
+                self._write(mode="create")
+            except FileNotFoundError as error:
+                raise OSError(f"there is no such place ({error})") from error
         found = self._read()
         if found is not None and found["token"] != self._me["token"]:
             raise _taken(self._place, _said(found))
@@ -348,13 +361,12 @@ class _Lease:
 
     def _write(self, mode: str) -> None:
         system, data = self._place.system, json.dumps(self._me).encode()
-        try:
-            self._place._call("pipe_file", self._path, value=data, mode=mode)
-        except FileNotFoundError:  # no store of objects: it has folders
+        if not self._place.is_object_store:
             system.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-            self._place._call("pipe_file", self._path, value=data, mode=mode)
+        try:
+            system.pipe_file(self._path, data, mode=mode)
         except (TypeError, ValueError, NotImplementedError):  # it knows no modes
-            self._place._call("pipe_file", self._path, value=data)
+            system.pipe_file(self._path, data)
 
     def _remove(self) -> None:
         with suppress(FileNotFoundError):
