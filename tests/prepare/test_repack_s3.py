@@ -100,7 +100,7 @@ def test_objects_are_the_files_of_a_folder(
     assert there(folder, options) == contents(tmp_path / "here")
     assert done.files[0] == f"{url}/part-00000.parquet"
     assert (done.rows, done.duplicates, done.bytes) == (here.rows, here.duplicates, here.bytes)
-    assert list(apart.iterdir()) == []
+    assert not list(apart.glob("trainpipes*"))
     done.verify()
     assert repack(given, url, storage_options=options, **choice).kept == len(done.files)
     with pytest.raises(tp.ConfigError, match=r"wrote with .*overwrite=True"):
@@ -125,7 +125,7 @@ def test_temporary_files_may_be_objects_too(
     assert done.rows == 2000
     assert there("both", options) == contents(tmp_path / "here")
     assert there("between", options) == {}
-    assert list(apart.iterdir()) == []
+    assert not list(apart.glob("trainpipes*"))
 
 
 PROGRAM = """
@@ -159,7 +159,7 @@ def test_killed_at_any_time_it_goes_on_to_the_same_objects(
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     assert int(done.stdout) >= 9
     assert there("killed", options) == whole
-    assert list(apart.iterdir()) == []
+    assert not list(apart.glob("trainpipes*"))
 
 
 @pytest.mark.parametrize("denied", ["part-00002.parquet", "_manifest"])
@@ -189,7 +189,7 @@ def test_a_server_that_refuses_a_write_is_told_with_the_name(
     done = repack(given, url, storage_options=options, **ONE, shuffle=True)
     assert done.kept == sum(name[0] == "p" for name in left)
     assert there(f"refused/{len(denied)}", options) == whole
-    assert list(apart.iterdir()) == []
+    assert not list(apart.glob("trainpipes*"))
 
 
 def test_urls_that_cannot_be_the_output_are_refused(given: Path, options: dict[str, Any]) -> None:
