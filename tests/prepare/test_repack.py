@@ -541,7 +541,7 @@ def test_what_parquet_has_no_form_for_is_refused(tmp_path: Path) -> None:
     union = pa.UnionArray.from_dense(
         pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])]
     )
-    with pytest.raises(tp.SchemaError, match="column 'u' holds .* Parquet cannot hold"):
+    with pytest.raises(tp.SchemaError, match=r"column 'u' holds .* Parquet cannot hold"):
         repack(tp.from_arrow(pa.table({"u": union})), tmp_path / "out", shuffle=True)
 
 
