@@ -205,7 +205,7 @@ def test_reads_of_temporary_files_grow_as_files_times_their_square_root(tmp_path
     fsspec.register_implementation("counted", Counted, clobber=True)
     reads = {}
     for files in (16, 64, 144):
-        rows = files * 20
+        rows = files * 15  # which a task can hold
         table = pa.table({"n": np.arange(rows), "wide": [os.urandom(1000) for _ in range(rows)]})
         Counted.reads = 0
         done = repack(
