@@ -71,9 +71,10 @@ def free_cores(count: int) -> Iterator[None]:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """The rows of all files."""
+    """The rows of all files, as text, where NaN is NaN."""
     assert all(p.suffix == ".parquet" or p.name == "_manifest.json" for p in folder.iterdir())
-    return {path.name: pq.read_table(path) for path in sorted(folder.glob("*.parquet"))}
+    paths = sorted(folder.glob("*.parquet"))
+    return {path.name: repr(pq.read_table(path).to_pylist()) for path in paths}
 
 
 def test_files_are_those_of_threads(cluster: None, given: Path, tmp_path: Path) -> None:
@@ -169,4 +170,4 @@ def test_a_full_disk_leaves_whole_files_only(cluster: None, given: Path, tmp_pat
     repack(rows(given), tmp_path / "whole", shuffle=True, num_files=2, compression=None)
     good = contents(tmp_path / "whole")
     for path in (tmp_path / "out").glob("*.parquet"):
-        assert pq.read_table(path) == good[path.name]
+        assert repr(pq.read_table(path).to_pylist()) == good[path.name]
