@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -106,12 +105,16 @@ def test_a_full_disk_is_one_sentence_and_the_work_goes_on(
         nonlocal calls
         calls += 1
         if calls > after:
-            raise tp.ConfigError("part cannot be written: No space left on device; free space there")
+            raise tp.ConfigError(
+                "part cannot be written: No space left on device; free space there"
+            )
         real(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(OutputFile, "sync", full)
-        with pytest.raises(tp.ConfigError, match=r"cannot be written: No space left on device; free"):
+        with pytest.raises(
+            tp.ConfigError, match=r"cannot be written: No space left on device; free"
+        ):
             repack(some(), tmp_path / "out", **options)
     for path in (tmp_path / "out").glob("part-*"):
         assert pq.read_table(path).equals(pq.read_table(tmp_path / "whole" / path.name))

@@ -22,6 +22,7 @@ LARGEST = 2**63 - 1
 #: What pip calls a package, where it is not what Python calls it or not every version will do.
 _REQUIREMENTS = {
     "PIL": "pillow",
+    "duckdb": "'duckdb>=2,<3'",
     "gigatoken": "'gigatoken>=0.10,<0.11'",
     "ray": "'ray[train]>=2.40,<3'",
     "yaml": "pyyaml",

@@ -34,7 +34,7 @@ from trainpipes.prepare.repack.passes import (
     Shuffle,
     few_rows,
 )
-from trainpipes.prepare.repack.pieces import below
+from trainpipes.prepare.repack.pieces import below, discard
 from trainpipes.prepare.repack.shuffle import file_edges
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
@@ -114,7 +114,7 @@ class Move:
         place = below(self.temporary, checksum(json.dumps(self.about)))
         for other in self.temporary.sizes():
             if not place.root.endswith(f"/{other}"):
-                self.temporary.remove(other)
+                discard(below(self.temporary, other))
         try:
             rows = self.rows if self.rows.plan.counted else self._counted(place)
             rows.know_columns()
@@ -126,7 +126,7 @@ class Move:
                 places = self._places(rows, schema, place, out.name)
             files = self._files(places.rows, row_bytes)
         except (ConfigError, SchemaError):
-            self.temporary.remove("")  # nothing could go on with it
+            discard(self.temporary)  # nothing could go on with it
             raise
         shared = isinstance(executor, Ray)
         tasks = 1 if shared else executor.workers
@@ -137,7 +137,7 @@ class Move:
         )  # fmt: skip
         one = isinstance(executor, Threads) and rows.plan.runs_user_code
         done = shuffle.run(out, Threads(1) if one else executor, executor)
-        self.temporary.remove("")
+        discard(self.temporary)
         return done
 
     def _counted(self, place: Place) -> EpochRows:
@@ -198,7 +198,7 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
         found = rows.group(FIRST_ROWS, None)
         if found is None:
             raise ConfigError(
-                f"{CALLER}(): the input has no rows, and nothing was written: check what filters it"
+                f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
             )
         table = found[0]
         known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0

@@ -28,6 +28,7 @@ from trainpipes.prepare.repack.pieces import (
     PieceWriter,
     below,
     damaged,
+    discard,
     piece_file,
     read_pieces,
     read_ranges,
@@ -402,5 +403,5 @@ class Shuffle:
         """A folder of temporary files; those of another plan are removed."""
         for other in self.temporary.sizes():
             if other.partition("-")[0] == name.partition("-")[0] and other != name:
-                self.temporary.remove(other)
+                discard(below(self.temporary, other))
         return OutputFolder(below(self.temporary, name), CALLER, {})

@@ -8,6 +8,7 @@ they begin stands in the manifest.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -138,6 +139,14 @@ def below(place: Place, name: str) -> Place:
     if isinstance(place, LocalPlace):
         return LocalPlace(place.at(name), place.caller)
     return replace(place, root=place.at(name), path=f"{place.path}/{name}")
+
+
+def discard(place: Place) -> None:
+    """Remove a folder that may be there, with all that is in it."""
+    if isinstance(place, LocalPlace):
+        shutil.rmtree(place.root, ignore_errors=True)
+    else:
+        place.remove_folder("")
 
 
 def damaged(place: Place, what: str) -> DataError:

@@ -137,7 +137,7 @@ def repack(
     >>> done.rows, len(done.files)
     (100, 2)
     >>> [row["x"] for row in tp.list_files(done.files).read_parquet()][:3]
-    [1, 2, 3]
+    [38, 98, 27]
     """
     began = time.monotonic()
     caller = CALLER
@@ -207,10 +207,12 @@ def repack(
                     rows_per_file, memory, between, storage_options, about,
                 ).run(out, workers)  # fmt: skip
     files = getattr(source, "files", None)
-    known = isinstance(files, FileList) and bool((files.sizes >= 0).all())
+    bytes_in = None
+    if isinstance(files, FileList) and (files.sizes >= 0).all():
+        bytes_in = int(files.sizes.sum())
     return Repacked(
         **vars(done), rows_in=done.notes.get("rows_in", done.rows),
-        bytes_in=int(files.sizes.sum()) if known else None, seconds=time.monotonic() - began,
+        bytes_in=bytes_in, seconds=time.monotonic() - began,
     )  # fmt: skip
 
 
