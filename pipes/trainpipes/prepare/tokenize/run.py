@@ -184,7 +184,7 @@ def tokenize(
         about |= {"tokenized": {"ids": ids}, **about_inputs(source)}
         opener = Opener(
             parts.ahead, source, plan.inputs.schemas.known(),
-            partial(ParquetFile, compression) if is_parquet else partial(BareFile, dtype), schema, ids,
+            partial(BareFile, dtype) if dtype else partial(ParquetFile, compression), schema, ids,
         )  # fmt: skip
         with OutputFolder(place, "tokenize", about, overwrite=overwrite) as out:
             missing = [task for task in tasks if task.name not in out.files]
