@@ -37,7 +37,6 @@ FLOORS = [
         "recipe_registry",
         "storage.map_dataset",
         "storage.memmap",
-        "storage.memmap_on_ray",
     ],
     ["look", "testing", "prepare", "config", "integrations"],
     ["cli", "__main__"],

@@ -8,10 +8,22 @@ from typing import Any
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:
-    """What is noted of each file that is whole; once, also where Ctrl-C had a line written twice."""
-    state = json.loads((folder / "_unfinished.json").read_text())
-    journal = folder / str(state.get("journal"))
-    text = journal.read_text() if journal.is_file() else ""
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    entries = [*state["files"], *(json.loads(line)["file"] for line in lines)]
-    return [one for k, one in enumerate(entries) if not k or one != entries[k - 1]]
+    """What is noted of each file that is whole."""
+    notes = sorted((folder / "_unfinished").glob("*.done.json"))
+    return [json.loads(path.read_text()) for path in notes]
+
+
+def begun_again(folder: Path, files: int) -> None:
+    """Make of a finished folder one where a process was killed after so many files were noted."""
+    about = json.loads((folder / "_manifest.json").read_text())
+    work = folder / "_unfinished"
+    work.mkdir()
+    known = {"file", "rows", "bytes", "crc32"}
+    for entry in about["files"][:files]:
+        info = {name: entry[name] for name in known} | {"columns": about["columns"]}
+        info["notes"] = {name: value for name, value in entry.items() if name not in known}
+        (work / f"{entry['file']}.done.json").write_text(json.dumps(info))
+    begun = {name: about[name] for name in about.keys() - {"files", "rows", "columns", "notes"}}
+    begun.pop("trainpipes_files")
+    (work / "about.json").write_text(json.dumps(begun))
+    (folder / "_manifest.json").unlink()

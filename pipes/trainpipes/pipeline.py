@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -80,9 +80,7 @@ from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.stages.with_columns import WithColumns
-from trainpipes.storage.writers import arrow as arrow_files
-from trainpipes.storage.writers import json as json_files
-from trainpipes.storage.writers import parquet as parquet_files
+from trainpipes.storage.writers import formats
 
 if TYPE_CHECKING:
     from datasets import IterableDataset as IterableRows
@@ -553,9 +551,9 @@ class Pipeline(IterableDataset[Any]):
 
     # Files
 
-    write_parquet = parquet_files.write_parquet
-    write_arrow = arrow_files.write_arrow
-    write_json = json_files.write_json
+    write_parquet = formats.write_parquet
+    write_arrow = formats.write_arrow
+    write_json = formats.write_json
 
     def write_memmap(
         self,
@@ -564,18 +562,12 @@ class Pipeline(IterableDataset[Any]):
         dtype: Any = None,
         ragged: Collection[str] = (),
         overwrite: bool = False,
-        engine: Literal["ray"] | None = None,
-        address: str | None = None,
-        shared_filesystem: bool = False,
     ) -> MemmapDataset:
         """Write the rows, or batches, of one epoch to a memory map; options are those of
         ``trainpipes.write_memmap``. It appears when it is whole; after a kill, writing begins anew."""
         from trainpipes.storage.memmap import write_memmap
 
-        return write_memmap(
-            path, self, dtype=dtype, ragged=ragged, overwrite=overwrite,
-            engine=engine, address=address, shared_filesystem=shared_filesystem,
-        )  # fmt: skip
+        return write_memmap(path, self, dtype=dtype, ragged=ragged, overwrite=overwrite)
 
     # State
 

@@ -43,7 +43,7 @@ def test_json_lines_become_parquet(capsys: pytest.CaptureFixture[str]) -> None:
     lines("my data/b.jsonl")
     assert run(["repack", "my data/*.jsonl", "out put", "--shuffle", "--num-files", "2"]) == 0
     done = capsys.readouterr()
-    assert re.match(r"files +2\nrows +60\nrow groups +2\nsize ", done.out)
+    assert re.match(r"files +2\nrows +60\nsize ", done.out)
     assert f"trainpipes inspect '{Path('out put').absolute()}'" in done.out
     assert done.err == "look at it:\n"
     found = numbers("out put")
@@ -52,6 +52,7 @@ def test_json_lines_become_parquet(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("duckdb")
     lines("a.jsonl")
     options = ["--drop-duplicates-by", "text", "--sort", "n", "--descending", "--json"]
     for kept in (0, 1):  # the second time nothing is left to do
@@ -63,7 +64,7 @@ def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
         assert found == {
             "folder": str(Path("out").absolute()),
             "files": [str(Path("out/part-00000.parquet").absolute())],
-            "kept": kept, "rows": 20, "rows_in": 30, "duplicates": 10, "row_groups": 1,
+            "kept": kept, "rows": 20, "rows_in": 30, "duplicates": 10,
             "bytes_in": os.path.getsize("a.jsonl"),
             "bytes_out": os.path.getsize("out/part-00000.parquet"),
         }  # fmt: skip
@@ -72,6 +73,7 @@ def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_dropped_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("duckdb")
     lines("a.jsonl")
     assert run(["repack", "a.jsonl", "out", "--drop-duplicates", "--columns", "text"]) == 0
     assert "20 of 30; 10 were there before" in capsys.readouterr().out
@@ -80,7 +82,7 @@ def test_what_is_dropped_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_layout_can_be_chosen() -> None:
     lines("a.jsonl")
     options = ["--row-group-size", "4", "--rows-per-file", "10", "--compression", "none"]
-    assert run(["repack", "a.jsonl", "out", *options, "--memory-limit", "1g", "--verify"]) == 0
+    assert run(["repack", "a.jsonl", "out", *options, "--memory-limit", "1g"]) == 0
     meta = pq.read_metadata("out/part-00002.parquet")
     assert [meta.row_group(n).num_rows for n in range(meta.num_row_groups)] == [4, 4, 2]
     assert meta.row_group(0).column(0).compression == "UNCOMPRESSED"
@@ -109,24 +111,22 @@ def test_an_error_names_the_flag_that_begins_anew(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--address", "local"], "address"),
-        (
-            ["--shared-filesystem"],
-            "shared_filesystem",
-        ),
-        (["--engine", "ray", "--threads", "2"], "threads"),
+        (["--executor", "dask"], "must be threads:N, processes:N, ray or ray:ADDRESS, got 'dask'"),
+        (["--executor", "threads:no"], "got 'threads:no'"),
+        (["--shared-filesystem"], "--shared-filesystem is of --executor ray"),
     ],
 )
-def test_options_of_another_engine_are_refused(
+def test_what_is_no_executor_is_refused(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines("a.jsonl")
-    assert run(["repack", "a.jsonl", "out", *options]) == 1
+    assert run(["repack", "a.jsonl", "out", *options]) in (1, 2)
     assert message in capsys.readouterr().err
     assert not Path("out").exists()
 
 
 def test_any_columns_can_be_named() -> None:
+    pytest.importorskip("duckdb")
     rows = [{"a,b": n % 2, 'say "x"': -n, " n": n, "n": n} for n in range(6)]
     Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ["--columns", '"a,b", n', "--columns", '"say ""x""", " n"']
@@ -142,7 +142,7 @@ def test_any_columns_can_be_named() -> None:
     ("arguments", "code", "said"),
     [
         (["a.jsonl"], 2, "Missing argument"),
-        (["a.jsonl", "out", "--memory-limit", "much"], 2, "must be a number of bytes, as 512M"),
+        (["a.jsonl", "out", "--memory-limit", "much"], 1, "must be a number of bytes, as 1000000"),
         (["a.jsonl", "out", "--sort", "a,,b"], 2, "must be names with commas"),
         (
             ["a.jsonl", "out", "--storage-options", "x"],
@@ -153,12 +153,12 @@ def test_any_columns_can_be_named() -> None:
         (["a.jsonl", "b.csv", "out"], 1, "read_csv for b.csv, read_json for a.jsonl"),
         (["a.jsonl", "."], 1, "holds files that are read"),
         (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
-        (["a.jsonl", "out", "--shuffle", "--sort", "n"], 1, "sort"),
+        (["a.jsonl", "out", "--shuffle", "--sort", "n"], 1, "give one of the two"),
         (["a.jsonl", "out", "--num-files", "2", "--rows-per-file", "3"], 1, "rows_per_file"),
         (["a.jsonl", "out", "--memory-limit", "0"], 1, "memory_limit"),
         (["a.jsonl", "out", "--num-files", "99"], 1, "each file has a row"),
         (["lists.jsonl", "out", "--sort", "n"], 1, "column 'n' holds"),
-        (["empty.jsonl", "out"], 1, "the input has no rows"),
+        (["empty.jsonl", "out"], 1, "has no rows"),
         (["bad.jsonl", "out"], 1, "bad.jsonl"),
         (["bad.parquet", "out"], 1, "bad.parquet"),
         (["a.jsonl", "a.jsonl/out"], 1, "cannot be written"),
@@ -167,6 +167,8 @@ def test_any_columns_can_be_named() -> None:
 def test_errors_are_one_sentence(
     arguments: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if "--sort" in arguments and code == 1:
+        pytest.importorskip("duckdb")
     lines("a.jsonl")
     Path("b.csv").write_text("n\n1\n")
     Path("empty.jsonl").write_text("")
@@ -208,7 +210,7 @@ def test_who_is_stopped_leaves_whole_files_and_goes_on() -> None:
     assert running.returncode == 130, said
     assert "Traceback" not in said
     assert "the same command goes on" in said
-    assert not list(Path("out").glob(".part-of-*"))
+    assert not list(Path("out").rglob("*.part"))
     for path in Path("out").glob("part-*"):
         assert pq.read_metadata(path).num_rows == 5000
     assert run(options) == 0

@@ -48,7 +48,7 @@ def test_json_says_all_and_nothing_besides(texts: str, capsys: pytest.CaptureFix
     assert run(asked) == 0
     first = json.loads(capsys.readouterr().out)
     assert list(first) == [
-        "folder", "files", "rows", "tokens", "read", "kept", "format", "dtype", "columns", "bytes",
+        "folder", "files", "rows", "bytes", "columns", "kept", "tokens", "read", "format", "dtype",
         "seconds", "train",
     ]  # fmt: skip
     assert (len(first["files"]), first["kept"], first["rows"], first["dtype"]) == (3, 0, 150, None)
@@ -97,7 +97,7 @@ def test_options_that_name_columns_of_texts_are_not_in_the_line(
 def test_storage_options_are_not_in_the_line(
     texts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--recipe", "sft", "--tokenizer", "bytes", "--processes", "1"]
+    asked = ["--recipe", "sft", "--tokenizer", "bytes", "--executor", "threads:1"]
     asked += [
         "--storage-options",
         '{"auto_mkdir": true, "of": "hunter2"}',
@@ -118,7 +118,7 @@ def test_storage_options_are_not_in_the_line(
         (["t*", "ids", "--config", "x.yaml"], "change them by --set"),
         (["t*", "ids", "--recipe", "sft", "--set", "a=1"], "a recipe takes --option NAME=VALUE"),
         (["t*", "ids", "--recipe", "sft", "--option", "x"], "--option must be NAME=VALUE"),
-        (["t*", "ids", "--recipe", "sft", "--processes", "0"], "--processes"),
+        (["t*", "ids", "--recipe", "sft", "--executor", "processes:0"], "must be threads:N"),
         (["t*", "ids", "--recipe", "sft", "--format", "csv"], "--format"),
         (["t*", "ids", "--recipe", "tokens", "--storage-options", "x"], "must be a JSON object"),
         ([], "Missing argument"),

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 import trainpipes as tp
 from trainpipes.prepare import repack, tokenize
+from trainpipes.storage import Ray
 
 #: Bytes of a word, and words of a text, at most.
 WORD, WORDS = 8, 400
@@ -94,4 +95,4 @@ def make(job: str, texts: Path, folder: Path, function: Function | None = None, 
 
 if __name__ == "__main__":
     job, texts, folder, address = sys.argv[1:]
-    make(job, Path(texts), Path(folder), engine="ray", address=address)
+    make(job, Path(texts), Path(folder), executor=Ray(address))

@@ -16,9 +16,10 @@ import pyarrow as pa
 
 import trainpipes as tp
 from trainpipes.prepare import repack
+from trainpipes.storage import Ray
 
 #: Little, so that a small input is several parts.
-MEMORY = 300_000
+MEMORY = "64KB"
 
 
 def kills_once(n: int, note: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -56,15 +57,10 @@ def table(count: int = 3000) -> pa.Table:
     )
 
 
-def little_memory_will_do() -> None:
-    sys.modules["trainpipes.prepare.repack.repack"].LEAST_MEMORY = 1  # type: ignore[attr-defined]
-
-
 if __name__ == "__main__":
     given, out, address, options = sys.argv[1:]
-    little_memory_will_do()
     pipe, found = rows(given), json.loads(options)
     if found.pop("full", False):
         pipe = pipe.map(on_a_full_disk)
-    done = repack(pipe, out, memory_limit=MEMORY, engine="ray", address=address, **found)
+    done = repack(pipe, out, memory_limit=MEMORY, executor=Ray(address), **found)
     sys.stdout.write(json.dumps({"rows": done.rows, "kept": done.kept}))

@@ -22,16 +22,17 @@ from trainpipes.errors import (
     UnreachableError,
     WorkerError,
 )
-from trainpipes.integrations.on_ray import RayCluster
+from trainpipes.storage import Ray
+from trainpipes.storage.executor import check_stop
 
 
-def name_of(task):
-    return f"task {task}"
+def call(task, work):
+    return work(task, lambda rows: check_stop())
 
 
-def run(open_work, tasks, **options):
-    with RayCluster(asker="test()") as ray_cluster:
-        return list(ray_cluster.run(open_work, tasks, name_of=name_of, **options))
+def run(open_work, tasks):
+    with Ray() as executor:
+        return list(executor.map_unordered(call, tasks, open_work))
 
 
 def note(folder: Path, name: str) -> None:
@@ -109,7 +110,7 @@ def test_an_error_that_does_not_pickle_is_told_by_its_words(cluster):
         error.lock = threading.Lock()
         raise error
 
-    with pytest.raises(WorkerError, match=r"test\(\): ValueError: with a lock"):
+    with pytest.raises(WorkerError, match=r"ValueError: with a lock \(at 1\)"):
         run(lambda: work, [1])
 
 
@@ -144,7 +145,7 @@ def test_whatever_a_function_raises_is_told_once(cluster, tmp_path, error, said)
         note(tmp_path, "ran")
         raise kind(row=7) if kind is Needy else kind(*arguments)
 
-    with pytest.raises(WorkerError, match=rf"test\(\): {said}"):
+    with pytest.raises(WorkerError, match=rf"{said}"):
         run(lambda: work, [1])
     assert noted(tmp_path, "ran") == 1
 
@@ -171,46 +172,11 @@ def test_a_task_whose_process_is_killed_is_run_again(cluster, tmp_path):
     assert noted(tmp_path, "died") == 1
 
 
-def test_a_task_whose_process_dies_each_time_is_given_up_and_named(cluster, tmp_path):
-    with pytest.raises(WorkerError, match=r"test\(\): task 2 was given up after 2 tries: "):
-        run(Dies(tmp_path, 99), range(4), options={"max_retries": 1})
+def test_a_task_whose_process_dies_each_time_is_given_up_and_named(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainpipes.integrations.on_ray.cluster.RETRIES", 1)
+    with pytest.raises(WorkerError, match=r"^2 was given up after 2 tries: "):
+        run(Dies(tmp_path, 99), range(4))
     assert noted(tmp_path, "died") == 2
-
-
-def test_rows_are_told_while_a_task_runs_and_add_up(cluster, tmp_path):
-    def work(task, tell):
-        rows = 0
-        while rows < 10_000 and not noted(tmp_path, "told"):
-            tell(10)
-            rows += 10
-            time.sleep(0.1)
-        tell(1)
-        return rows + 1
-
-    told = []
-
-    def tell(rows):
-        told.append(rows)
-        note(tmp_path, "told")
-
-    [(_, rows)] = run(lambda: work, [1], tell=tell)
-    assert rows < 10_000  # it was told before the end
-    assert sum(told) == rows
-
-
-def test_rows_of_a_task_that_begins_again_count_once(cluster, tmp_path):
-    def work(task, tell):
-        tell(10)
-        time.sleep(1.1)
-        tell(10)
-        time.sleep(1.1)
-        if not noted(tmp_path, "died"):
-            note(tmp_path, "died")
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    told = []
-    run(lambda: work, [1], tell=told.append)
-    assert sum(told) == 20
 
 
 @dataclass
@@ -232,11 +198,11 @@ class Ticks:
 @pytest.mark.parametrize("tells", [True, False])
 def test_ctrl_c_ends_the_tasks_that_run(cluster, tmp_path, monkeypatch, tells):
     cancelled, cancel = [], ray.cancel
-    monkeypatch.setattr("trainpipes.integrations.on_ray.running.PATIENCE", 100 if tells else 1)
+    monkeypatch.setattr("trainpipes.integrations.on_ray.tasks.PATIENCE", 100 if tells else 1)
     monkeypatch.setattr("ray.cancel", lambda *a, **k: (cancelled.append(a), cancel(*a, **k)))
     run(lambda: lambda task, tell: task, range(4))  # worker processes are there
-    with RayCluster(asker="test()") as ray_cluster:
-        done = ray_cluster.run(Ticks(tmp_path, tells), range(12), name_of=name_of)
+    with Ray() as executor:
+        done = executor.map_unordered(call, range(12), Ticks(tmp_path, tells))
         threading.Timer(2, _thread.interrupt_main).start()
         with pytest.raises(KeyboardInterrupt):
             next(done)
@@ -284,37 +250,40 @@ def test_a_module_that_nodes_lack_is_named(cluster, tmp_path, monkeypatch):
 def test_another_address_than_that_of_this_process_is_refused(cluster):
     with (
         pytest.raises(ConfigError, match="connected to a Ray cluster already"),
-        RayCluster("10.1.2.3:6379", asker="test()"),
+        Ray("10.1.2.3:6379"),
     ):
         pass
     import ray
 
-    with RayCluster(ray.get_runtime_context().gcs_address, asker="test()"):
+    with Ray(ray.get_runtime_context().gcs_address):
         pass
     assert ray.is_initialized()
 
 
 @pytest.mark.parametrize("address", ["", 7])
 def test_an_address_is_text(address):
-    with pytest.raises(ConfigError, match="address is that of a Ray cluster"):
-        RayCluster(address, asker="test()")
+    with pytest.raises(ConfigError, match=r"Ray\(address\) must be that of a cluster"):
+        Ray(address)
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("trainpipes._internal.checks.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"engine=\"ray\"\) needs .* pip install 'ray"):
-        RayCluster(asker="tokenize()")
+    with (
+        pytest.raises(MissingExtraError, match=r"executor=Ray\(\) needs .* pip install 'ray"),
+        Ray(),
+    ):
+        pass
 
 
 def test_paths_that_every_node_sees_are_let_through(cluster, tmp_path):
-    with RayCluster(asker="test()") as ray_cluster:
-        assert ray_cluster.nodes == 1
-        assert ray_cluster.cpus == 4
-        ray_cluster.check_path("s3://bucket/x", "test(folder)")
+    with Ray() as executor:
+        assert executor.workers == 4
+        executor.check_path("s3://bucket/x", "test(folder)")
         with pytest.raises(ConfigError, match=r"test\(folder\): memory://x is in the memory"):
-            ray_cluster.check_path("memory://x", "test(folder)")
-        ray_cluster.check_path(tmp_path, "test(folder)")
-        assert list(ray_cluster.run(lambda: lambda task, tell: 1, "a", name_of=str)) == [("a", 1)]
+            executor.check_path("memory://x", "test(folder)")
+        executor.check_path(str(tmp_path), "test(folder)")
+        done = executor.map_unordered(call, "a", lambda: lambda task, tell: 1)
+        assert list(done) == [("a", 1)]
 
 
 # In a process of its own
@@ -322,15 +291,15 @@ def test_paths_that_every_node_sees_are_let_through(cluster, tmp_path):
 SPOT = """
 import signal, sys
 before = signal.getsignal(signal.SIGTERM)
-from trainpipes.integrations.on_ray import RayCluster
+from trainpipes.storage import Ray
 
-class Where:
-    def __call__(self):
-        import trainpipes
-        return lambda task, tell: (print("noise"), trainpipes.__file__)[1]
+def where(task, state):
+    import trainpipes
+    print("noise")
+    return trainpipes.__file__
 
-with RayCluster("local", asker="test()") as cluster:
-    [(task, where)] = cluster.run(Where(), [1], name_of=str)
+with Ray("local") as executor:
+    [(task, where)] = executor.map_unordered(where, [1], int)
 import ray
 assert not ray.is_initialized()
 assert signal.getsignal(signal.SIGTERM) is before
@@ -338,17 +307,16 @@ print(where)
 """
 
 SEVERAL = """
-from pathlib import Path
 from ray.cluster_utils import Cluster
 from trainpipes.errors import ConfigError
-from trainpipes.integrations.on_ray import RayCluster
+from trainpipes.storage import Ray
 
 nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
 nodes.add_node(num_cpus=1)
 nodes.wait_for_nodes()
-with RayCluster(nodes.address, asker="test()") as cluster:
-    assert cluster.nodes == 2, cluster.nodes
-    for path in ("/data/out", Path("out"), "file:///data/out", "local:///data/out"):
+with Ray(nodes.address) as cluster:
+    assert cluster.workers == 2, cluster.workers
+    for path in ("/data/out", "out", "file:///data/out", "local:///data/out"):
         try:
             cluster.check_path(path, "test(folder)")
         except ConfigError as error:
@@ -356,19 +324,17 @@ with RayCluster(nodes.address, asker="test()") as cluster:
         else:
             raise AssertionError(path)
     cluster.check_path("s3://bucket/out", "test(folder)")
-    found = {result for _, result in cluster.run(lambda: work, range(12), name_of=str)}
-with RayCluster(nodes.address, asker="test()", shared_filesystem=True) as cluster:
+    found = {result for _, result in cluster.map_unordered(work, range(12), int)}
+with Ray(nodes.address, shared_filesystem=True) as cluster:
     cluster.check_path("/data/out", "test(folder)")
 nodes.shutdown()
-""".replace(
-    "with RayCluster(nodes", "def work(task, tell):\n    return task\n\nwith RayCluster(nodes", 1
-)
+""".replace("with Ray(nodes", "def work(task, state):\n    return task\n\nwith Ray(nodes", 1)
 
 
 NEARLY_FULL = """
 import numpy as np
 import ray
-from trainpipes.integrations.on_ray import RayCluster
+from trainpipes.storage import Ray
 
 ray.init(
     "local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
@@ -376,11 +342,8 @@ ray.init(
 held = [ray.put(np.zeros(9 << 20, np.uint8)) for _ in range(8)]
 rows = np.arange(4 << 20)
 
-def open_work():
-    return lambda task, tell: int(rows[task])
-
-with RayCluster(asker="test()") as cluster:
-    done = list(cluster.run(lambda: open_work(), range(8), name_of=str))
+with Ray() as cluster:
+    done = list(cluster.map_unordered(lambda task, rows: int(rows[task]), range(8), lambda: rows))
 assert sorted(done) == [(n, n) for n in range(8)], done
 """
 
@@ -412,7 +375,7 @@ def test_an_address_where_nobody_answers_is_told_at_once(address, monkeypatch):
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with (
         pytest.raises(UnreachableError, match=f"no Ray cluster can be used at {address}"),
-        RayCluster(address, asker="test()"),
+        Ray(address),
     ):
         pass
 
@@ -430,7 +393,7 @@ def test_a_cluster_with_another_python_is_told_in_one_line(monkeypatch):
         pytest.raises(
             UnreachableError, match=r"Ray: 2\.60\.0 Python: 3\.12\.1 This process"
         ) as caught,
-        RayCluster(asker="test()"),
+        Ray(),
     ):
         pass
     assert "\n" not in str(caught.value)

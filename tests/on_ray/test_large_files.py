@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from large_files import JOBS, kills_once, make, write_texts
 
+from trainpipes.storage import Ray
+
 DRIVER = Path(__file__).parent / "large_files.py"
 SIZES = {"50 MB": 50 * 10**6, "2 GB": 2 * 10**9}
 #: Bytes that a worker may have at its peak, of 2 GB of texts: 64 MiB of rows, and Python with its packages.
@@ -126,7 +128,7 @@ def test_files_are_those_of_one_machine_whatever_the_number_of_workers(
 ) -> None:
     began = time.monotonic()
     with workers(count), peak_memory() as peak:
-        make(job, texts.folder, tmp_path / "out", engine="ray")
+        make(job, texts.folder, tmp_path / "out", executor=Ray())
     seconds = time.monotonic() - began
     sys.stdout.write(
         f"{job}, {texts.size}, {count} workers: {seconds:.0f} s, {peak[0] >> 20} MiB\n"
@@ -140,7 +142,7 @@ def test_a_worker_that_is_killed_in_the_middle_changes_nothing(
     cluster: None, job: str, texts: Texts, alone: dict[str, str], tmp_path: Path
 ) -> None:
     kills = kills_once(texts.rows // 2, tmp_path / "killed")
-    make(job, texts.folder, tmp_path / "out", kills, engine="ray")
+    make(job, texts.folder, tmp_path / "out", kills, executor=Ray())
     assert (tmp_path / "killed").exists()
     assert hashes(tmp_path / "out") == alone
 
@@ -162,7 +164,7 @@ def test_a_driver_that_is_killed_in_the_middle_goes_on_by_the_same_call(
             driver.kill()
             driver.communicate()
     assert not (out / "_manifest.json").exists()
-    kept = make(job, texts.folder, out, engine="ray")
+    kept = make(job, texts.folder, out, executor=Ray())
     if job != "write_parquet":
         assert kept.kept > 0
     assert hashes(out) == alone

@@ -20,6 +20,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.prepare import repack, tokenize
+from trainpipes.storage import Threads
 
 pytestmark = pytest.mark.timeout(580)
 
@@ -113,8 +114,8 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
 ) -> None:
     config = tmp_path / "it.yaml"
     config.write_text(pipeline(texts).to_yaml())
-    words = ["tokenize", tmp_path / "ids", "--config", config, "--engine", "ray", "--json"]
-    at = ["--address", started.address]
+    words = ["tokenize", tmp_path / "ids", "--config", config, "--json"]
+    at = ["--executor", f"ray:{started.address}"]
     for _ in range(100):  # until the second node has joined
         done = command(*words, *at)
         assert done.returncode == 1
@@ -124,7 +125,7 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
     assert not (tmp_path / "ids").exists()
     done = command(*words, *at, "--shared-filesystem")
     assert (done.returncode, done.stderr) == (0, "")
-    tokenize(pipeline(texts), tmp_path / "alone", processes=1)
+    tokenize(pipeline(texts), tmp_path / "alone", executor=Threads(1))
     assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
 
     words = [
@@ -134,7 +135,7 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
         "--shuffle",
         "--num-files",
         3,
-        "--engine",
+        "--executor",
         "ray",
         "--json",
     ]
@@ -147,8 +148,8 @@ def test_the_commands_write_on_several_nodes_what_they_write_alone(
 def test_ray_client_does_too(started: Started, texts: Path, tmp_path: Path) -> None:
     config = tmp_path / "it.yaml"
     config.write_text(pipeline(texts).to_yaml())
-    words = ["tokenize", tmp_path / "ids", "--config", config, "--engine", "ray", "--json"]
-    done = command(*words, "--address", started.client, "--shared-filesystem")
+    words = ["tokenize", tmp_path / "ids", "--config", config, "--json"]
+    done = command(*words, "--executor", f"ray:{started.client}", "--shared-filesystem")
     assert done.returncode == 0, done.stderr
-    tokenize(pipeline(texts), tmp_path / "alone", processes=1)
+    tokenize(pipeline(texts), tmp_path / "alone", executor=Threads(1))
     assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")

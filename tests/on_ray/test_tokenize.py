@@ -23,11 +23,12 @@ import trainpipes as tp
 from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
 from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.prepare import tokenize
+from trainpipes.storage import Processes, Ray, Threads
 from trainpipes.tokenizers.engine import File
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 
-from unfinished import noted
+from unfinished import begun_again, noted
 
 FILES, ROWS = 6, 400
 
@@ -68,7 +69,7 @@ def hashes(folder: Path) -> dict[str, str]:
 def alone(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a single machine writes."""
     folder = tmp_path_factory.mktemp("alone")
-    done = tokenize(pipeline(texts), folder, bytes_per_file=SMALL, processes=1)
+    done = tokenize(pipeline(texts), folder, bytes_per_file=SMALL, executor=Threads(1))
     assert len(done.files) == 2 * FILES
     return hashes(folder)
 
@@ -91,27 +92,22 @@ def only(workers: int) -> Iterator[None]:
 
 
 def test_files_are_those_of_a_single_machine(cluster, texts, alone, tmp_path):
-    seen: list[tuple[str, int, int | None]] = []
-    done = tokenize(
-        pipeline(texts), tmp_path / "ids", bytes_per_file=SMALL, engine="ray", verify=True,
-        progress=lambda *said: seen.append(said),
-    )  # fmt: skip
+    done = tokenize(pipeline(texts), tmp_path / "ids", bytes_per_file=SMALL, executor=Ray())
+    done.verify()
     assert hashes(tmp_path / "ids") == alone
     assert (done.rows, done.kept) == (FILES * ROWS, 0)
-    assert seen[0] == ("tokenizing", 0, FILES * ROWS)
-    assert seen[-1] == ("tokenizing", FILES * ROWS, FILES * ROWS)
 
 
-def test_what_is_whole_is_not_made_again_by_either_engine(cluster, texts, alone, tmp_path):
-    tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, engine="ray")
+def test_what_is_whole_is_not_made_again_by_either_executor(cluster, texts, alone, tmp_path):
+    tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, executor=Ray())
     before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    for engine in ("ray", "processes"):
-        done = tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, engine=engine)
+    for executor in (Ray(), Processes(2)):
+        done = tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, executor=executor)
         assert done.kept == 2 * FILES
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     with pytest.raises(ConfigError, match="another pipeline"):
-        tokenize(plain(texts), tmp_path, bytes_per_file=SMALL, engine="ray")
-    tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, engine="ray", overwrite=True)
+        tokenize(plain(texts), tmp_path, bytes_per_file=SMALL, executor=Ray())
+    tokenize(pipeline(texts), tmp_path, bytes_per_file=SMALL, executor=Ray(), overwrite=True)
     assert hashes(tmp_path) == alone
 
 
@@ -136,9 +132,11 @@ def mapped(texts: Path, function: Any) -> tp.Pipeline:
 def test_a_task_whose_worker_dies_each_time_is_named_and_the_others_stay(cluster, texts, tmp_path):
     (tmp_path / "kills").mkdir()
     with pytest.raises(WorkerError, match=rf"part-00002.parquet of {texts}/2.parquet was given up"):
-        tokenize(mapped(texts, KillsItself(tmp_path / "kills", 99)), tmp_path / "ids", engine="ray")
+        tokenize(
+            mapped(texts, KillsItself(tmp_path / "kills", 99)), tmp_path / "ids", executor=Ray()
+        )
     check_whole(tmp_path / "ids")
-    tokenize(mapped(texts, KillsItself(tmp_path / "kills", 0)), tmp_path / "ids", engine="ray")
+    tokenize(mapped(texts, KillsItself(tmp_path / "kills", 0)), tmp_path / "ids", executor=Ray())
     assert len(list((tmp_path / "ids").glob("part-*"))) == FILES
 
 
@@ -183,8 +181,8 @@ def test_a_file_that_cannot_be_read_fails_once_with_the_error_of_a_single_machin
     content[4:60] = b"\xff" * 56
     damaged.write_bytes(content)
     rows = tp.list_files(folder).read_parquet().tokenize("bytes")
-    here = error_of(lambda: tokenize(rows, tmp_path / "here", processes=1))
-    there = error_of(lambda: tokenize(rows, tmp_path / "there", engine="ray"))
+    here = error_of(lambda: tokenize(rows, tmp_path / "here", executor=Threads(1)))
+    there = error_of(lambda: tokenize(rows, tmp_path / "there", executor=Ray()))
     assert isinstance(here, UnreadableError)
     assert (type(there), str(there), vars(there)) == (type(here), str(here), vars(here))
     assert "3.parquet" in str(there)
@@ -194,7 +192,7 @@ def test_a_file_that_cannot_be_read_fails_once_with_the_error_of_a_single_machin
 def test_a_bad_row_fails_its_task_once(cluster, texts, tmp_path):
     (tmp_path / "notes").mkdir()
     rows = mapped(texts, Notes(tmp_path / "notes"))
-    error = error_of(lambda: tokenize(rows, tmp_path / "ids", engine="ray"))
+    error = error_of(lambda: tokenize(rows, tmp_path / "ids", executor=Ray()))
     assert "this row is bad" in str(error)
     assert len(list((tmp_path / "notes").iterdir())) == 1
 
@@ -206,6 +204,7 @@ import resource, sys, time
 import trainpipes as tp
 from pathlib import Path
 from trainpipes.prepare import tokenize
+from trainpipes.storage import Ray
 
 texts, out, how = sys.argv[1:4]
 
@@ -217,7 +216,7 @@ def work(row):
     return row
 
 rows = tp.list_files(texts).read_parquet().map(work, version="1").tokenize("bytes")
-tokenize(rows, out, engine="ray", address="auto")
+tokenize(rows, out, executor=Ray("auto"))
 """
 
 
@@ -293,9 +292,9 @@ def test_the_command_writes_what_it_writes_alone_and_says_nothing_of_ray(cluster
     for name in "abc":
         (tmp_path / "in" / f"{name}.txt").write_text(f"text of {name}\n" * 5000)
     words = ("--config", config(tmp_path / "in", tmp_path / "it.yaml"), "--json")
-    alone = command(tmp_path / "alone", *words, "--processes", 1)
+    alone = command(tmp_path / "alone", *words, "--executor", "threads:1")
     assert (alone.returncode, alone.stderr) == (0, "")
-    done = command(tmp_path / "ids", *words, "--engine", "ray")
+    done = command(tmp_path / "ids", *words, "--executor", "ray")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["tokens"] == json.loads(alone.stdout)["tokens"]
     assert hashes(tmp_path / "ids") == hashes(tmp_path / "alone")
@@ -305,7 +304,7 @@ def test_the_command_tells_an_error_in_its_own_words(cluster, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_bytes(b"good\n" * 9000 + b"\xff\xfe\n")
     words = ("--config", config(tmp_path / "in", tmp_path / "it.yaml"))
-    done = command(tmp_path / "ids", *words, "--engine", "ray", "--address", "auto")
+    done = command(tmp_path / "ids", *words, "--executor", "ray:auto")
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "a.txt" in done.stderr
@@ -341,11 +340,11 @@ def test_a_folder_on_s3_holds_the_same_files(cluster, texts, alone, tmp_path, s3
 
     def make(**more: Any) -> Any:
         return tokenize(
-            pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, engine="ray",
+            pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, executor=Ray(),
             storage_options=s3, **more,
         )  # fmt: skip
 
-    done = make(verify=True)
+    done = make()
     assert there() == alone
     assert done.files[0] == "s3://bucket/ids/part-00000.parquet"
     done.verify()
@@ -358,22 +357,21 @@ def test_a_folder_on_s3_holds_the_same_files(cluster, texts, alone, tmp_path, s3
     make(overwrite=True)
     assert there() == alone
     tokenize(
-        pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, processes=2, storage_options=s3,
+        pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, executor=Processes(2), storage_options=s3,
         overwrite=True,
     )  # fmt: skip
     assert there() == alone
 
 
-def test_what_a_killed_driver_left_on_s3_is_gone_on_with(cluster, texts, alone, s3):
+def test_what_a_killed_driver_left_on_s3_is_gone_on_with(cluster, texts, alone, tmp_path, s3):
     import s3fs
 
     system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
-    how = {"bytes_per_file": SMALL, "storage_options": s3, "engine": "ray"}
+    how = {"bytes_per_file": SMALL, "storage_options": s3, "executor": Ray()}
     tokenize(pipeline(texts), "s3://bucket/killed", **how)
-    manifest = json.loads(system.cat_file("bucket/killed/_manifest.json"))
-    manifest["files"] = manifest["files"][:5]  # the others are there, and nobody has noted them
-    manifest |= {"next": None, "notes": {}}
-    system.pipe_file("bucket/killed/_unfinished.json", json.dumps(manifest).encode())
+    (tmp_path / "_manifest.json").write_bytes(system.cat_file("bucket/killed/_manifest.json"))
+    begun_again(tmp_path, 5)  # the others are there, and nobody has noted them
+    system.put(f"{tmp_path}/_unfinished/", "bucket/killed/_unfinished/", recursive=True)
     system.rm_file("bucket/killed/_manifest.json")
     assert tokenize(pipeline(texts), "s3://bucket/killed", **how).kept == 5
     content = system.cat_file("bucket/killed/part-00007.parquet")
@@ -384,36 +382,20 @@ def test_a_bucket_that_is_not_there_is_told(cluster, texts, s3):
     with pytest.raises(
         ConfigError, match=r"s3://nowhere/ids/.* cannot be written: there is no such"
     ):
-        tokenize(pipeline(texts), "s3://nowhere/ids", engine="ray", storage_options=s3)
+        tokenize(pipeline(texts), "s3://nowhere/ids", executor=Ray(), storage_options=s3)
 
 
 def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch, s3):
     monkeypatch.setattr(RayCluster, "nodes", 2)
     with pytest.raises(ConfigError, match=r"tokenize\(folder\): .* has 2 nodes"):
-        tokenize(pipeline(texts), tmp_path, engine="ray")
+        tokenize(pipeline(texts), tmp_path, executor=Ray())
     with pytest.raises(ConfigError, match=r"tokenize\(pipeline\): .* has 2 nodes"):
-        tokenize(pipeline(texts), "s3://bucket/several", engine="ray", storage_options=s3)
-    done = tokenize(pipeline(texts), tmp_path / "ids", engine="ray", shared_filesystem=True)
+        tokenize(pipeline(texts), "s3://bucket/several", executor=Ray(), storage_options=s3)
+    done = tokenize(pipeline(texts), tmp_path / "ids", executor=Ray(shared_filesystem=True))
     assert done.rows == FILES * ROWS
 
 
 # What needs no cluster
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"engine": "dask"}, r'tokenize\(engine\) is "processes" or "ray"'),
-        ({"engine": "ray", "processes": 2}, r"tokenize\(processes=2\) is of engine"),
-        ({"address": "auto"}, r'tokenize\(address\) is of engine="ray"'),
-        ({"shared_filesystem": True}, r'tokenize\(shared_filesystem\) is of engine="ray"'),
-        ({"engine": "ray", "shared_filesystem": 1}, "True or False"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(texts, tmp_path, options, said):
-    with pytest.raises(ConfigError, match=said):
-        tokenize(pipeline(texts), tmp_path, **options)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_content_of_a_tokenizer_file_travels(tmp_path):

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from datetime import UTC
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from prepare.repack_reference import contents, expected, read, same
+from prepare.repack_reference import expected, read, same
 from trainpipes.prepare import repack
+from trainpipes.storage import Processes, Threads
 from trainpipes.testing import shuffle_quality
 
-MODULE = sys.modules["trainpipes.prepare.repack.repack"]
 GOLDEN = Path(__file__).parent.parent / "golden" / "repack.json"
+#: So little that a few large rows are many parts.
+LITTLE = "64KB"
+SHUFFLED: dict[str, Any] = {"shuffle": True, "seed": 3}
+SORTED: list[dict[str, Any]] = [
+    {"sort": ["n"]},
+    {"sort": ["x", "text"], "descending": True},
+    {"drop_duplicates": True},
+    {"drop_duplicates": ["n", "x"], "shuffle": True},
+    {"drop_duplicates": ["text"], "sort": ["n"]},
+]
 
 
 @pytest.fixture(autouse=True)
-def little_memory_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few rows are many parts; and nobody waits for the disk."""
-    monkeypatch.setattr(MODULE, "LEAST_MEMORY", 1)
+def nobody_waits_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -39,56 +50,61 @@ def small(rows: int = 300) -> pa.Table:
             "x": [float("nan") if i % 11 == 0 else (i % 5) / 2 for i in range(rows)],
             "text": [f"é{i % 50}" * (i % 4) for i in range(rows)],
             "ids": [list(range(i % 6)) if i % 13 else None for i in range(rows)],
+            "wide": [b"w" * 1000] * rows,
         }
     )
 
 
-CHOICES: list[dict[str, Any]] = [
-    {},
-    {"shuffle": True, "seed": 3},
-    {"sort": ["n"]},
-    {"sort": ["x", "text"], "descending": True},
-    {"drop_duplicates": True},
-    {"drop_duplicates": ["n", "x"], "shuffle": True},
-    {"drop_duplicates": ["text"], "sort": ["n"]},
-]
-
-
-@pytest.mark.parametrize("options", CHOICES, ids=str)
-@pytest.mark.parametrize("kind", ["counted", "stream"])
-def test_rows_are_those_of_a_few_lines_in_memory(
-    options: dict[str, Any], kind: str, tmp_path: Path
-) -> None:
+def check_rows(options: dict[str, Any], kind: str, folder: Path) -> None:
+    """The rows are those of the reference, in its order, whatever the memory and who does the work."""
     table = small()
     pipe = tp.from_arrow(table)
     if kind == "stream":
         pipe = pipe.filter(lambda row: True)
     wanted = expected(table.to_pylist(), **options)
-    files = None
-    for number, (memory, threads) in enumerate([(12_000, 1), (64 << 20, 2), (30_000, 3)]):
+    for number, (memory, executor) in enumerate([(LITTLE, Threads(1)), (10**8, Threads(3))]):
         done = repack(
-            pipe, tmp_path / str(number), rows_per_file=90, row_group_size=32, memory_limit=memory,
-            threads=threads, **options,
+            pipe, folder / str(number), rows_per_file=90, row_group_size=32, memory_limit=memory,
+            executor=None if not any(options.values()) else executor, **options,
         )  # fmt: skip
         assert same(read(done.files), wanted)
         assert (done.rows, done.rows_in, done.duplicates) == (len(wanted), 300, 300 - len(wanted))
+        sizes = [pq.read_metadata(path).num_rows for path in done.files]
+        assert sizes == [90] * (len(wanted) // 90) + [len(wanted) % 90] * (len(wanted) % 90 > 0)
         done.verify()
-        files = files or contents(tmp_path / str(number))
-        assert contents(tmp_path / str(number)) == files
+        assert repack(
+            pipe, folder / str(number), rows_per_file=90, row_group_size=32, **options
+        ).kept == len(sizes)
 
 
-@pytest.mark.parametrize("options", CHOICES[1:], ids=str)
-def test_temporary_files_may_be_at_a_url(options: dict[str, Any], tmp_path: Path) -> None:
-    import fsspec
+@pytest.mark.parametrize("kind", ["counted", "stream"])
+@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=str)
+def test_rows_are_those_of_a_few_lines_in_memory(
+    options: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    check_rows(options, kind, tmp_path)
 
-    for place, folder in (("here", None), ("there", "memory://temporary")):
-        done = repack(
-            tp.from_arrow(small()), tmp_path / place, rows_per_file=90, memory_limit=12_000,
-            temp_dir=folder, **options,
-        )  # fmt: skip
-    assert contents(tmp_path / "here") == contents(tmp_path / "there")
-    assert done.rows
-    assert not fsspec.filesystem("memory").find("/temporary")
+
+@pytest.mark.parametrize("kind", ["counted", "stream"])
+@pytest.mark.parametrize("options", SORTED, ids=str)
+def test_sorted_rows_are_those_of_a_few_lines_in_memory(
+    options: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("duckdb")
+    check_rows(options, kind, tmp_path)
+
+
+def test_processes_write_the_same_rows(tmp_path: Path) -> None:
+    done = repack(
+        tp.from_arrow(small()).map(twice), tmp_path / "out", memory_limit="128KB", num_files=3,
+        executor=Processes(2), **SHUFFLED,
+    )  # fmt: skip
+    wanted = [twice(row) for row in expected(small().to_pylist(), **SHUFFLED)]
+    assert same(read(done.files), wanted)
+
+
+def twice(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "text": 2 * row["text"]}
 
 
 VALUES = {
@@ -107,36 +123,40 @@ TYPES = pa.schema(
 )
 @given(
     rows=st.lists(st.fixed_dictionaries(VALUES), min_size=1, max_size=60),
-    order=st.sampled_from(["none", "shuffle", "sort", "down"]),
+    order=st.sampled_from(["shuffle", "sort", "down", "none"]),
     by=st.sampled_from([False, True, ["n"], ["x", "ids"]]),
     columns=st.sampled_from([["n"], ["x"], ["text", "n"], ["x", "n", "text"]]),
-    memory=st.integers(400, 6000),
     seed=st.integers(0, 5),
-    per_file=st.integers(5, 70),
+    per_file=st.integers(1, 70),
     per_group=st.none() | st.integers(1, 30),
+    wide=st.integers(0, 3000),
     threads=st.integers(1, 2),
 )
 def test_any_rows_come_out_in_the_order_of_the_reference(
-    tmp_path_factory: pytest.TempPathFactory, rows: Any, order: str, by: Any, columns: Any,
-    memory: int, seed: int, per_file: int, per_group: int | None, threads: int,
+    tmp_path_factory: pytest.TempPathFactory, rows: Any, order: str, by: Any, columns: Any, seed: int,
+    per_file: int, per_group: int | None, wide: int, threads: int,
 ) -> None:  # fmt: skip
+    try:
+        import duckdb  # noqa: F401
+    except ImportError:
+        order, by = "shuffle", False
     options: dict[str, Any] = {"drop_duplicates": by}
     if order == "shuffle":
         options |= {"shuffle": True, "seed": seed}
     elif order != "none":
         options |= {"sort": columns, "descending": order == "down"}
     table = pa.Table.from_pylist(rows, TYPES)
+    table = table.append_column("wide", pa.array([b"w" * wide] * len(rows)))
     folder = tmp_path_factory.mktemp("out")
     done = repack(
-        tp.from_arrow(table), folder, memory_limit=memory, rows_per_file=per_file,
-        row_group_size=per_group, threads=threads, verify=True, **options,
+        tp.from_arrow(table), folder, memory_limit=LITTLE, rows_per_file=per_file,
+        row_group_size=per_group, executor=Threads(threads), **options,
     )  # fmt: skip
     assert same(read(done.files), expected(table.to_pylist(), **options))
     meta = [pq.read_metadata(path) for path in done.files]
     assert all(m.num_rows <= per_file for m in meta)
     groups = [m.row_group(g).num_rows for m in meta for g in range(m.num_row_groups)]
     assert per_group is None or max(groups) <= per_group
-    assert len(groups) == done.row_groups
 
 
 def test_the_order_of_a_seed_stays_the_same(tmp_path: Path) -> None:
@@ -152,12 +172,9 @@ def test_files_are_as_well_shuffled_as_a_list(tmp_path: Path) -> None:
     for number in range(5):
         pq.write_table(table.slice(number * 4000, 4000), tmp_path / f"{number}.parquet")
     done = repack(
-        tmp_path / "*.parquet",
-        tmp_path / "out",
-        shuffle=True,
-        rows_per_file=7000,
-        memory_limit=200_000,
-    )
+        tmp_path / "*.parquet", tmp_path / "out", shuffle=True, rows_per_file=7000,
+        memory_limit="100KB",
+    )  # fmt: skip
     order = [row["n"] for row in read(done.files)]
     found = shuffle_quality(order, files=[4000] * 5)
     assert abs(found.rank_correlation) < 0.03
@@ -166,13 +183,108 @@ def test_files_are_as_well_shuffled_as_a_list(tmp_path: Path) -> None:
     assert found.file_spread == pytest.approx(1, abs=0.01)
 
 
+class Counted(MemoryFileSystem):
+    """Object storage that counts the reads of temporary files."""
+
+    protocol = "counted"
+    store: dict[str, Any] = {}  # noqa: RUF012  (as its parent has it)
+    pseudo_dirs: list[str] = [""]  # noqa: RUF012
+    reads = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return MemoryFileSystem._strip_protocol(path.removeprefix("counted:/"))
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        Counted.reads += path.endswith(".pieces")
+        return bytes(super().cat_file(path, start, end, **options))
+
+
+def test_reads_of_temporary_files_grow_as_files_times_their_square_root(tmp_path: Path) -> None:
+    fsspec.register_implementation("counted", Counted, clobber=True)
+    reads = {}
+    for files in (16, 64, 144):
+        rows = files * 15  # which a task can hold
+        table = pa.table({"n": np.arange(rows), "wide": [os.urandom(1000) for _ in range(rows)]})
+        Counted.reads = 0
+        done = repack(
+            tp.from_arrow(table), tmp_path / str(files), shuffle=True, num_files=files,
+            memory_limit=LITTLE, temp_dir="counted://temporary", executor=Threads(1),
+        )  # fmt: skip
+        assert [row["n"] for row in read(done.files)] == [
+            row["n"] for row in expected(table.select(["n"]).to_pylist(), shuffle=True)
+        ]
+        reads[files] = Counted.reads
+        assert not Counted.store
+    # There are about as many parts as files. If each file were read from each part, that were 144 x 144.
+    assert reads[64] <= 4**1.5 * reads[16], reads
+    assert reads[144] <= 9**1.5 * reads[16], reads
+    assert reads[144] <= 2 * 144**1.5, reads
+
+
+def test_pieces_that_hold_more_than_was_expected_are_taken_apart(tmp_path: Path) -> None:
+    """The first rows say little of the others, which are a hundred times as large."""
+    texts = ["short"] * 1500 + ["x" * 5000 for _ in range(500)]
+    table = pa.table({"n": np.arange(2000), "text": texts})
+    done = repack(
+        tp.from_arrow(table), tmp_path / "out", shuffle=True, memory_limit="128KB", num_files=3
+    )
+    assert same(read(done.files), expected(table.to_pylist(), shuffle=True))
+
+
+PEAK = """
+import sys, threading, time
+import pyarrow as pa, trainpipes as tp
+from trainpipes.prepare import repack
+from trainpipes.storage import Threads
+source, out, limit, options = sys.argv[1], sys.argv[2], sys.argv[3], eval(sys.argv[4])
+rows = tp.list_files(source).read_parquet()
+def resident():
+    said = open("/proc/self/status").read()  # without pages of files
+    return int(said.split("RssAnon:")[1].split()[0]) * 1024
+if options.get("sort"):
+    import duckdb; duckdb.sql("SELECT 1").fetchall()
+for _ in rows.batch(2000): pass  # what reading takes
+base = most = resident()
+def watch():
+    global most
+    while True:
+        most = max(most, resident())
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
+repack(rows, out, memory_limit=limit, executor=Threads(2), **options)
+print(most - base)
+"""
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sort": "n"}], ids=str)
+def test_memory_stays_at_the_limit(options: dict[str, Any], tmp_path: Path) -> None:
+    """Besides what reading takes, some 100 MB for each task."""
+    if "sort" in options:
+        pytest.importorskip("duckdb")
+    random = np.random.default_rng(0)
+    for number in range(6):  # 240 MB in memory
+        ids = random.integers(0, 50_000, (25_000, 400), dtype=np.int32)
+        column = pa.FixedSizeListArray.from_arrays(ids.ravel(), 400).cast(pa.list_(pa.int32()))
+        table = pa.table({"ids": column, "n": random.permutation(25_000)})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=2000)
+    arguments = [str(tmp_path / "*.parquet"), str(tmp_path / "out"), "64MB", repr(options)]
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, *arguments], capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < (64 + 2 * 100) << 20
+
+
 def test_row_groups_are_of_a_size_that_suits_training(tmp_path: Path) -> None:
     wide = pa.table({"x": ["w" * 1_000_000] * 30})
-    done = repack(tp.from_arrow(wide), tmp_path / "wide")
-    assert done.row_groups == 4  # of 8 MiB at most
     thin = pa.table({"x": np.arange(40_000, dtype=np.int8)})
-    meta = pq.read_metadata(repack(tp.from_arrow(thin), tmp_path / "thin").files[0])
-    assert [meta.row_group(n).num_rows for n in range(3)] == [16_384, 16_384, 7232]
+    done = repack(tp.from_arrow(wide), tmp_path / "wide", **SHUFFLED)
+    assert pq.read_metadata(done.files[0]).num_row_groups == 4  # of 8 MiB, about
+    for name, options in (("plain", {}), ("shuffled", SHUFFLED)):
+        done = repack(tp.from_arrow(thin), tmp_path / name, **options)
+        meta = pq.read_metadata(done.files[0])
+        assert [meta.row_group(n).num_rows for n in range(3)] == [16_384, 16_384, 7232]
 
 
 def test_how_many_files_there_are(tmp_path: Path) -> None:
@@ -181,13 +293,15 @@ def test_how_many_files_there_are(tmp_path: Path) -> None:
     assert [pq.read_metadata(path).num_rows for path in done.files] == [4, 3, 3]
     done = repack(rows, tmp_path / "four", rows_per_file=4)
     assert [pq.read_metadata(path).num_rows for path in done.files] == [4, 4, 2]
-    with pytest.raises(tp.ConfigError, match="10 rows: give fewer files"):
-        repack(rows, tmp_path / "many", num_files=11)
-    with pytest.raises(tp.ConfigError, match="give one of the two"):
-        repack(rows, tmp_path / "both", num_files=2, rows_per_file=2)
+    for shuffle in (False, True):
+        with pytest.raises(tp.ConfigError, match="10 rows: give fewer files"):
+            repack(rows, tmp_path / "many", num_files=11, shuffle=shuffle)
+        with pytest.raises(tp.ConfigError, match="give one of the two"):
+            repack(rows, tmp_path / "both", num_files=2, rows_per_file=2, shuffle=shuffle)
 
 
 def test_equal_rows_stay_in_their_order_and_odd_values_at_the_end(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
     nan = float("nan")
     rows = pa.table({"x": [nan, 2.0, None, 1.0, 2.0, nan, None, 1.0], "n": range(8)})
     for down, wanted in ((False, [3, 7, 1, 4, 0, 5, 2, 6]), (True, [1, 4, 3, 7, 0, 5, 2, 6])):
@@ -196,6 +310,7 @@ def test_equal_rows_stay_in_their_order_and_odd_values_at_the_end(tmp_path: Path
 
 
 def test_the_first_of_rows_that_are_the_same_stays(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
     nan = float("nan")
     rows = [
         {"a": nan, "b": None}, {"a": 0.0, "b": [1, 2]}, {"a": nan, "b": None},
@@ -207,7 +322,7 @@ def test_the_first_of_rows_that_are_the_same_stays(tmp_path: Path) -> None:
     assert done.duplicates == 2
 
 
-def test_all_types_come_out_as_they_went_in(tmp_path: Path) -> None:
+def all_types() -> pa.Table:
     from datetime import date, datetime, time, timedelta
     from decimal import Decimal
 
@@ -232,24 +347,53 @@ def test_all_types_come_out_as_they_went_in(tmp_path: Path) -> None:
         "pairs": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int16(), 2)),
         "struct": pa.array([{"a": [{"b": "x"}], "c": None}, None, {"a": None, "c": 1.5}]),
         "map": pa.array([[("k", 1)], [], None], pa.map_(pa.string(), pa.int32())),
+        "uuid": pa.array([bytes(16), None, b"0123456789abcdef"], pa.uuid()),
+        "tensor": pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(3, 2, 2)),
         "nothing": pa.nulls(3),
     }  # fmt: skip
-    fields = [pa.field(name, column.type) for name, column in columns.items()]
+    fields = [
+        pa.field(name, column.type, metadata={"about": name}) for name, column in columns.items()
+    ]
     fields.append(pa.field("never null", pa.int32(), nullable=False))
     table = pa.Table.from_arrays(
         [*columns.values(), pa.array([1, 2, 3], pa.int32())], schema=pa.schema(fields)
     )
-    table = pa.concat_tables([table] * 4)
+    return pa.concat_tables([table] * 100)
+
+
+def test_all_types_come_out_as_they_went_in(tmp_path: Path) -> None:
+    table = all_types()
     path = tmp_path / "rows.parquet"
     pq.write_table(table, path)
-    plain = repack(path, tmp_path / "plain", verify=True)
+    plain = repack(path, tmp_path / "plain")
     assert pq.read_table(plain.files[0]).equals(pq.read_table(path))
-    shuffled = repack(path, tmp_path / "shuffled", shuffle=True, memory_limit=500, verify=True)
+    shuffled = repack(path, tmp_path / "shuffled", shuffle=True, memory_limit=LITTLE)
     found = pq.read_table(shuffled.files[0])
     assert found.schema == pq.read_schema(path)
     assert same(found.to_pylist(), expected(table.to_pylist(), shuffle=True))
-    once = repack(path, tmp_path / "once", drop_duplicates=True, memory_limit=500)
-    assert (once.rows, once.duplicates) == (3, 9)
+
+
+def test_rows_of_all_types_are_compared(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    rows = tp.from_arrow(all_types())
+    once = repack(rows, tmp_path / "once", drop_duplicates=True, memory_limit=LITTLE)
+    assert (once.rows, once.duplicates) == (3, 297)
+
+
+def test_what_has_an_order_is_sorted_and_what_has_none_is_refused_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    table = all_types().slice(0, 3)
+    has_none = {"wide", "list", "pairs", "struct", "map", "uuid", "tensor"}
+    for name in table.column_names:
+        if name in has_none:
+            with pytest.raises(tp.SchemaError, match=f"column '{name}' holds"):
+                repack(tp.from_arrow(table), tmp_path / name, sort=name)
+            assert not (tmp_path / name).exists()
+            continue
+        done = repack(tp.from_arrow(table), tmp_path / name, sort=name)
+        values = [v for v in table[name].to_pylist() if v is not None]
+        nulls = [None] * table[name].null_count
+        assert [row[name] for row in read(done.files)] == sorted(values) + nulls, name
 
 
 def test_dictionaries_come_out_as_their_values(tmp_path: Path) -> None:
@@ -260,19 +404,31 @@ def test_dictionaries_come_out_as_their_values(tmp_path: Path) -> None:
 
 
 def test_dictionaries_within_lists_and_structs_come_out_as_they_went_in(tmp_path: Path) -> None:
-    text = pa.array(["a", "b", "a", "c"] * 50).dictionary_encode()
+    text = pa.array(["a", "b", "a", "c" * 1000] * 50).dictionary_encode()
     lists = pa.ListArray.from_arrays(pa.array(range(201), pa.int32()), text)
     table = pa.table({"lists": lists, "struct": pa.StructArray.from_arrays([text], ["inner"])})
-    for number, options in enumerate([{"shuffle": True}, {"drop_duplicates": True}]):
-        done = repack(tp.from_arrow(table), tmp_path / str(number), memory_limit=4000, **options)
-        assert same(read(done.files), expected(table.to_pylist(), **options))  # type: ignore[arg-type]
+    done = repack(tp.from_arrow(table), tmp_path / "out", memory_limit=LITTLE, shuffle=True)
+    assert same(read(done.files), expected(table.to_pylist(), shuffle=True))
 
 
-def test_what_hugging_face_says_of_columns_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, SHUFFLED], ids=str)
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "url"])
+def test_what_hugging_face_says_of_columns_is_kept(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     about = {b"huggingface": b'{"info": {"features": {}}}', b"pandas": b"{}"}
     table = pa.table({"x": [1, 2]}).replace_schema_metadata(about)
-    pq.write_table(table, tmp_path / "rows.parquet")
-    done = repack(tmp_path / "rows.parquet", tmp_path / "out", shuffle=True)
+    path: Any = tmp_path / f"rows.{kind}"
+    if kind == "arrow":
+        with pa.ipc.new_file(path, table.schema) as file:
+            file.write_table(table)
+    elif kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        path = "memory://told/rows.parquet"
+        with fsspec.open(path, "wb") as file:
+            pq.write_table(table, file)
+    done = repack(path, tmp_path / "out", **options)
     assert pq.read_schema(done.files[0]).metadata == {b"huggingface": about[b"huggingface"]}
 
 
@@ -296,33 +452,39 @@ def write_all_formats(folder: Path, table: pa.Table) -> dict[str, Any]:
 def test_any_source_can_be_rewritten(tmp_path: Path) -> None:
     table = pa.table({"n": np.arange(50), "text": [f"row {i}" for i in range(50)]})
     for name, data in write_all_formats(tmp_path, table).items():
-        done = repack(
-            data, tmp_path / f"out of {name}", shuffle=True, columns=["n"], memory_limit=500
-        )
+        done = repack(data, tmp_path / f"out of {name}", shuffle=True, columns=["n"])
         assert [row["n"] for row in read(done.files)] == [
             row["n"] for row in expected(table.to_pylist(), shuffle=True)
         ], name
 
 
+def test_a_manifest_of_something_else_is_no_memory_map(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "rows.parquet")
+    (tmp_path / "manifest.json").write_text('{"name": "mine"}')
+    with pytest.raises(tp.ConfigError, match="got read_json for some, read_parquet for some"):
+        repack(tmp_path, tmp_path.parent / "out")
+
+
 def test_text_is_rows_too(tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text("one\ntwo\nthree\n", "utf-8")
-    done = repack(tmp_path / "a b.txt", tmp_path / "out", sort="text")
-    assert [row["text"] for row in read(done.files)] == ["one", "three", "two"]
+    done = repack(tmp_path / "a b.txt", tmp_path / "out", columns=["text"])
+    assert [row["text"] for row in read(done.files)] == ["one", "two", "three"]
 
 
 def test_an_input_without_rows_is_refused(tmp_path: Path) -> None:
-    empty = pa.table({"x": pa.array([], pa.int64())})
-    for number, options in enumerate([{}, {"shuffle": True}, {"sort": "x"}]):
-        with pytest.raises(tp.ConfigError, match="no rows"):
-            repack(tp.from_arrow(empty), tmp_path / str(number), **options)
+    empty = tp.from_arrow(pa.table({"x": pa.array([], pa.int64())}))
     nothing = tp.from_arrow(pa.table({"x": [1]})).filter(lambda row: False)
-    with pytest.raises(tp.ConfigError, match="no rows"):
-        repack(nothing, tmp_path / "filtered", shuffle=True)
+    for rows in (empty, nothing):
+        for options in ({}, {"shuffle": True}):
+            with pytest.raises(tp.ConfigError, match="no rows"):
+                repack(rows, tmp_path / "out", **options)
+            assert not (tmp_path / "out").exists()
 
 
 def test_one_row_is_enough(tmp_path: Path) -> None:
-    for number, options in enumerate(CHOICES):
-        done = repack(tp.from_arrow(small(1)), tmp_path / str(number), memory_limit=1, **options)
+    rows = pa.table({"x": ["w" * 1_000_000]})
+    for number, options in enumerate([{}, SHUFFLED]):
+        done = repack(tp.from_arrow(rows), tmp_path / str(number), memory_limit=LITTLE, **options)
         assert done.rows == 1
 
 
@@ -336,47 +498,53 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sort": "y"}, "no column 'y'"),
-        ({"sort": "ids"}, "has no order"),
         ({"drop_duplicates": ["z"]}, "no column 'z'"),
         ({"sort": "n", "shuffle": True}, "give one of the two"),
         ({"compression": "zip"}, "compression"),
         ({"compression_level": 99}, "compression_level"),
+        ({"compression_level": 3, "compression": "snappy"}, "leave it out"),
         ({"row_group_size": 0}, "row_group_size"),
-        ({"memory_limit": 0}, "memory_limit"),
+        (
+            {"memory_limit": 512},
+            r"memory_limit\) must be 65,536 bytes or more, got 512; say \"512MB\"",
+        ),
+        ({"memory_limit": "much"}, "must be a number of bytes"),
+        ({"memory_limit": True}, "memory_limit"),
         ({"shuffle": 1}, "shuffle"),
         ({"columns": []}, "columns"),
-        ({"threads": 0}, "threads"),
+        ({"executor": 2}, "executor"),
     ],
 )
 def test_what_cannot_be_done_is_said(options: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(tp.TrainpipesError, match=said):
         repack(tp.from_arrow(small()), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_duckdb_that_is_missing_is_one_sentence_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib.util
+
+    find = importlib.util.find_spec
+    checks = sys.modules["trainpipes._internal.checks"]
+    monkeypatch.setattr(checks, "find_spec", lambda name: None if name == "duckdb" else find(name))
+    for options in ({"sort": "n"}, {"drop_duplicates": True}):
+        with pytest.raises(
+            tp.MissingExtraError, match="duckdb, which is not installed: pip install"
+        ):
+            repack(tp.from_arrow(small()), tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_parquet_has_no_form_for_is_refused(tmp_path: Path) -> None:
     union = pa.UnionArray.from_dense(
         pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])]
     )
-    for options in ({}, {"shuffle": True}):
-        with pytest.raises(tp.SchemaError, match="Parquet cannot hold"):
-            repack(tp.from_arrow(pa.table({"u": union})), tmp_path / "out", **options)
+    with pytest.raises(tp.SchemaError, match=r"column 'u' holds .* Parquet cannot hold"):
+        repack(tp.from_arrow(pa.table({"u": union})), tmp_path / "out", shuffle=True)
 
 
 def test_batches_are_refused(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match="before batch"):
         repack(tp.from_arrow(small()).batch(2), tmp_path / "out")
-
-
-def test_progress_is_told(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int | None]] = []
-    repack(
-        tp.from_arrow(small()), tmp_path / "out", shuffle=True, drop_duplicates=True, memory_limit=4000,
-        progress=lambda *args: told.append(args),
-    )  # fmt: skip
-    assert {job for job, _, _ in told} == {
-        "reading", "finding duplicates", "shuffling rows", "writing",
-    }  # fmt: skip
-    assert all(0 <= done <= (total or done) for _, done, total in told)
-    assert told[-1][0] == "writing"
-    assert told[-1][1] == told[-1][2]

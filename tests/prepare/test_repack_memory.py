@@ -25,6 +25,8 @@ TESTS = Path(__file__).parent.parent
 def test_two_gigabytes_take_less_than_one_of_memory(
     name: str, options: str, tmp_path: Path
 ) -> None:
+    if options != "shuffled":
+        pytest.importorskip("duckdb")
     program = TESTS / "prepare" / "repack_memory.py"
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

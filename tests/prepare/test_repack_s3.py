@@ -20,21 +20,15 @@ import trainpipes as tp
 from cli.command import trainpipes
 from faulty_server import Fault, serving
 from interpreters import python
-from prepare.repack_reference import contents
 from trainpipes.prepare import repack
+from trainpipes.storage import Processes, Threads
 
 s3fs = pytest.importorskip("s3fs")
 moto = pytest.importorskip("moto.server")
 
-MODULE = sys.modules["trainpipes.prepare.repack.repack"]
 #: So little memory that there are several parts.
-MEMORY = 300_000
-ONE: dict[str, Any] = {"rows_per_file": 400, "memory_limit": MEMORY, "threads": 2}
-CHOICES: list[dict[str, Any]] = [
-    {},
-    {"shuffle": True, "seed": 3},
-    {"sort": ["text"], "drop_duplicates": ["x"], "rows_per_file": 30},
-]
+ONE: dict[str, Any] = {"rows_per_file": 400, "memory_limit": "100KB", "executor": Threads(2)}
+CHOICES: list[dict[str, Any]] = [{}, {"shuffle": True, "seed": 3}]
 DENIED: Fault = (
     403,
     {
@@ -46,8 +40,7 @@ DENIED: Fault = (
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of temporary files of its own, and little memory."""
-    monkeypatch.setattr(MODULE, "LEAST_MEMORY", 1)
+    """A folder of temporary files of its own."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -92,22 +85,22 @@ def there(folder: str, options: dict[str, Any]) -> dict[str, bytes]:
     return {path.removeprefix(f"packed/{folder}/"): system.cat_file(path) for path in paths}
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.mark.parametrize("number", range(len(CHOICES)))
 def test_objects_are_the_files_of_a_folder(
     number: int, given: Path, options: dict[str, Any], tmp_path: Path, apart: Path
 ) -> None:
-    choice = {**ONE, **CHOICES[number], "verify": True}
+    choice = {**ONE, **CHOICES[number]}
     here = repack(given, tmp_path / "here", **choice)
     url, folder = f"s3://packed/größer als {number}", f"größer als {number}"
     done = repack(given, f"{url}/", storage_options=options, **choice)
     assert there(folder, options) == contents(tmp_path / "here")
     assert done.files[0] == f"{url}/part-00000.parquet"
-    assert (done.rows, done.duplicates, done.bytes_out) == (
-        here.rows,
-        here.duplicates,
-        here.bytes_out,
-    )
-    assert list(apart.iterdir()) == []
+    assert (done.rows, done.duplicates, done.bytes) == (here.rows, here.duplicates, here.bytes)
+    assert not list(apart.glob("trainpipes*"))
     done.verify()
     assert repack(given, url, storage_options=options, **choice).kept == len(done.files)
     with pytest.raises(tp.ConfigError, match=r"wrote with .*overwrite=True"):
@@ -120,28 +113,42 @@ def test_objects_are_the_files_of_a_folder(
     assert there(folder, options) == contents(tmp_path / "here")
 
 
+def test_temporary_files_may_be_objects_too(
+    given: Path, options: dict[str, Any], tmp_path: Path, apart: Path
+) -> None:
+    choice = {**ONE, "shuffle": True}
+    repack(given, tmp_path / "here", **choice)
+    done = repack(
+        given, "s3://packed/both", storage_options=options, temp_dir="s3://packed/between",
+        **{**choice, "executor": Processes(2)},
+    )  # fmt: skip
+    assert done.rows == 2000
+    assert there("both", options) == contents(tmp_path / "here")
+    assert there("between", options) == {}
+    assert not list(apart.glob("trainpipes*"))
+
+
 PROGRAM = """
 import json, sys
 from trainpipes.prepare import repack
-sys.modules["trainpipes.prepare.repack.repack"].LEAST_MEMORY = 1
-from trainpipes.storage.writers import output_folder
-output_folder.EVERY = output_folder.PATIENCE = 0
-print(repack(sys.argv[1], "s3://packed/killed", **json.loads(sys.argv[2])).kept)
+from trainpipes.storage import Threads
+options = json.loads(sys.argv[2])
+print(repack(sys.argv[1], "s3://packed/killed", executor=Threads(1), **options).kept)
 """
 
 
 def test_killed_at_any_time_it_goes_on_to_the_same_objects(
     given: Path, options: dict[str, Any], tmp_path: Path, apart: Path
 ) -> None:
-    choice = {**ONE, "shuffle": True, "rows_per_file": 50, "threads": 1}
+    choice = {"memory_limit": "100KB", "shuffle": True, "rows_per_file": 50}
     repack(given, tmp_path / "here", **choice)
     whole = contents(tmp_path / "here")
     words = json.dumps({**choice, "storage_options": options})
     command = [*python(), "-c", PROGRAM, str(given), words]
     system = s3fs.S3FileSystem(**options, use_listings_cache=False)
     for parts in (0, 9):
-        running = subprocess.Popen(command)
-        while sum("/part-" in path for path in system.find("packed/killed")) <= parts:
+        running = subprocess.Popen([sys.executable, *command[-4:]])
+        while sum("/part-" in path for path in system.glob("packed/killed/*")) <= parts:
             assert running.poll() is None
             time.sleep(0.02)
         running.send_signal(signal.SIGKILL)
@@ -152,10 +159,10 @@ def test_killed_at_any_time_it_goes_on_to_the_same_objects(
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     assert int(done.stdout) >= 9
     assert there("killed", options) == whole
-    assert list(apart.iterdir()) == []
+    assert not list(apart.glob("trainpipes*"))
 
 
-@pytest.mark.parametrize("denied", ["part-00002", "_unfinished", "_manifest"])
+@pytest.mark.parametrize("denied", ["part-00002.parquet", "_manifest"])
 def test_a_server_that_refuses_a_write_is_told_with_the_name(
     denied: str,
     given: Path,
@@ -182,7 +189,7 @@ def test_a_server_that_refuses_a_write_is_told_with_the_name(
     done = repack(given, url, storage_options=options, **ONE, shuffle=True)
     assert done.kept == sum(name[0] == "p" for name in left)
     assert there(f"refused/{len(denied)}", options) == whole
-    assert list(apart.iterdir()) == []
+    assert not list(apart.glob("trainpipes*"))
 
 
 def test_urls_that_cannot_be_the_output_are_refused(given: Path, options: dict[str, Any]) -> None:
@@ -190,8 +197,7 @@ def test_urls_that_cannot_be_the_output_are_refused(given: Path, options: dict[s
         with pytest.raises(tp.ConfigError, match=said):
             repack(data, url, storage_options=options, **ONE)
 
-    refused(given, "s3://nowhere/packed", r"s3://nowhere/packed/_unfinished.json cannot be written")
-    refused(given, "memory://packed", "in the memory of one process")
+    refused(given, "s3://nowhere/packed", r"s3://nowhere/packed/_unfinished/\S* cannot be written")
     refused(given, "simplecache::s3://packed/x", "leave out what")
     system = s3fs.S3FileSystem(**options)
     system.put_file(str(given / "0.parquet"), "packed/input/0.parquet")

@@ -23,8 +23,9 @@ from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.parquet.read_parquet import ParquetSource
 from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.storage.writers.output_file import OutputFile
-from unfinished import noted
+from trainpipes.storage import Processes, Threads
+from trainpipes.storage.output_file import OutputFile
+from unfinished import begun_again, noted
 
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
 Make = Callable[[Any], tp.Pipeline]
@@ -113,7 +114,7 @@ def test_a_recipe_gives_the_same_batches_of_files_that_are_tokenized(
 ) -> None:
     make = RECIPES[name]
     files = parquet(tmp_path / "in")
-    done = tokenize(make(files), tmp_path / "out", processes=1)
+    done = tokenize(make(files), tmp_path / "out")
     assert done.rows == done.read == 97
     assert len(done.files) == 4
     check_same(done.pipeline, make(files))
@@ -123,7 +124,7 @@ def test_a_recipe_gives_the_same_batches_of_files_that_are_tokenized(
 
 def test_files_have_the_row_groups_of_those_they_are_made_of(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
-    tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    tokenize(RECIPES["sft"](files), tmp_path / "out")
     groups = [
         [pq.ParquetFile(path).metadata.row_group(n).num_rows for n in range(count)]
         for path in sorted((tmp_path / "out").glob("*.parquet"))
@@ -165,15 +166,15 @@ def texts(folder: Path) -> dict[str, Callable[[], tp.Pipeline]]:
 @pytest.mark.parametrize("name", ["json", "gzip", "text", "csv", "arrow"])
 def test_files_of_any_format_give_the_same_batches(name: str, tmp_path: Path) -> None:
     make = texts(tmp_path)[name]
-    done = tokenize(chain(make()), tmp_path / "out ñ 1", processes=1)
+    done = tokenize(chain(make()), tmp_path / "out ñ 1")
     assert (done.rows, len(done.files)) == (97, 4)
     check_same(done.pipeline, chain(make()))
 
 
 def test_a_large_file_becomes_several_and_the_batches_stay(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in", [[7] * 13, [6]])
-    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1, bytes_per_file=5_000)
-    whole = tokenize(RECIPES["sft"](files), tmp_path / "whole", processes=1)
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out", bytes_per_file=5_000)
+    whole = tokenize(RECIPES["sft"](files), tmp_path / "whole")
     assert len(done.files) > 2 == len(whole.files)
     assert done.rows == whole.rows == 97
     check_same(done.pipeline, whole.pipeline)
@@ -219,7 +220,7 @@ def test_chains_give_the_same_batches(name: str, tmp_path: Path) -> None:
             return chain(rows.drop_columns("label").with_columns(upper, format="arrow"))
         return chain(rows.select("text"))
 
-    done = tokenize(made(), tmp_path / "out", processes=1)
+    done = tokenize(made(), tmp_path / "out")
     check_same(done.pipeline, made())
 
 
@@ -238,7 +239,7 @@ def test_where_rows_are_dropped_before_the_ids_all_others_come(tmp_path: Path) -
         rows = tp.list_files(files).read_parquet(columns=["text"]).filter(long_text)
         return rows.map(dict).tokenize("bytes").shuffle(16).batch(4)
 
-    done = tokenize(made(), tmp_path / "out", processes=1)
+    done = tokenize(made(), tmp_path / "out")
     assert 0 < done.rows < done.read == 97
     found, wanted = (
         sorted(list(map(int, row["input_ids"])) for batch in pipe for row in batch)
@@ -253,7 +254,7 @@ def test_where_rows_are_dropped_before_the_ids_all_others_come(tmp_path: Path) -
 def test_bare_ids_are_the_documents_one_after_the_other(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
     made = RECIPES["pretrain"]
-    done = tokenize(made(files), tmp_path / "out", format="bin", processes=1)
+    done = tokenize(made(files), tmp_path / "out", format="bin")
     assert (done.dtype, len(done.files)) == ("uint16", 4)
     found = np.concatenate([np.fromfile(path, np.uint16) for path in done.files]).tolist()
     wanted = [token for row in rows() for token in [*row["text"].encode(), 256]]
@@ -274,9 +275,9 @@ def test_bare_ids_are_as_wide_as_the_vocabulary(tmp_path: Path) -> None:
         return [[70_000 + len(text)] for text in texts]
 
     pipe = tp.list_files(files).read_parquet(columns=["text"]).tokenize(wide)
-    assert tokenize(pipe, tmp_path / "wide", format="bin", processes=1).dtype == "uint32"
+    assert tokenize(pipe, tmp_path / "wide", format="bin").dtype == "uint32"
     with pytest.raises(tp.DataError, match=r"a token 70,?0\d\d, which that type cannot hold"):
-        tokenize(pipe, tmp_path / "out", format="bin", dtype="uint16", processes=1)
+        tokenize(pipe, tmp_path / "out", format="bin", dtype="uint16")
     assert not (tmp_path / "out").exists()
 
 
@@ -327,7 +328,7 @@ def several(row: Any) -> list[Any]:
 def test_what_cannot_be_done_ahead_is_refused_with_why(name: str, tmp_path: Path) -> None:
     make, message = REFUSED[name]
     with pytest.raises(tp.ConfigError, match=message):
-        tokenize(make(parquet(tmp_path / "in")), tmp_path / "out", processes=1)
+        tokenize(make(parquet(tmp_path / "in")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -336,11 +337,11 @@ def test_what_cannot_be_done_ahead_is_refused_with_why(name: str, tmp_path: Path
     [
         ({"format": "csv"}, '"parquet" or "bin", got \'csv\''),
         ({"dtype": "uint16"}, 'of format="bin"'),
-        ({"format": "bin", "dtype": "float32"}, "dtype. is"),
+        ({"format": "bin", "dtype": "float32"}, "dtype. must be"),
         ({"format": "bin"}, 'rows have columns input_ids, labels: write format="parquet"'),
-        ({"compression": "zip"}, "compression. is"),
+        ({"compression": "zip"}, "compression. must be"),
         ({"bytes_per_file": 0}, "integer of 1 or more"),
-        ({"processes": 0}, "integer of 1 or more"),
+        ({"executor": "processes"}, r"must be Threads\(n\), Processes\(n\)"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(
@@ -357,15 +358,15 @@ def test_no_rows_at_all_are_refused(tmp_path: Path) -> None:
         tokenize(read(str(tmp_path / "empty.parquet")).tokenize("bytes"), tmp_path / "out")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_names_file_and_row(processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("executor", [Threads(1), Threads(2), Processes(2)], ids=str)
+def test_an_error_names_file_and_row(executor: Any, tmp_path: Path) -> None:
     for number in range(3):
         texts = [None if number == 2 and n == 25 else f"{n}" for n in range(40)]
         table = pa.table({"text": pa.array(texts, pa.string())})
         pq.write_table(table, tmp_path / f"t-{number}.parquet", row_group_size=10)
     pipe = read(f"{tmp_path}/t-*.parquet").tokenize("bytes")
     with pytest.raises(tp.DataError, match=r"t-2\.parquet, row group 2, row 25") as caught:
-        tokenize(pipe, tmp_path / "out", processes=processes)
+        tokenize(pipe, tmp_path / "out", executor=executor)
     assert (caught.value.row, caught.value.row_group) == (25, 2)
     left = {path.name for path in (tmp_path / "out").glob("[!_]*")}
     assert left <= {"part-00000.parquet", "part-00001.parquet"}
@@ -376,9 +377,9 @@ def test_an_error_names_file_and_row(processes: int, tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
-    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out")
     before = {path: os.stat(path).st_mtime_ns for path in done.files}
-    again = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    again = tokenize(RECIPES["sft"](files), tmp_path / "out")
     assert (done.kept, again.kept) == (0, 4)
     assert (again.rows, again.tokens, again.files) == (done.rows, done.tokens, done.files)
     assert {path: os.stat(path).st_mtime_ns for path in again.files} == before
@@ -401,7 +402,7 @@ def test_another_call_is_refused_with_the_first_difference(
     def make(tokenizer: Any = "bytes", length: int = 30) -> tp.Pipeline:
         return read(files).tokenize(tokenizer, max_length=length)
 
-    tokenize(make(), tmp_path / "out", processes=1)
+    tokenize(make(), tmp_path / "out")
     pipe, options = make(), {}
     if what == "tokenizer":
         pipe = make(words())
@@ -413,8 +414,8 @@ def test_another_call_is_refused_with_the_first_difference(
         parquet(tmp_path / "in", [[13], [40], [44]])
         pipe = make()
     with pytest.raises(tp.ConfigError, match=message):
-        tokenize(pipe, tmp_path / "out", processes=1, **options)
-    done = tokenize(pipe, tmp_path / "out", processes=1, overwrite=True, **options)
+        tokenize(pipe, tmp_path / "out", **options)
+    done = tokenize(pipe, tmp_path / "out", overwrite=True, **options)
     done.verify()
     assert {Path(path).name for path in done.files} == {
         path.name for path in (tmp_path / "out").glob("*.parquet")
@@ -423,7 +424,7 @@ def test_another_call_is_refused_with_the_first_difference(
 
 def test_a_file_that_was_changed_since_is_noticed(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
-    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out")
     content = bytearray(Path(done.files[0]).read_bytes())
     content[40] ^= 1
     Path(done.files[0]).write_bytes(content)
@@ -431,7 +432,7 @@ def test_a_file_that_was_changed_since_is_noticed(tmp_path: Path) -> None:
         done.verify()
     Path(done.files[0]).write_bytes(content[:-9])
     with pytest.raises(tp.DataChangedError, match="overwrite=True"):
-        tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+        tokenize(RECIPES["sft"](files), tmp_path / "out")
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -439,50 +440,23 @@ def test_texts_that_were_changed_since_are_noticed(finished: bool, tmp_path: Pat
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("aaa\n" * 9)
     pipe = tp.list_files(str(tmp_path / "*.txt")).read_text().tokenize("bytes")
-    tokenize(pipe, tmp_path / "out", processes=1)
+    tokenize(pipe, tmp_path / "out")
     if not finished:
-        state = json.loads((tmp_path / "out" / "_manifest.json").read_text())
-        state |= {"files": state["files"][:1], "next": None, "notes": {}}
-        (tmp_path / "out" / "_unfinished.json").write_text(json.dumps(state))
-        (tmp_path / "out" / "_manifest.json").unlink()
+        begun_again(tmp_path / "out", 1)
     (tmp_path / "a.txt").write_text("bbb\n" * 9)
     os.utime(tmp_path / "a.txt", (1, 1))
     pipe = tp.list_files(str(tmp_path / "*.txt")).read_text().tokenize("bytes")
     with pytest.raises(tp.DataChangedError, match=r"the input was changed.*overwrite=True"):
-        tokenize(pipe, tmp_path / "out", processes=1)
-    done = tokenize(pipe, tmp_path / "out", processes=1, overwrite=True)
+        tokenize(pipe, tmp_path / "out")
+    done = tokenize(pipe, tmp_path / "out", overwrite=True)
     assert next(iter(done.pipeline))["input_ids"][:3] == [*b"bbb"]
-
-
-def test_a_folder_that_does_not_say_what_it_was_made_of_is_trusted(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("aaa\n" * 9)
-    pipe = tp.list_files(str(tmp_path / "a.txt")).read_text().tokenize("bytes")
-    tokenize(pipe, tmp_path / "out", processes=1)
-    manifest = tmp_path / "out" / "_manifest.json"
-    about = json.loads(manifest.read_text())
-    del about["inputs"]
-    manifest.write_text(json.dumps(about))
-    os.utime(tmp_path / "a.txt", (1, 1))
-    pipe = tp.list_files(str(tmp_path / "a.txt")).read_text().tokenize("bytes")
-    assert tokenize(pipe, tmp_path / "out", processes=1).kept == 1
-
-
-def test_files_that_are_there_can_be_verified(tmp_path: Path) -> None:
-    files = parquet(tmp_path / "in")
-    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1, verify=True)
-    content = bytearray(Path(done.files[0]).read_bytes())
-    content[40] ^= 1
-    Path(done.files[0]).write_bytes(content)
-    assert tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1).kept == 4
-    with pytest.raises(tp.DataChangedError, match="its bytes are not those"):
-        tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1, verify=True)
 
 
 def test_what_cannot_train_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
     pipe = tp.list_files(files).read_parquet(columns=["text"]).tokenize("bytes").mask_tokens()
     with pytest.raises(tp.ConfigError, match="needs the mask token"):
-        tokenize(pipe.batch(2).pad_collate(), tmp_path / "deep" / "out", processes=1)
+        tokenize(pipe.batch(2).pad_collate(), tmp_path / "deep" / "out")
     assert not (tmp_path / "deep").exists()
 
 
@@ -491,14 +465,14 @@ def test_files_are_not_written_among_those_that_are_read(tmp_path: Path) -> None
     with pytest.raises(
         tp.ConfigError, match=r"in/out is within the input .*: give a folder beside"
     ):
-        tokenize(RECIPES["sft"](files), tmp_path / "in" / "out", processes=1)
+        tokenize(RECIPES["sft"](files), tmp_path / "in" / "out")
     assert len(list((tmp_path / "in").iterdir())) == 4
 
 
 def test_a_folder_of_others_is_let_be(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in") + "/*.parquet"
     with pytest.raises(tp.ConfigError, match="holds files that are read"):
-        tokenize(RECIPES["sft"](files), tmp_path / "in", processes=1)
+        tokenize(RECIPES["sft"](files), tmp_path / "in")
     assert len(list((tmp_path / "in").iterdir())) == 4
 
 
@@ -506,13 +480,13 @@ def test_a_full_disk_leaves_whole_files_and_the_next_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = parquet(tmp_path / "in")
-    whole = tokenize(RECIPES["sft"](files), tmp_path / "whole", processes=1)
+    whole = tokenize(RECIPES["sft"](files), tmp_path / "whole")
     write = OutputFile.write
     count = 0
 
     def full(self: OutputFile, data: Any) -> int:
         nonlocal count
-        count += self._path.name.endswith(".parquet")
+        count += ".parquet" in self._path.name
         if count == 18:
             raise tp.ConfigError("No space left on device")
         return write(self, data)
@@ -520,27 +494,18 @@ def test_a_full_disk_leaves_whole_files_and_the_next_call_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(OutputFile, "write", full)
         with pytest.raises(tp.ConfigError, match="No space left"):
-            tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+            tokenize(RECIPES["sft"](files), tmp_path / "out")
     names = sorted(path.name for path in (tmp_path / "out").glob("[!_]*"))
     assert [entry["file"] for entry in noted(tmp_path / "out")] == names
     assert len(names) < 4
     with pytest.raises(tp.ConfigError, match="is not finished"):
         tp.recipe("sft", str(tmp_path / "out"), "bytes")
-    tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    tokenize(RECIPES["sft"](files), tmp_path / "out")
     assert contents(tmp_path / "out") == contents(Path(whole.folder))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_progress_counts_the_rows(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int | None]] = []
-    pipe = RECIPES["sft"](parquet(tmp_path / "in"))
-    tokenize(pipe, tmp_path / "out", processes=1, progress=lambda *now: told.append(now))
-    assert told[0] == ("tokenizing", 0, 97)
-    assert told[-1] == ("tokenizing", 97, 97)
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 # What a recipe is asked for, and what was made
@@ -548,7 +513,7 @@ def test_progress_counts_the_rows(tmp_path: Path) -> None:
 
 def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
-    done = tokenize(RECIPES["sft"](files), tmp_path / "out", processes=1)
+    done = tokenize(RECIPES["sft"](files), tmp_path / "out")
     for options, message in (
         (
             {"tokenizer": words()},
@@ -562,10 +527,10 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30, hf_names=False)
     with pytest.raises(tp.ConfigError, match=r"seq2seq\(labels\): the files were tokenized with"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
-    apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart", processes=1)
+    apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart")
     with pytest.raises(tp.ConfigError, match="sft: the files were tokenized without labels"):
         tp.recipe("sft", apart.folder, "bytes", max_length=512)
-    other = tokenize(RECIPES["pretrain"](files), tmp_path / "other", processes=1)
+    other = tokenize(RECIPES["pretrain"](files), tmp_path / "other")
     with pytest.raises(tp.ConfigError, match=r"pretrain\(add_eos\): .* with 256, and now it is 5"):
         tp.recipe("pretrain", other.folder, "bytes", add_eos=5)
 
@@ -589,7 +554,7 @@ def test_files_of_texts_are_listed_no_more_often_than_before(
 def test_files_of_two_pipelines_are_not_mixed(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
     for name, eos in (("a", True), ("b", 257)):
-        tokenize(tp.recipe("pretrain", files, "bytes", add_eos=eos), tmp_path / name, processes=1)
+        tokenize(tp.recipe("pretrain", files, "bytes", add_eos=eos), tmp_path / name)
     both = [str(tmp_path / "a"), str(tmp_path / "b")]
     with pytest.raises(tp.ConfigError, match="not tokenized by the same pipeline"):
         tp.recipe("pretrain", both, "bytes")

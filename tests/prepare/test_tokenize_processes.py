@@ -20,6 +20,8 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.prepare import tokenize
+from trainpipes.storage import Processes, Threads
+from unfinished import begun_again, noted
 
 FILES = 12
 
@@ -44,24 +46,24 @@ def write_texts(folder: Path, size: int, files: int = FILES, group: int = 500) -
 def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
     return [
         sys.executable, "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
-        "--tokenizer", "bytes", "--processes", str(processes), "--json", *more,
+        "--tokenizer", "bytes", "--executor", f"processes:{processes}", "--json", *more,
     ]  # fmt: skip
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_texts(tmp_path_factory.mktemp("texts") / "in", 50_000_000)
+    return write_texts(tmp_path_factory.mktemp("texts") / "in", 12_000_000)
 
 
 @pytest.fixture(scope="module")
 def whole(texts: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one process makes that nobody disturbs."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    done = tokenize(tp.recipe("pretrain", texts, "bytes"), out, processes=1)
+    done = tokenize(tp.recipe("pretrain", texts, "bytes"), out, executor=Threads(1))
     assert len(done.files) == FILES
     return contents(out)
 
@@ -76,16 +78,18 @@ def below(process: subprocess.Popen[Any]) -> list[psutil.Process]:
 def wait_for(out: Path, files: int, process: subprocess.Popen[Any]) -> None:
     """Until so many files have been begun or are whole."""
     while process.poll() is None:
-        if out.exists() and sum("part-0" in name for name in os.listdir(out)) >= files:
+        work = os.listdir(out / "_unfinished") if (out / "_unfinished").exists() else []
+        begun = [name for name in work if ".parquet." in name]
+        if len(begun) >= files:
             return
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_any_number_of_processes_makes_the_same_bytes(
-    processes: int, texts: str, whole: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("executor", [Processes(2), Processes(3), Threads(2)], ids=str)
+def test_any_number_of_workers_makes_the_same_bytes(
+    executor: Any, texts: str, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
-    done = tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out", processes=processes)
+    done = tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out", executor=executor)
     assert contents(tmp_path / "out") == whole
     done.verify()
 
@@ -104,7 +108,7 @@ def test_after_kills_at_random_the_same_bytes_come_and_nobody_is_left(
         process.wait()
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
-        kept = sum(name.startswith("part-0") for name in os.listdir(out))
+        kept = len(noted(out))
     last = subprocess.run(command(texts, out, 2), stdout=subprocess.PIPE, check=True)
     found = json.loads(last.stdout)
     assert found["kept"] >= kept > 4
@@ -131,8 +135,8 @@ def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(
     assert "of " + texts in said
     assert "Traceback" not in said
     assert not psutil.wait_procs(children, timeout=20)[1]
-    assert not [name for name in os.listdir(out) if name.startswith(".part")]
-    tokenize(tp.recipe("pretrain", texts, "bytes"), out, processes=1)
+    assert not [name for name in os.listdir(out / "_unfinished") if name.endswith(".part")]
+    tokenize(tp.recipe("pretrain", texts, "bytes"), out, executor=Threads(1))
     assert contents(out) == whole
 
 
@@ -148,23 +152,21 @@ def test_ctrl_c_leaves_nothing_half_written(texts: str, tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Traceback" not in said
     assert not psutil.wait_procs(children, timeout=20)[1]
-    left = os.listdir(out) if out.exists() else []  # a folder without a whole file goes, too
-    assert not [name for name in left if name.startswith(".part")]
+    assert not list(out.rglob("*.part"))
+    if out.exists():  # a folder without a whole file goes, too
+        assert noted(out)
 
 
 def test_files_that_nobody_noted_are_made_again(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "in", 20_000, 3)
     pipe = tp.recipe("pretrain", files, "bytes")
-    tokenize(pipe, tmp_path / "whole", processes=1)
+    tokenize(pipe, tmp_path / "whole")
     out = tmp_path / "out"
-    tokenize(pipe, out, processes=1)
-    state = json.loads((out / "_manifest.json").read_text())
-    (out / "_manifest.json").unlink()
-    state |= {"files": state["files"][:1], "next": None, "notes": {}}
-    (out / "_unfinished.json").write_text(json.dumps(state))
+    tokenize(pipe, out)
+    begun_again(out, 1)
     (out / "part-00002.parquet").write_bytes(b"half")
-    (out / ".part-of-0123-part-00001.parquet").write_bytes(b"half")
-    assert tokenize(pipe, out, processes=1).kept == 1
+    (out / "_unfinished" / "part-00001.parquet.0123.part").write_bytes(b"half")
+    assert tokenize(pipe, out).kept == 1
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -175,7 +177,7 @@ def test_one_call_at_a_time_writes_to_a_folder(texts: str, tmp_path: Path) -> No
     try:
         wait_for(tmp_path / "out", 1, process)
         with pytest.raises(tp.ConfigError, match="another process writes"):
-            tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out", processes=1)
+            tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out")
     finally:
         process.kill()
         process.wait()
@@ -184,11 +186,11 @@ def test_one_call_at_a_time_writes_to_a_folder(texts: str, tmp_path: Path) -> No
 def test_a_function_that_cannot_reach_a_process_is_refused(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "in", 20_000, 3)
     pipe = tp.list_files(files).read_parquet().map(lambda row: row, version="1").tokenize("bytes")
-    with pytest.raises(tp.ConfigError, match=r"the pipeline must pickle .* use processes=1"):
-        tokenize(pipe, tmp_path / "out", processes=2)
+    with pytest.raises(tp.ConfigError, match=r"the pipeline must pickle .* leave executor out"):
+        tokenize(pipe, tmp_path / "out", executor=Processes(2))
     assert (
-        tokenize(pipe, tmp_path / "out", processes=1).rows
-        == tokenize(pipe, tmp_path / "out", processes=2).rows
+        tokenize(pipe, tmp_path / "out").rows
+        == tokenize(pipe, tmp_path / "out", executor=Processes(2)).rows
     )  # all is there: no process is started
 
 
@@ -204,17 +206,18 @@ def test_a_function_of_the_users_fails_in_a_process_with_its_own_error(tmp_path:
     pq.write_table(pa.table({"text": ["a"] * 30 + ["12345"]}), tmp_path / "t-3.parquet")
     pipe = tp.list_files(f"{tmp_path}/t-*.parquet").read_parquet().tokenize(failing)
     with pytest.raises(ZeroDivisionError, match="no numbers") as caught:
-        tokenize(pipe, tmp_path / "out", processes=2)
+        tokenize(pipe, tmp_path / "out", executor=Processes(2))
     notes = " ".join(caught.value.__notes__)
     assert "t-3.parquet, row group 0, row 30" in notes
-    assert "while part-00003.parquet was made of" in notes
+    assert "while making part-00003.parquet of" in notes
 
 
 SCRIPT = """
 import sys
 import trainpipes as tp
 from trainpipes.prepare import tokenize
-tokenize(tp.recipe("pretrain", sys.argv[1], "bytes"), sys.argv[2], processes=2)
+from trainpipes.storage import Processes
+tokenize(tp.recipe("pretrain", sys.argv[1], "bytes"), sys.argv[2], executor=Processes(2))
 """
 
 

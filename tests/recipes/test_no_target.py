@@ -200,14 +200,14 @@ def test_files_tokenized_ahead_give_the_same_batches(
 ) -> None:
     make, rows = RECIPES[name]
     files = written(rows, tmp_path)
-    tokenize(make(files, on_error="keep"), tmp_path / "ids", processes=1)
+    tokenize(make(files, on_error="keep"), tmp_path / "ids")
     ahead = make(str(tmp_path / "ids"), on_error=on_error)
     assert same(ahead, make(files, on_error=on_error))
 
 
 def test_files_tokenized_ahead_are_warned_of_and_refused(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="raise max_length=64"):
-        tokenize(sft(written(PAIRS, tmp_path)), tmp_path / "ids", processes=1)
+        tokenize(sft(written(PAIRS, tmp_path)), tmp_path / "ids")
     with pytest.warns(UserWarning, match="tokenized_by.* no target for the loss: choose on_error"):
         assert targets(sft(str(tmp_path / "ids"))).count(True) == 12
     with pytest.raises(tp.DataError, match="a row has no target"):
@@ -218,9 +218,7 @@ def test_rows_left_out_ahead_are_not_in_the_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "trainpipes"):
-        done = tokenize(
-            sft(written(PAIRS, tmp_path), on_error="skip"), tmp_path / "ids", processes=1
-        )
+        done = tokenize(sft(written(PAIRS, tmp_path), on_error="skip"), tmp_path / "ids")
     assert (done.rows, done.read) == (12, 48)
     assert "rows left out: they have no target" in caplog.text
     assert targets(sft(str(tmp_path / "ids"))) == [True] * 12

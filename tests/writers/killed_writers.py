@@ -80,7 +80,7 @@ def dying(work: Callable[[], None], last: int) -> Callable[[], None]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*")}
+    return {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
 
 
 def main(name: str, format: str, folder: Path) -> None:

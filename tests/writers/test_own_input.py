@@ -36,9 +36,7 @@ def parquet(files: Any, **options: Any) -> tp.Pipeline:
 WRITERS: dict[str, Callable[[tp.Pipeline, str], Any]] = {
     "write_parquet": lambda pipe, out: pipe.write_parquet(out),
     "repack": lambda pipe, out: repack(pipe, out),
-    "tokenize": lambda pipe, out: tokenize(
-        pipe.tokenize("bytes", columns="text"), out, processes=1
-    ),
+    "tokenize": lambda pipe, out: tokenize(pipe.tokenize("bytes", columns="text"), out),
 }
 
 

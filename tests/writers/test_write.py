@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from trainpipes.storage import Processes, Threads
 from unfinished import noted
 
 FORMATS = ["parquet", "arrow", "json"]
@@ -65,7 +67,7 @@ def read(paths: Any) -> list[dict[str, Any]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -298,11 +300,71 @@ def test_a_pipeline_without_rows_is_refused(tmp_path: Path) -> None:
     assert read(rows().write_parquet(tmp_path / "out").files) == list(rows())
 
 
-def test_a_url_is_refused() -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"must be a path on this machine, .*; write there, and copy it"
-    ):
-        rows().write_json("s3://bucket/out")
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("executor", [Threads(2), Threads(4), Processes(2)], ids=str)
+def test_the_bytes_are_those_of_one_thread_whatever_does_the_work(
+    executor: Any, format: str, tmp_path: Path
+) -> None:
+    pq.write_table(table(), tmp_path / "in.parquet", row_group_size=90)
+    pipe = tp.read_parquet(str(tmp_path / "in.parquet")).shuffle(250, seed=3).select("x", "ids")
+    write(pipe, format, tmp_path / "one", rows_per_file=130)
+    written = write(pipe, format, tmp_path / "several", rows_per_file=130, executor=executor)
+    assert contents(tmp_path / "one") == contents(tmp_path / "several")
+    assert read(written.files) == list(pipe)
+
+
+def test_one_thread_goes_on_where_several_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = rows().shuffle(100, seed=3).select("x")
+    replace, lock = os.replace, threading.Lock()
+    broken: list[Any] = []
+
+    def failing(before: Any, after: Any) -> None:
+        with lock:
+            if str(after).endswith("part-00002.jsonl") and not broken:
+                broken.append(after)
+                raise OSError(28, "No space left on device")
+        replace(before, after)
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises(tp.ConfigError, match="No space left"):
+        pipe.write_json(tmp_path / "out", rows_per_file=70, executor=Threads(3))
+    whole = [info["file"] for info in noted(tmp_path / "out")]
+    assert "part-00002.jsonl" not in whole
+    written = pipe.write_json(tmp_path / "out", rows_per_file=70)
+    assert written.kept == len(whole)
+    pipe.write_json(tmp_path / "whole", rows_per_file=70)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (lambda p: p.filter(pc.field("x") > 3), {"rows_per_file": 9}, "how many rows filter"),
+        (lambda p: p, {}, r"say how many by num_files=\.\.\. or rows_per_file"),
+        (lambda p: p.map(dict), {"num_files": 2}, r"functions of yours .* give Processes\(2\)"),
+    ],
+)
+def test_several_threads_are_refused_where_they_could_not_know_their_rows(
+    make: Any, options: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(tp.ConfigError, match=message):
+        make(rows()).write_json(tmp_path / "out", executor=Threads(2), **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_executor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(tp.ConfigError, match=r"executor\) must be Threads\(n\).*got 'ray'"):
+        rows().write_json(tmp_path / "out", executor="ray")
+    with pytest.raises(tp.ConfigError, match=r"Threads\(n\)"):
+        Threads(0)
+
+
+def test_a_function_that_reaches_no_process_is_said(tmp_path: Path) -> None:
+    pipe = rows().select("x").map(lambda row: row, version="1")
+    with pytest.raises(tp.ConfigError, match=r"must pickle to reach a process.*leave executor out"):
+        pipe.write_json(tmp_path / "out", num_files=2, executor=Processes(2))
 
 
 def test_columns_that_change_are_refused(tmp_path: Path) -> None:
@@ -338,7 +400,7 @@ def test_an_error_of_a_function_names_its_row_and_leaves_whole_files(tmp_path: P
         pipe.write_json(tmp_path / "out", num_files=4)
     assert "row 700" in caught.value.__notes__[0]
     whole = ["part-00000.jsonl", "part-00001.jsonl"]
-    assert sorted(os.listdir(tmp_path / "out"))[2:] == whole
+    assert sorted(os.listdir(tmp_path / "out"))[1:] == whole
     assert [entry["file"] for entry in noted(tmp_path / "out")] == whole
     fail = False
     assert read(pipe.write_json(tmp_path / "out", num_files=4).files) == [

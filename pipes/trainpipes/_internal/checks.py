@@ -24,6 +24,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b", re.IGNORECASE)
 #: What pip calls a package, where it is not what Python calls it or not every version will do.
 _REQUIREMENTS = {
     "PIL": "pillow",
+    "duckdb": "'duckdb>=2,<3'",
     "gigatoken": "'gigatoken>=0.10,<0.11'",
     "ray": "'ray[train]>=2.40,<3'",
     "yaml": "pyyaml",
@@ -86,6 +87,30 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
     require(isinstance(value, pa.Schema) and value.names, option, rule, value)
     _once(value.names, option)
     return value
+
+
+def byte_count(value: Any, least: int, option: str) -> int:
+    """A number of bytes, or a text that says one, such as "512MB" or "4 GiB": powers of 1,024.
+
+    Raises:
+        ConfigError: it is neither, or less than ``least``.
+
+    >>> byte_count("1.5 MB", 1, "memory_limit")
+    1572864
+    """
+    found = value
+    if isinstance(value, str):
+        text = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", value.strip().lower())
+        if text is None:
+            raise ConfigError(
+                f'{option} must be a number of bytes, as 1000000, "512MB" or "4GB", got {shown(value)}'
+            )
+        found = int(float(text[1]) * 1024 ** " kmgt".index(text[2] or " "))
+    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < least:
+        raise ConfigError(
+            f'{option} must be {least:,} bytes or more, got {shown(value)}; say "512MB" or "4GB"'
+        )
+    return whole_number(found, least, option, "bytes")
 
 
 def flag(value: Any, option: str) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from trainpipes.storage import Executor
 
 option = functools.partial(click.option, show_default=True)
 
@@ -52,18 +54,32 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
     return found
 
 
-def engine_options(local: str) -> Callable[[Any], Any]:
-    """``--engine``, ``--address`` and ``--shared-filesystem``: where the tasks of a command run.
-
-    Args:
-        local: the engine of this machine, which is the default.
-    """
-    engines = click.Choice((local, "ray"))
-    engine = option("--engine", type=engines, default=local, help="What does the work.")
-    address = option(
-        "--address", help="The Ray cluster; RAY_ADDRESS, or one started here, if left out."
+def executor_options(command: Any) -> Any:
+    """``--executor`` and ``--shared-filesystem``: what does the work of a command; see ``executor``."""
+    given = option(
+        "--executor", metavar="NAME[:N]", help="threads:4, processes:8, ray, or ray:ADDRESS."
     )
     shared = option(
         "--shared-filesystem", is_flag=True, help="All nodes see the same files, as with NFS."
     )
-    return lambda command: engine(address(shared(command)))
+    return given(shared(command))
+
+
+def executor(given: str | None, shared_filesystem: bool) -> Executor | None:
+    """What ``--executor`` names; None where it is left out."""
+    from trainpipes.storage import Processes, Ray, Threads
+
+    name, _, rest = (given or "").partition(":")
+    if shared_filesystem and name != "ray":
+        raise click.UsageError("--shared-filesystem is of --executor ray")
+    if given is None:
+        return None
+    if name == "ray":
+        return Ray(rest or None, shared_filesystem)
+    if name in ("threads", "processes") and (not rest or (rest.isdigit() and int(rest))):
+        kind = Threads if name == "threads" else Processes
+        return kind(int(rest)) if rest else kind()
+    raise click.BadParameter(
+        f"must be threads:N, processes:N, ray or ray:ADDRESS, got {given!r}",
+        param_hint="--executor",
+    )

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import csv
-import re
 import shlex
 from typing import Any
 
 import click
 
 from trainpipes.cli import options as o
-from trainpipes.cli.console import note, out, print_json, print_pairs, public_fields
+from trainpipes.cli.console import note, out, print_json, print_pairs
 from trainpipes.cli.options import option
-
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def _size(_: click.Context, __: click.Parameter, given: str) -> int:
-    """A number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", given.strip().lower())
-    if found is None:
-        raise click.BadParameter(f"must be a number of bytes, as 512M or 4G, got {given!r}")
-    return int(float(found[1]) * UNITS[found[2]])
 
 
 def _names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str] | None:
@@ -50,13 +39,9 @@ columns: Any = {"multiple": True, "metavar": "COLUMNS", "callback": _names}
 @option("--num-files", type=o.COUNT, help="How many files to write, instead.")
 @option("--compression", type=o.CODECS, default="zstd", help="Of the Parquet files.")
 @option("--compression-level", type=int, help="Level for zstd, gzip or brotli.")
-@option(
-    "--memory-limit", callback=_size, default="512M", help="Memory for rows that are worked on."
-)
+@option("--memory-limit", default="512MB", help="Memory for rows that are worked on.")
 @option("--temp-dir", help="For temporary files; OUT, or of a URL the system's, if left out.")
-@option("--threads", type=o.COUNT, help="Threads to use; one a core, 4 at most, if left out.")
-@o.engine_options("threads")
-@o.VERIFY
+@o.executor_options
 @o.OVERWRITE
 @o.STORAGE_OPTIONS
 @o.AS_JSON
@@ -65,11 +50,12 @@ def command(
     folder: str,
     drop_duplicates: bool,
     drop_duplicates_by: list[str] | None,
-    num_files: int | None,
     compression: str,
+    executor: str | None,
+    shared_filesystem: bool,
     storage_options: str | None,
     as_json: bool,
-    **others: object,
+    **others: Any,
 ) -> None:
     """Rewrite data files as Parquet: shuffled, sorted, deduplicated.
 
@@ -89,15 +75,21 @@ def command(
     try:
         done = repack(
             files if len(files) > 1 else files[0], folder,
-            drop_duplicates=drop_duplicates_by or drop_duplicates, num_files=num_files,
-            compression=None if compression == "none" else compression,
-            storage_options=storage, **others,  # type: ignore[arg-type]
+            drop_duplicates=drop_duplicates_by or drop_duplicates,
+            compression=None if compression == "none" else compression, storage_options=storage,
+            executor=o.executor(executor, shared_filesystem), **others,
         )  # fmt: skip
     except KeyboardInterrupt:
         note("the same command goes on where this one was stopped; --overwrite begins anew")
         raise
     if as_json:
-        print_json(public_fields(done))
+        print_json(
+            {
+                "folder": done.folder, "files": done.files, "rows": done.rows, "rows_in": done.rows_in,
+                "duplicates": done.duplicates, "bytes_in": done.bytes_in, "bytes_out": done.bytes,
+                "seconds": done.seconds, "kept": done.kept,
+            }
+        )  # fmt: skip
         return
     there = f", {done.kept:,} of them there already" if done.kept else ""
     dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
@@ -105,8 +97,7 @@ def command(
     print_pairs(
         ("files", f"{len(done.files):,}{there}"),
         ("rows", f"{done.rows:,}{dropped if done.duplicates else ''}"),
-        ("row groups", f"{done.row_groups:,}"),
-        ("size", f"{amount(done.bytes_out)}{read}"),
+        ("size", f"{amount(done.bytes)}{read}"),
         ("took", f"{done.seconds:,.1f} s"),
     )
     note("look at it:")

@@ -28,8 +28,7 @@ FORMATS = click.Choice(("parquet", "bin"))
 @option("--dtype", help="Of ids in bin files; uint16, where the vocabulary fits, if left out.")
 @option("--compression", type=o.CODECS, default="zstd", help="Of the Parquet files.")
 @option("--bytes-per-file", type=o.COUNT, default=256 << 20, help="Split input files above this.")
-@option("--processes", type=o.COUNT, help="Processes to use; one a core if left out.")
-@o.engine_options("processes")
+@o.executor_options
 @o.VERIFY
 @o.OVERWRITE
 @o.AS_JSON
@@ -39,6 +38,9 @@ def command(
     config: str | None,
     given: PipelineOptions,
     compression: str,
+    executor: str | None,
+    shared_filesystem: bool,
+    verify: bool,
     as_json: bool,
     **others: Any,
 ) -> None:
@@ -54,6 +56,7 @@ def command(
       trainpipes tokenize chat.parquet chat --recipe sft --tokenizer bytes --option max_length=512
     """
     *files, folder = paths
+    workers = o.executor(executor, shared_filesystem)
     pipe = given.named(recipe, config, files)
     storage = o.storage_options(given.storage_options) if "://" in folder else None
     from trainpipes._internal.text import amount
@@ -62,13 +65,16 @@ def command(
     started = time.monotonic()
     done = tokenize(
         pipe, folder, compression=None if compression == "none" else compression,
-        storage_options=storage, **others,
+        executor=workers, storage_options=storage, **others,
     )  # fmt: skip
+    if verify:
+        done.verify()
     seconds = time.monotonic() - started
     options = {} if recipe is None else given.recipe_options()
     train = _train(done, folder, recipe, {**options, "storage_options": storage})
     if as_json:
-        print_json({**public_fields(done), "seconds": seconds, "train": train})
+        about = {k: v for k, v in public_fields(done).items() if k not in ("entries", "notes")}
+        print_json({**about, "seconds": seconds, "train": train})
         return
     there = f", {done.kept:,} of them there already" if done.kept else ""
     left_out = f" of {done.read:,}; the pipeline leaves the others out"

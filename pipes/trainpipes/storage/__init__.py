@@ -1,1 +1,8 @@
-"""What is kept and written: files of rows, memory maps, the cache."""
+"""What is kept and written: files of rows, memory maps, the cache; and what does the work of writing.
+
+``executor=`` of whatever writes is one of ``Threads(n)``, ``Processes(n)`` and ``Ray(address)``.
+"""
+
+from trainpipes.storage.executor import Executor, Processes, Ray, Threads
+
+__all__ = ["Executor", "Processes", "Ray", "Threads"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,11 @@ from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.given_rows import Part, of_arrays, of_batch, of_batches, of_rows
-from trainpipes.sources.memmap.manifest import DTYPES
+from trainpipes.sources.memmap.manifest import DTYPES, MANIFEST
 from trainpipes.sources.memmap.writer import check_target, write_parts
 from trainpipes.storage.map_dataset import runs_of
-from trainpipes.storage.memmap_on_ray import refuse_read, rows_by_tasks
-from trainpipes.storage.writers.on_ray import Cluster
+from trainpipes.storage.places import LocalPlace
+from trainpipes.storage.writers.inputs import refuse_own_input
 
 __all__ = ["read_memmap", "write_memmap"]
 
@@ -40,9 +40,6 @@ def write_memmap(
     ragged: Collection[str] = (),
     batched: bool = False,
     overwrite: bool = False,
-    engine: Literal["ray"] | None = None,
-    address: str | None = None,
-    shared_filesystem: bool = False,
 ) -> MemmapDataset:
     """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
@@ -67,10 +64,6 @@ def write_memmap(
             rows do not show it.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         overwrite: whether a memory map that is there may be replaced.
-        engine: "ray" for tasks on a Ray cluster that make the rows of a ``Pipeline``, where these are
-            counted, and columns; None for this process. The bytes are the same. They are written twice: to
-            files beside ``path``, with which a call after a kill goes on, and from these to the columns.
-        address, shared_filesystem: of the cluster; see ``Pipeline.write_parquet``.
 
     Returns:
         The memory map, opened.
@@ -94,19 +87,10 @@ def write_memmap(
         whole_number(length, 0, "write_memmap(length)", "rows")
     if isinstance(ragged, str):
         ragged = [ragged]
-    cluster = Cluster(engine, address, shared_filesystem).checked("write_memmap")
-    if engine is None:
-        if isinstance(source, Pipeline):
-            rows, parts = _of_pipeline(source, check_target(path, overwrite))
-        else:
-            rows, parts = _parts(source, ragged, batched)
+    if isinstance(source, Pipeline):
+        rows, parts = _of_pipeline(source, check_target(path, overwrite))
     else:
-        if not isinstance(source, Pipeline):
-            raise ConfigError(
-                'write_memmap(engine="ray") takes a Pipeline, which tasks can read part by part, got '
-                f"{type(source).__name__}: leave engine out"
-            )
-        rows, parts = rows_by_tasks(source, check_target(path, overwrite), cluster)
+        rows, parts = _parts(source, ragged, batched)
     if rows is not None and length is not None and rows != length:
         raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
     rows = length if rows is None else rows
@@ -168,7 +152,8 @@ def _of_pipeline(pipe: Pipeline, target: Path) -> tuple[int | None, Iterator[Par
     plan = whole._session.plan
     if plan.chain.endless:
         raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.chain.repeat}")
-    refuse_read(plan, target)
+    place = LocalPlace(str(target), "write_memmap")
+    refuse_own_input(plan.inputs.source, place, ["column.npy", MANIFEST], "write_memmap")
     if any(stage.role == "finish" for stage in plan.chain.after):
         batches = (tuple(item) if isinstance(item, list) else item for item in whole)
         return None, of_batches(batches)

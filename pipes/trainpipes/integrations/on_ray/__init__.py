@@ -1,7 +1,6 @@
-"""Tasks on a Ray cluster. Ray schedules them, runs them again after a crash, and moves them off dead nodes.
+"""What ``executor=Ray(address)`` needs: Ray runs tasks again after a crash, and moves them off dead nodes.
 
-messages   what travels between the driver and its tasks, and what a task does in a worker process
-running    tasks that run: how many may, how far they are, and how they are ended
+tasks      what a task does in a worker process, and how those that run are ended
 cluster    a connection to a cluster: runs tasks, and hands out their results
 """
 

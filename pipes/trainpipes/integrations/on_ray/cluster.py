@@ -18,28 +18,33 @@ import signal
 import socket
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from trainpipes._internal.checks import need
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
-from trainpipes.integrations.on_ray.messages import Failed, Finished, Job, Tell, Work, do_task
-from trainpipes.integrations.on_ray.running import TICK, MostInFlight, RowCounts, end_tasks
+from trainpipes.integrations.on_ray.tasks import Failed, Job, do_task, end_tasks
 
 __all__ = ["RayCluster"]
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 #: Packages that the driver ships to the nodes.
 SHIPPED = ("trainpipes", "trainpipes_recipes")
 #: How often Ray runs a task again whose process or node has died.
 RETRIES = 3
-#: Calls a second that the actor which counts rows gets from all tasks together, about.
+#: Tasks in flight for each core: more than one, so that a worker need not wait for the driver, and an
+#: autoscaler sees that more nodes are wanted; and at least, for a cluster without nodes before there is work.
+IN_FLIGHT, LEAST_IN_FLIGHT = 2, 8
+#: Seconds between two looks at how many cores there are.
+LOOK = 5.0
+#: Looks a second whether they are to end, of all tasks together, about.
 CALLS = 500
 #: Seconds that the machine of an address has to take a connection.
 KNOCK = 10.0
@@ -50,7 +55,6 @@ class RayCluster:
 
     Args:
         address: of the cluster, as ``ray.init()`` takes it; "local" starts one on this machine.
-        asker: who asks, as in "tokenize()", for messages.
         shared_filesystem: whether every node sees this machine's paths, as with NFS or Lustre.
 
     Raises:
@@ -59,16 +63,9 @@ class RayCluster:
         ConfigError: an address is given, and this process is connected to another cluster.
     """
 
-    def __init__(
-        self, address: str | None = None, *, asker: str, shared_filesystem: bool = False
-    ) -> None:
-        need("ray", f'{asker.removesuffix("()")}(engine="ray")')
-        if address is not None and (not isinstance(address, str) or not address):
-            raise ConfigError(
-                f'{asker}: address is that of a Ray cluster, such as "10.0.0.1:6379" or '
-                f'"ray://10.0.0.1:10001", got {shown(address)}'
-            )
-        self._address, self._asker, self._shared = address, asker, shared_filesystem
+    def __init__(self, address: str | None = None, *, shared_filesystem: bool = False) -> None:
+        need("ray", "executor=Ray()")
+        self._address, self._shared = address, shared_filesystem
         self._own = False  # whether this object has connected
         self._pinned = False  # whether tasks must run on this machine
 
@@ -80,9 +77,8 @@ class RayCluster:
             self._own = True
         elif self._address is not None and self._address not in _known_as():
             raise ConfigError(
-                f"{self._asker}: this process is connected to a Ray cluster already "
-                f"({', '.join(_known_as())}), and address={self._address!r} is given: leave it out, or call "
-                "ray.shutdown() first"
+                f"Ray(address={self._address!r}): this process is connected to a Ray cluster already "
+                f"({', '.join(_known_as())}): leave the address out, or call ray.shutdown() first"
             )
         return self
 
@@ -113,7 +109,7 @@ class RayCluster:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split())
             raise UnreachableError(
-                f"{self._asker}: no Ray cluster can be used at {given or 'this machine'} ({said}); give the "
+                f"no Ray cluster can be used at {given or 'this machine'} ({said}); give the "
                 "address of one that runs, which `ray start --head` prints, or leave address and "
                 "RAY_ADDRESS out to use this machine alone"
             ) from error
@@ -145,12 +141,6 @@ class RayCluster:
         """
         text = str(os.fspath(path))
         scheme = text.partition("://")[0] if "://" in text else "file"
-        if scheme == "memory":
-            raise ConfigError(
-                f"{option}: {text} is in the memory of one process, and tasks run in others: give a URL of "
-                "shared storage, such as s3://bucket/folder",
-                path=text,
-            )
         if scheme not in ("file", "local") or self._shared:
             return
         if self.nodes > 1 or _is_client():
@@ -163,25 +153,9 @@ class RayCluster:
         self._pinned = True
 
     def run(
-        self,
-        open_work: Callable[[], Work],
-        tasks: Iterable[T],
-        *,
-        name_of: Callable[[T], str],
-        tell: Tell | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> Generator[tuple[T, Any], None, None]:
-        """Run tasks; gives each with its result as they end, in whatever order. Closed early, by Ctrl-C or an
-        error, it ends the others and waits for that.
-
-        Args:
-            open_work: called once in each worker process; gives the function that does a task, which is
-                called with the task and with a function that it may call with rows done. Put into the object
-                store once.
-            tasks: small; each is taken when there is room for it.
-            name_of: says what a task makes of what, as in "part-00003.parquet of a.txt", for messages.
-            tell: called with rows done since the last call; a number below 0 where a task begins again.
-            options: of Ray's ``remote()``, such as ``num_cpus``, ``memory``, ``max_retries``.
+        self, fn: Callable[[T, Any], R], tasks: Iterable[T], open_state: Callable[[], Any]
+    ) -> Generator[tuple[T, R], None, None]:
+        """Run tasks; see ``Executor.map_unordered``.
 
         Raises:
             Exception: what a task has raised: as it was, and once.
@@ -191,85 +165,87 @@ class RayCluster:
         """
         import ray
 
-        given = {"num_cpus": 1, "max_retries": RETRIES, **(options or {})}
+        given: dict[str, Any] = {"num_cpus": 1, "max_retries": RETRIES, "retry_exceptions": False}
         if self._pinned:
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
             here = ray.get_runtime_context().get_node_id()
             given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
-        run = ray.remote(**given, retry_exceptions=False)(do_task)
-        most = MostInFlight(lambda: self.cpus, float(given["num_cpus"] or 1))
-        counts = None if tell is None else RowCounts(tell)
-        job = Job(
-            secrets.token_hex(8), [self._put(open_work)], counts and counts.actor,
-            max(1.0, most() / CALLS), max(1, int(given["num_cpus"])), self._asker,
-        )  # fmt: skip
-        running: dict[Any, tuple[int, T]] = {}
-        waiting = enumerate(tasks)
+        remote = ray.remote(**given)(do_task)
+        most, look = 0, 0.0
+        job: Job | None = None
+        running: dict[Any, T] = {}
+        waiting = iter(tasks)
+        more = True
         try:
             while True:
-                while len(running) < most() and (found := next(waiting, None)) is not None:
-                    running[run.remote(*found, job)] = found
+                if time.monotonic() >= look:  # a cluster may grow
+                    most = max(LEAST_IN_FLIGHT, IN_FLIGHT * self.cpus)
+                    look = time.monotonic() + LOOK
+                if job is None:
+                    shared = [self._put((fn, open_state))]
+                    job = Job(secrets.token_hex(8), shared, max(1.0, most / CALLS))
+                while more and len(running) < most:
+                    try:
+                        task = next(waiting)
+                    except StopIteration:
+                        more = False
+                    else:
+                        running[remote.remote(task, job)] = task
                 if not running:
                     return
-                ready, _ = ray.wait([*running], num_returns=1, timeout=TICK)
-                if counts is not None:
-                    counts.look()
+                ready, _ = ray.wait([*running], num_returns=1, timeout=LOOK)
                 for reference in ready:
-                    number, task = running.pop(reference)
-                    done = self._result(reference, name_of(task), given["max_retries"])
-                    if counts is not None:
-                        counts.end(number, done.rows)
-                    yield task, done.result
+                    task = running.pop(reference)
+                    yield task, self._result(reference, str(task))
         finally:
-            end_tasks(job, [*running])
-            if counts is not None:
-                counts.close()
+            if job is not None:
+                end_tasks(job, [*running])
 
-    def _put(self, open_work: Callable[[], Work]) -> Any:
+    def _put(self, work: Any) -> Any:
         import ray
         from ray.exceptions import RayError
 
         try:
-            return ray.put(open_work)
+            return ray.put(work)
         except RayError as error:
             raise WorkerError(
-                f"{self._asker}: the object store of the Ray cluster does not take the pipeline "
+                "the object store of the Ray cluster does not take the pipeline "
                 f"({_first_line(error)}): let other programs on the cluster end, or start it with a larger "
                 "--object-store-memory; rows in memory are better read from files by the tasks"
             ) from error
         except Exception as error:  # of whatever the pipeline holds
             raise ConfigError(
-                f"{self._asker}: the pipeline must pickle to reach the nodes of the Ray cluster, and does "
+                "executor=Ray(): the pipeline must pickle to reach the nodes of the cluster, and does "
                 f"not ({_first_line(error.__cause__ or error)}): define functions at the top of a module or "
                 "of the program, and open files and connections in them"
             ) from error
 
-    def _result(self, reference: Any, name: str, retries: int) -> Finished:
+    def _result(self, reference: Any, name: str) -> Any:
         """What came of a task."""
         import ray
         from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
 
         try:
-            done: Finished | Failed = ray.get(reference)
+            done = ray.get(reference)
         except RayError as error:
             said = _first_line(error)
             if isinstance(error, RayTaskError):
                 cause = error.cause if isinstance(error.cause, BaseException) else error
                 raise ConfigError(
-                    f"{self._asker}: {name} cannot be begun on a node of the Ray cluster "
+                    f"{name} cannot be begun on a node of the Ray cluster "
                     f"({type(cause).__name__}: {_first_line(cause)}): install there what the driver has; "
                     'modules of your own travel by ray.init(runtime_env={"working_dir": "."})'
                 ) from error
             if isinstance(error, RuntimeEnvSetupError):
                 raise ConfigError(
-                    f"{self._asker}: a node of the Ray cluster cannot set up the runtime environment: {said}"
+                    f"a node of the Ray cluster cannot set up the runtime environment: {said}"
                 ) from error
             if isinstance(error, TaskCancelledError):
-                raise WorkerError(f"{self._asker}: {name} was cancelled from outside") from error
+                raise WorkerError(f"{name} was cancelled from outside") from error
             raise WorkerError(
-                f"{self._asker}: {name} was given up after {1 + retries} tries: {said} Call it again to go "
-                "on after the files that are whole; where memory runs out, with fewer tasks on a node"
+                f"{name} was given up after {1 + RETRIES} tries: {said} Call it again to go on after the "
+                "files that are whole; where memory runs out, with fewer tasks on a node"
             ) from error
         if isinstance(done, Failed):
             raise done.error

@@ -6,43 +6,35 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
-from trainpipes._internal.checks import column_names, whole_number
-from trainpipes._internal.progress import JobReport
-from trainpipes.errors import ConfigError, TrainpipesError, UnreachableError
-from trainpipes.integrations.on_ray import RayCluster
+from trainpipes._internal.checks import byte_count, column_names, flag, need, whole_number
+from trainpipes._internal.text import shown
+from trainpipes.engine.pool import default_threads
+from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
-from trainpipes.prepare.repack.job import ROW_BYTES, Job
-from trainpipes.prepare.repack.options import Options, about, checked
-from trainpipes.prepare.repack.row_bytes import ROW_COST
-from trainpipes.prepare.repack.temporary import TemporaryFiles
-from trainpipes.prepare.repack.temporary_place import (
-    TemporaryPlace,
-    check_space,
-    files_of,
-    given_rows,
-    inputs_of,
-    kept_metadata,
-    refuse_inside,
-)
-from trainpipes.prepare.repack.work import Report, unit_bytes
+from trainpipes.prepare.repack.given import given_rows, kept_metadata
+from trainpipes.prepare.repack.move import Move, temporary_place
+from trainpipes.prepare.repack.passes import CALLER, Form
+from trainpipes.sources.files.file_rows import ends_of_names
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.storage.executor import Executor, Ray, Threads, checked_executor
+from trainpipes.storage.output_folder import Manifest, OutputFolder
+from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.inputs import about_inputs
-from trainpipes.storage.writers.manifest import Opened, Written, check_bytes
-from trainpipes.storage.writers.on_ray import Cluster
-from trainpipes.storage.writers.output_folder import OutputFolder
-from trainpipes.storage.writers.storage import storage_at
+from trainpipes.storage.writers.formats import CODECS, GROUP_BYTES, GROUP_ROWS, check_codec
+from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
+from trainpipes.storage.writers.write import Format, write
 
-ASKER = "repack"
-#: Bytes of memory that can do, and that are taken if nothing is said.
-LEAST_MEMORY, MEMORY = 16 << 20, 512 << 20
+#: Bytes of memory, at least: less is a number of something else.
+LEAST_MEMORY = 64 << 10
+#: Threads, at most: more would have little memory each.
+MOST_THREADS = 4
 
 
 @dataclass(frozen=True)
-class Repacked(Written):
+class Repacked(Manifest):
     """The files that data was rewritten to.
 
     Attributes:
@@ -50,22 +42,20 @@ class Repacked(Written):
         files: paths of the files, in the order of the rows.
         rows: how many there are in all.
         rows_in: how many the input had.
-        duplicates: how many were dropped.
-        row_groups: how many there are in all files.
         bytes_in: size of the files that were read; None where rows are from elsewhere, or a server does
             not say.
-        bytes_out: size of the files that were written.
         seconds: that this call took.
         kept: files that were there already.
     """
 
-    rows_in: int
-    duplicates: int
-    row_groups: int
-    bytes_in: int | None
-    bytes_out: int
-    seconds: float
-    kept: int
+    rows_in: int = 0
+    bytes_in: int | None = None
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def duplicates(self) -> int:
+        """How many rows were dropped."""
+        return self.rows_in - self.rows
 
 
 def repack(
@@ -83,23 +73,18 @@ def repack(
     num_files: int | None = None,
     compression: str | None = "zstd",
     compression_level: int | None = None,
-    memory_limit: int = MEMORY,
+    memory_limit: int | str = "512MB",
     temp_dir: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
-    verify: bool = False,
-    threads: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    progress: Report | None = None,
-    engine: Literal["threads", "ray"] = "threads",
-    address: str | None = None,
-    shared_filesystem: bool = False,
+    executor: Executor | None = None,
 ) -> Repacked:
     """Rewrite data for training: as Parquet files with row groups of one size, in a random order if asked
     for, sorted, or without duplicates. See docs/prepare.md for when that pays.
 
-    Rows come out as they went in, each once, which is checked by a checksum of their content. The files
-    are the same, byte for byte, whatever the memory, the threads and the engine, and however often the
-    process was killed: the same call goes on after the last whole file. It does nothing once all are there.
+    Rows come out as they went in, of whatever Arrow type, each once. Which rows a file has, and their order,
+    depends on the input and the options alone, and not on memory, the executor and kills. The same call goes
+    on where a killed one has ended, and does nothing once all is there.
 
     Args:
         data: files (a path, folder, glob, URL, or a list of them) of one format, which the ends of their
@@ -109,10 +94,11 @@ def repack(
         shuffle: permute all rows. Any order is as likely as any other.
         seed: of the shuffle. The order is a function of it and of the number of rows alone.
         sort: names of columns to sort by, the first one first; equal rows stay in the order of the input.
-            Null comes after all values, NaN after all numbers.
+            Null comes after all values, NaN after all numbers. Needs DuckDB: ``pip install duckdb``.
         descending: whether the largest comes first; null and NaN stay at the end.
         drop_duplicates: True to keep the first of rows that are the same in all columns; or names of columns,
-            to keep the first of those that are the same in these. Null equals null, NaN equals NaN.
+            to keep the first of those that are the same in these. Null equals null, NaN equals NaN. Needs
+            DuckDB.
         columns: names of the columns to keep.
         row_group_size: rows of each row group; if left out, 8 MiB of rows as they are in memory, and 16,384
             rows at most: small enough to be shuffled and dealt, and large enough to be worth a request.
@@ -121,26 +107,19 @@ def repack(
             memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         compression_level: of zstd, gzip or brotli; if left out, their own.
-        memory_limit: bytes for rows that are worked on, by each task where ``engine="ray"``; besides them
-            stands what Python and its packages take, what reading the input does, and a row group of each
-            thread.
-        temp_dir: for temporary files, about half of the rows' bytes in memory, and more where
-            there is ``sort`` or ``drop_duplicates``; a path, or any fsspec URL, whose credentials are those
-            of ``folder`` where it is of the same kind, and else of the environment. If left out, they are
-            in ``folder``; where that is a URL and threads do the work, in the system's folder for temporary
-            files. They are gone at the end.
+        memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, and by all tasks
+            else; besides them stands what Python and its packages take, what reading the input does, and a
+            row group of each task.
+        temp_dir: for temporary files; a path, or a URL of fsspec's, whose credentials are those of ``folder``
+            where it is of the same kind, and else of the environment. If left out, they are in ``folder``;
+            where that is a URL and this machine does the work, in the system's folder for temporary files.
+            They are gone at the end.
         overwrite: whether to remove what was written there before, and write everything anew.
-        verify: whether to read each file back once it is written; those that are there already, first.
-        threads: how many; if left out, one a core, and 4 at most.
         storage_options: for the file systems of ``data`` and of ``folder``, where they are URLs, as fsspec
             takes them. If the two need other ones, give ``data`` as a pipeline, whose files have their own.
-        progress: called with what is done ("reading", "writing", ...), rows done, and rows in all, or
-            None.
-        engine: "threads" of this process; or "ray" for tasks of one core on a Ray cluster: first one
-            for each part of the input, then one for each file.
-        address: of the Ray cluster, as ``ray.init()`` takes it; if left out, the one that this process is
-            connected to, ``RAY_ADDRESS``, or one that is started on this machine.
-        shared_filesystem: whether every node of the cluster sees the same files at the same paths.
+        executor: who does the tasks: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of
+            ``trainpipes.storage``; if left out, a thread for each core, and 4 at most. A pipeline's own
+            functions are called by one thread at a time.
 
     Raises:
         ConfigError: an option is invalid; the folder holds other files, is part of the input, or was begun
@@ -148,165 +127,108 @@ def repack(
         SchemaError: a column is not there, has no order, or cannot be written to Parquet.
         DataChangedError: the input has changed since the work was begun, also where all was finished, or a
             file since it was written.
-        UnreachableError: no Ray cluster answers.
-        WorkerError: a task of Ray was killed, time and again; says which.
+        MissingExtraError: DuckDB is not installed, or Ray.
+        WorkerError: a process was killed, or a task of Ray, time and again; says which.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
     >>> from trainpipes.prepare import repack
-    >>> rows = tp.from_arrow(pa.table({"x": [3, 1, 3, 2]}))
-    >>> done = repack(rows, tempfile.mkdtemp(), sort="x", drop_duplicates=True)
-    >>> done.rows, done.duplicates
-    (3, 1)
-    >>> [row["x"] for row in tp.list_files(done.files).read_parquet()]
-    [1, 2, 3]
+    >>> rows = tp.from_arrow(pa.table({"x": range(100)}))
+    >>> done = repack(rows, tempfile.mkdtemp(), shuffle=True, seed=3, num_files=2)
+    >>> done.rows, len(done.files)
+    (100, 2)
+    >>> [row["x"] for row in tp.list_files(done.files).read_parquet()][:3]
+    [38, 98, 27]
     """
     began = time.monotonic()
-    whole_number(memory_limit, LEAST_MEMORY, f"{ASKER}(memory_limit)", "bytes")
-    options = checked(
-        ASKER, shuffle, seed, sort, descending, drop_duplicates, row_group_size, rows_per_file, num_files,
-        compression, compression_level, memory_limit, verify, threads,
-    )  # fmt: skip
+    caller = CALLER
+    flag(shuffle, f"{caller}(shuffle)")
+    whole_number(seed, None, f"{caller}(seed)", "the seed of the shuffle")
+    flag(descending, f"{caller}(descending)")
+    by = [] if sort is None else column_names(sort, f"{caller}(sort)")
+    if shuffle and by:
+        raise ConfigError(
+            f"{caller}() takes shuffle or sort, got shuffle=True and sort={by}: give one of the two"
+        )
+    once: Any = drop_duplicates
+    if not isinstance(once, bool):
+        once = column_names(once, f"{caller}(drop_duplicates)")
     if columns is not None:
-        columns = column_names(columns, f"{ASKER}(columns)")
-    where = Cluster(engine, address, shared_filesystem, "threads").checked(ASKER)
-    if engine == "ray" and threads is not None:
-        raise ConfigError(
-            f'{ASKER}(threads) is of engine="threads", got {threads} and engine="ray", where a task has one '
-            "core, and Ray decides how many run: leave it out"
-        )
-    storage = storage_at(folder, ASKER, storage_options)
-    place = TemporaryPlace(storage, temp_dir, storage_options, engine == "ray", ASKER)
-    with ExitStack() as stack:
-        cluster = where.enter(stack, ASKER)
-        pipeline = given_rows(data, columns, storage_options, ASKER)
-        rows = EpochRows(pipeline, ASKER)
+        columns = column_names(columns, f"{caller}(columns)")
+    check_codec(compression, CODECS, caller)
+    _check_level(compression_level, compression)
+    for value, name in (
+        (row_group_size, "row_group_size"), (rows_per_file, "rows_per_file"), (num_files, "num_files"),
+    ):  # fmt: skip
+        if value is not None:
+            whole_number(value, 1, f"{caller}({name})", "how many")
+    for given, option in ((by, "sort"), (once is not False, "drop_duplicates")):
+        if given:
+            need("duckdb", f"{caller}({option})")
+    memory = byte_count(memory_limit, LEAST_MEMORY, f"{caller}(memory_limit)")
+    options = {
+        "shuffle": shuffle, "seed": seed if shuffle else None, "sort": by, "descending": descending,
+        "drop_duplicates": once, "row_group_size": row_group_size, "compression": compression,
+        "compression_level": compression_level,
+    }  # fmt: skip
+    pipeline = given_rows(data, columns, storage_options, caller)
+    with checked_executor(executor, caller, _threads()) as workers:
+        rows = EpochRows(pipeline, caller)
         source = rows.plan.inputs.source
-        refuse_inside(data, source, storage, ASKER)
-        if cluster is not None:
-            _check_cluster(cluster, rows, data, storage.root, place.root)
-        form = replace(options.form, metadata=kept_metadata(pipeline, source))
-        options = replace(options, form=form)
-        about_all = {"options": about(options), "pipeline": json.loads(rows.plan.identity)}
-        about_all |= about_inputs(source)
-        with OutputFolder(storage, ASKER, about_all, overwrite) as out:
-            if overwrite:
-                place.clear()
-            opened = out.open()
-            if verify:
-                check_bytes(storage, opened.files)
-            made = opened.notes
-            kept = len(opened.files)
-            if opened.written is None:
-                temporary = place.files(opened.notes.get("temporary"))
-                opened = _planned(opened, rows, options, out, temporary, cluster)
-                if "made" not in opened.notes:
-                    opened = _made(
-                        opened, pipeline, rows, options, out, temporary, cluster, progress
-                    )
-                temporary.clear()
-                made = opened.notes["made"]
-                assert opened.columns is not None
-                out.finish(opened.files, opened.columns, made)
-    given = files_of(source)
-    known = given is not None and bool((given.sizes >= 0).all())
+        place = place_at(folder, caller, storage_options)
+        suffixes = None if isinstance(data, Pipeline) else ends_of_names()
+        refuse_own_input(source, place, ["part-00000.parquet"], caller, suffixes)
+        form = Form(
+            row_group_size or GROUP_ROWS, None if row_group_size else GROUP_BYTES,
+            {
+                "compression": compression or "none", "compression_level": compression_level,
+                "write_page_checksum": True,
+            },
+            kept_metadata(pipeline, source),
+        )  # fmt: skip
+        if not shuffle and not by and once is False:
+            like = Format(caller, ".parquet", form.open, options, form.rows, form.size)
+            is_cut = rows.plan.counted and (num_files is not None or rows_per_file is not None)
+            alone = not is_cut or rows.plan.runs_user_code
+            done = write(
+                pipeline, folder, like, num_files, rows_per_file, overwrite,
+                None if executor is None and alone else workers, storage_options,
+            )  # fmt: skip
+        else:
+            options |= {"num_files": num_files, "rows_per_file": rows_per_file}
+            about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
+            about |= about_inputs(source)
+            for path, option in ((place.root, "folder"), *((p, "data") for p in places_of(source))):
+                workers.check_path(path, f"{caller}({option})")
+            between = temporary_place(place, temp_dir, storage_options, isinstance(workers, Ray))
+            workers.check_path(between.root, f"{caller}(temp_dir)")
+            with OutputFolder(place, caller, about, overwrite=overwrite) as out:
+                done = out.finished or Move(
+                    pipeline, rows, form, by, descending, once, seed if shuffle else None, num_files,
+                    rows_per_file, memory, between, storage_options, about,
+                ).run(out, workers)  # fmt: skip
+    files = getattr(source, "files", None)
+    bytes_in = None
+    if isinstance(files, FileList) and (files.sizes >= 0).all():
+        bytes_in = int(files.sizes.sum())
     return Repacked(
-        storage.root,
-        tuple(storage.at(entry["file"]) for entry in opened.files),
-        sum(entry["rows"] for entry in opened.files),
-        made["rows_in"],
-        made["duplicates"],
-        made["row_groups"],
-        int(given.sizes.sum()) if given is not None and known else None,
-        sum(entry["bytes"] for entry in opened.files),
-        time.monotonic() - began,
-        kept,
-        _storage=storage,
-    )
+        **vars(done), rows_in=done.notes.get("rows_in", done.rows),
+        bytes_in=bytes_in, seconds=time.monotonic() - began,
+    )  # fmt: skip
 
 
-def _check_cluster(
-    cluster: RayCluster, rows: EpochRows, data: Any, out: str, temporary: str | None
-) -> None:
-    """Raise ConfigError where tasks on a cluster could not get at the files, or at their own rows."""
-    if not rows.plan.counted:
+def _threads() -> Threads:
+    return Threads(max(1, min(MOST_THREADS, default_threads())))
+
+
+def _check_level(level: Any, compression: str | None) -> None:
+    """Raise ConfigError unless a compression has a level."""
+    if level is None:
+        return
+    most = {"zstd": 22, "gzip": 9, "brotli": 11}.get(compression or "")
+    if most is None:
         raise ConfigError(
-            f'{ASKER}(engine="ray") cuts the rows into parts before they are read, and how many rows this '
-            "pipeline has is known only when all are: write them first, by write_parquet(), and repack these "
-            'files; or leave engine="ray" out'
+            f"{CALLER}(compression_level) is of zstd, gzip or brotli, got {shown(level)} for {compression}: "
+            "leave it out"
         )
-    cluster.check_path(out, f"{ASKER}(folder)")
-    if temporary is not None:
-        cluster.check_path(temporary, f"{ASKER}(temp_dir)")
-    for path in inputs_of(data, rows.plan.inputs.source):
-        cluster.check_path(path, f"{ASKER}(data)")
-
-
-def _planned(
-    opened: Opened,
-    rows: EpochRows,
-    options: Options,
-    out: OutputFolder,
-    temporary: TemporaryFiles,
-    cluster: RayCluster | None,
-) -> Opened:
-    """What was planned when the work was begun; or the plan, which is kept before anything is read."""
-    source = rows.plan.inputs.source
-    notes = opened.notes
-    if not notes:
-        count = rows.count if rows.plan.counted else None
-        row_bytes = getattr(source, "row_bytes", None) or ROW_BYTES
-        unit = max(1, options.memory // 12)
-        if cluster is not None:
-            unit = unit_bytes(options.memory, 1)
-        notes = {"part_rows": max(1, int(unit // (row_bytes + ROW_COST)))}
-        if cluster is not None:
-            notes["whole_blocks"] = True  # a block that two tasks need would be read twice
-        if count:
-            try:
-                check_space(count * row_bytes, options, out.storage, temporary)
-            except ConfigError:
-                temporary.clear()
-                raise
-    if notes.get("temporary") != temporary.root:
-        opened = Opened(
-            None, opened.files, None, {**notes, "temporary": temporary.root}, opened.columns
-        )
-        out.save(opened)
-    return opened
-
-
-def _made(
-    opened: Opened,
-    pipeline: Pipeline,
-    rows: EpochRows,
-    options: Options,
-    out: OutputFolder,
-    temporary: TemporaryFiles,
-    cluster: RayCluster | None,
-    progress: Report | None,
-) -> Opened:
-    """All files, once they are whole: temporary files are not needed any more."""
-    report = JobReport(out.name) if progress is None else progress
-    try:
-        made = Job(pipeline, rows, out, opened, options, temporary, report, cluster).run()
-    except UnreachableError:
-        raise
-    except BaseException:
-        _forget_unless_begun(temporary, out)
-        raise
-    finally:
-        if isinstance(report, JobReport):
-            report.close()
-    notes = {**opened.notes, "made": made["notes"]}
-    opened = Opened(None, made["files"], None, notes, made["columns"])
-    out.save(opened)
-    return opened
-
-
-def _forget_unless_begun(temporary: TemporaryFiles, out: OutputFolder) -> None:
-    """Let the next call have other options, where nothing has been done that it could go on with."""
-    with suppress(TrainpipesError, OSError):
-        written = any(name.startswith("part-") for name in out.storage.names())
-        if not written and not temporary.names("read"):
-            temporary.clear()
-            out.save(Opened())
+    least = 0 if compression == "brotli" else 1
+    whole_number(level, least, f"{CALLER}(compression_level)", f"a level of {compression}", most)

@@ -23,7 +23,7 @@ from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.state.identity import said
-from trainpipes.storage.writers.manifest import MANIFEST, UNFINISHED
+from trainpipes.storage.output_folder import ABOUT, MANIFEST
 from trainpipes.tokenizers.load import load
 
 
@@ -124,13 +124,13 @@ def _manifests(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
 
 
 def _manifest(system: Any, beside: str, folder: str, requests: Requests) -> dict[str, Any] | None:
-    for name in (MANIFEST, UNFINISHED):
+    for name in (MANIFEST, ABOUT):
         about: Any = None
         with suppress(OSError, ValueError, RecursionError):
             about = json.loads(requests.call(system, "cat_file", f"{beside}/{name}"))
         if not isinstance(about, dict) or "tokenized" not in about:
             continue
-        if name == UNFINISHED:
+        if name == ABOUT:
             raise ConfigError(
                 f"{folder} is not finished: some of its files are still to be made; tokenize again, which "
                 "goes on where it was",

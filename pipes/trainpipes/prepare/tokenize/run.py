@@ -4,66 +4,71 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import flag, whole_number
-from trainpipes._internal.progress import JobReport
+from trainpipes._internal.checks import whole_number
 from trainpipes._internal.text import shown
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.errors import ConfigError
-from trainpipes.integrations.on_ray import RayCluster
+from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.options import either
+from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
-from trainpipes.prepare.tokenize.formats import DTYPES, Bare, Form, Parquet, narrowest
-from trainpipes.prepare.tokenize.job import Job, Report
-from trainpipes.prepare.tokenize.make import first_rows
-from trainpipes.prepare.tokenize.opener import Opener, in_processes, on_ray
-from trainpipes.prepare.tokenize.tasks import Task, tasks_of
-from trainpipes.storage.writers.inputs import about_inputs
-from trainpipes.storage.writers.manifest import Written, check_bytes
-from trainpipes.storage.writers.on_ray import Cluster
-from trainpipes.storage.writers.output_folder import OutputFolder
-from trainpipes.storage.writers.parquet import CODECS
-from trainpipes.storage.writers.storage import storage_at
-from trainpipes.storage.writers.write import check_codec, refuse_own_input
+from trainpipes.prepare.tokenize.make import (
+    BareFile,
+    Opener,
+    ParquetFile,
+    Task,
+    first_rows,
+    make,
+    tasks_of,
+)
+from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.storage.executor import (
+    Executor,
+    Processes,
+    Ray,
+    Threads,
+    checked_executor,
+    cores,
+)
+from trainpipes.storage.output_folder import Manifest, OutputFolder
+from trainpipes.storage.output_folder import run as make_files
+from trainpipes.storage.places import place_at
+from trainpipes.storage.writers.formats import CODECS, check_codec
+from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
+from trainpipes.tokenizers.bytes import Bytes
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
 #: Bytes of input for which a process more is worth the seconds that it takes to start.
 WORTH_BYTES = 64 << 20
+DTYPES = ("uint16", "uint32", "int32", "int64")
 
 
 @dataclass(frozen=True)
-class Tokenized(Written):
+class Tokenized(Manifest):
     """Files of token ids that are whole.
 
     Attributes:
         tokens: in all files.
         read: rows that they were made of; stages may have left some out.
-        kept: files that were there already.
         format: "parquet" or "bin".
         dtype: of the ids in files of nothing else; None in Parquet.
-        columns: of Parquet files, and their types.
-        bytes: of all files.
     """
 
-    tokens: int
-    read: int
-    kept: int
-    format: str
-    dtype: str | None
-    columns: dict[str, str]
-    bytes: int = field(compare=False)
-    _parts: Parts = field(repr=False, compare=False)
-    _storage_options: Mapping[str, Any] | None = field(repr=False, compare=False)
+    tokens: int = field(kw_only=True)
+    read: int = field(kw_only=True)
+    format: str = field(kw_only=True)
+    dtype: str | None = field(kw_only=True)
+    _parts: Parts = field(kw_only=True, repr=False, compare=False)
+    _storage_options: Mapping[str, Any] | None = field(kw_only=True, repr=False, compare=False)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -88,13 +93,8 @@ def tokenize(
     dtype: str | None = None,
     compression: str | None = "zstd",
     bytes_per_file: int = FILE_BYTES,
-    processes: int | None = None,
     overwrite: bool = False,
-    verify: bool = False,
-    progress: Report | None = None,
-    engine: Literal["processes", "ray"] = "processes",
-    address: str | None = None,
-    shared_filesystem: bool = False,
+    executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Tokenized:
     """Do ahead what a pipeline does with each row up to its token ids, and write that, so that training reads
@@ -107,7 +107,7 @@ def tokenize(
     same batches in the same order, unless a stage before the ids drops rows.
 
     A file appears once it is whole. If processes are killed, the same call makes what is missing; the bytes
-    are always the same, whatever ``processes`` is. Once all are there it does nothing. Memory is some
+    are always the same, whatever the executor is. Once all are there it does nothing. Memory is some
     megabytes a process, and one row group of ids.
 
     Args:
@@ -119,22 +119,16 @@ def tokenize(
         dtype: of ids in "bin"; "uint16" if left out, where the tokenizer's ids fit, else "uint32".
         compression: of Parquet: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         bytes_per_file: of an input file, after which another output file begins, between two row groups.
-        processes: how many work at once; with 1 this one does. Left out, as many as there are cores and work
-            for. A script calls it below ``if __name__ == "__main__":``.
         overwrite: whether to remove what was written there before, and write everything anew.
-        verify: whether to read all files back at the end and compare them, those that are there already, too.
-        progress: is called with "tokenizing", the rows done, and all there are.
-        engine: "processes" of this machine; or "ray", tasks on a Ray cluster, one for each output file.
-        address: of the Ray cluster, as ``ray.init()`` takes it. Left out, the one that this process is
-            connected to, that of ``RAY_ADDRESS``, or one that is started on this machine for the call.
-        shared_filesystem: whether all nodes of the Ray cluster see the same files at the paths given, as with
-            NFS. Else paths of one machine are refused where there are several.
+        executor: what does the work, a file at a time each: ``trainpipes.storage.Processes(n)``, which a
+            script uses below ``if __name__ == "__main__":``, ``Threads(n)``, or ``Ray(address)``. Left out,
+            as many processes as there are cores and work for; with ``Threads(1)`` this thread does it.
         storage_options: of the folder's file system, where it is a URL. Those of the input are given where
             its files are.
 
     Raises:
         ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, or those of
-            another pipeline or other options; or it cannot be written, or nodes cannot get at it.
+            another pipeline or other options; or it cannot be written, or workers cannot get at it.
         DataChangedError: the input has changed since the work was begun, also where all was finished, or a
             file since it was written.
         DataError: a row cannot be tokenized; says which file and row.
@@ -146,87 +140,64 @@ def tokenize(
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> _ = (folder / "a.txt").write_text("one\\ntwo\\n")
     >>> pipe = tp.list_files(folder / "a.txt").read_text().tokenize("bytes").shuffle(2).batch(2)
-    >>> done = tokenize(pipe, folder / "ids", processes=1)
+    >>> done = tokenize(pipe, folder / "ids")
     >>> done.rows, done.tokens, done.columns
     (2, 6, {'input_ids': 'list<item: int32>'})
     >>> list(done.pipeline) == list(pipe)
     True
     """
-    flag(verify, "tokenize(verify)")
     whole_number(bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file")
-    if processes is not None:
-        whole_number(processes, 1, "tokenize(processes)", "how many work at once")
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"tokenize(pipeline) is a trainpipes Pipeline, got {shown(pipeline)}")
-    where = Cluster(engine, address, shared_filesystem, "processes").checked("tokenize")
-    if engine == "ray" and processes is not None:
-        raise ConfigError(
-            f'tokenize(processes={processes}) is of engine="processes": Ray runs a task on each core of its '
-            "nodes; leave processes out"
-        )
+    given = checked_executor(executor, "tokenize", Threads(1))
     parts = cut(pipeline)
-    form = _form(format, dtype, compression, parts)
-    if format == "parquet":
+    dtype = _checked_format(format, dtype, compression, parts)
+    is_parquet = format == "parquet"
+    if is_parquet:
         _check_training(pipeline, parts)
-    storage = storage_at(folder, "tokenize", storage_options)
-    with ExitStack() as stack:
-        cluster = where.enter(stack, "tokenize")
-        if cluster is not None:
-            cluster.check_path(storage.root, "tokenize(folder)")
+    place = place_at(folder, "tokenize", storage_options)
+    with given:  # before anything is read: Ray starts processes
         plan = open_plan([stage.fresh() for stage in parts.ahead])
-        refuse_own_input(plan.inputs.source, storage, [f"part{form.suffix}"], "tokenize")
-        if cluster is not None:
-            _check_inputs(cluster, plan)
-        first = first_rows(plan)
-        form.check(first.schema)
-        tasks = tasks_of(plan, form.suffix, bytes_per_file)
-        about = _about(plan, parts, form, bytes_per_file, first.schema)
+        source = plan.inputs.source
+        suffix = ".parquet" if is_parquet else ".bin"
+        refuse_own_input(source, place, [f"part{suffix}"], "tokenize")
+        given.check_path(place.root, "tokenize(folder)")
+        for path in places_of(source):
+            given.check_path(path, "tokenize(pipeline)")
+        if isinstance(given, Threads) and given.n > 1 and plan.runs_user_code:
+            raise ConfigError(
+                f"tokenize(executor={given}) would call functions of yours in several threads at once: give "
+                f"Processes({given.n})"
+            )
+        if isinstance(given, Ray):
+            for stage in parts.ahead:
+                if isinstance(stage, Tokenizes):
+                    stage.maker.carry()
+        schema = first_rows(plan).schema
+        if not is_parquet:
+            _check_bare(schema)
+        tasks = tasks_of(plan, suffix, bytes_per_file)
+        ids = [name for maker in parts.makers for name in maker.id_columns if name in schema.names]
+        options: dict[str, Any] = {"format": format, "bytes_per_file": bytes_per_file}
+        options |= {"compression": compression} if is_parquet else {"dtype": dtype}
+        about = {"options": options, "pipeline": json.loads(plan.identity)}
+        about |= {"tokenized": {"ids": ids}, **about_inputs(source)}
         opener = Opener(
-            parts.ahead, plan.inputs.source, plan.inputs.schemas.known(), form, first.schema,
-            about["tokenized"]["ids"], storage, secrets.token_hex(4),
+            parts.ahead, source, plan.inputs.schemas.known(),
+            partial(BareFile, dtype) if dtype else partial(ParquetFile, compression), schema, ids,
         )  # fmt: skip
-        with OutputFolder(storage, "tokenize", about, overwrite) as out:
-            opened = out.open()
-            report = JobReport(out.name) if progress is None else progress
-            job = Job(out, tasks, opened, plan, report)
-            if opened.written is None:
-                try:
-                    if cluster is not None:
-                        job.make(lambda missing, tell: on_ray(cluster, missing, opener, tell))
-                    else:
-                        count = processes or _worthwhile(plan, job.missing)
-                        job.make(lambda missing, tell: in_processes(missing, opener, tell, count))
-                finally:
-                    if isinstance(report, JobReport):
-                        report.close()
-                columns = {field.name: str(field.type) for field in first.schema}
-                out.finish(job.entries, columns)
-            entries = job.entries
-            if verify:
-                check_bytes(storage, entries)
+        with OutputFolder(place, "tokenize", about, overwrite=overwrite) as out:
+            missing = [task for task in tasks if task.name not in out.files]
+            workers = _worthwhile(plan, missing) if executor is None else given
+            read = sum(task.rows for task in tasks)
+            found = make_files(
+                tasks, make, out, workers, open_state=opener, total=read, job="tokenizing"
+            )
+    tokens = sum(entry.notes["tokens"] for entry in found.entries)
     return Tokenized(
-        storage.root,
-        tuple(storage.at(entry["file"]) for entry in entries),
-        sum(entry["rows"] for entry in entries),
-        sum(entry["tokens"] for entry in entries),
-        sum(task.rows for task in tasks),
-        len(opened.files),
-        format,
-        getattr(form, "dtype", None),
-        {field.name: str(field.type) for field in first.schema},
-        sum(entry["bytes"] for entry in entries),
-        parts,
-        storage_options,
-        _storage=storage,
-    )
-
-
-def _check_inputs(cluster: RayCluster, plan: Plan) -> None:
-    """Raise where nodes cannot get at the files that are read."""
-    files = files_of(plan).files
-    for system in set(files.system_of.tolist()):
-        first = files.system_of.tolist().index(system)
-        cluster.check_path(files.names[first], "tokenize(pipeline)")
+        **vars(found), tokens=tokens, read=read, format=format, dtype=dtype,
+        _parts=parts, _storage_options=storage_options,
+    )  # fmt: skip
 
 
 def _check_training(pipeline: Pipeline, parts: Parts) -> None:
@@ -236,9 +207,12 @@ def _check_training(pipeline: Pipeline, parts: Parts) -> None:
             stage.identity()
 
 
-def _form(format: str, dtype: str | None, compression: str | None, parts: Parts) -> Form:
+def _checked_format(
+    format: str, dtype: str | None, compression: str | None, parts: Parts
+) -> str | None:
+    """The type of bare ids; None of Parquet."""
     if format not in ("parquet", "bin"):
-        raise ConfigError(f'tokenize(format) is "parquet" or "bin", got {shown(format)}')
+        raise ConfigError(f'tokenize(format) must be "parquet" or "bin", got {shown(format)}')
     check_codec(compression, CODECS, "tokenize")
     if format == "parquet":
         if dtype is not None:
@@ -246,29 +220,41 @@ def _form(format: str, dtype: str | None, compression: str | None, parts: Parts)
                 f'tokenize(dtype) is of format="bin", got dtype={shown(dtype)} and Parquet, which keeps the '
                 "types of its columns: leave it out"
             )
-        return Parquet(compression)
+        return None
     if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"tokenize(dtype) is {either(DTYPES)}, got {shown(dtype)}")
-    return Bare(dtype or narrowest(parts.ahead))
+        raise ConfigError(f"tokenize(dtype) must be {either(DTYPES)}, got {shown(dtype)}")
+    return dtype or _narrowest(parts.ahead)
 
 
-def _about(
-    plan: Plan, parts: Parts, form: Form, bytes_per_file: int, schema: pa.Schema
-) -> dict[str, Any]:
-    """What the manifest says besides the files."""
-    ids = [name for maker in parts.makers for name in maker.id_columns if name in schema.names]
-    return {
-        "options": {**form.options, "bytes_per_file": bytes_per_file},
-        "pipeline": json.loads(plan.identity),
-        "tokenized": {"ids": ids},
-        **about_inputs(plan.inputs.source),
-    }
+def _check_bare(schema: pa.Schema) -> None:
+    """Raise unless there is nothing but ids."""
+    if schema.names != ["input_ids"]:
+        raise ConfigError(
+            'tokenize(format="bin") writes ids and nothing besides, and rows have columns '
+            f'{", ".join(schema.names)}: write format="parquet"'
+        )
+    kind = schema.field("input_ids").type
+    if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        raise SchemaError(f'tokenize(format="bin"): input_ids must be lists of ids, got {kind}')
 
 
-def _worthwhile(plan: Plan, missing: list[Task]) -> int:
-    """How many processes are worth the time that they take to start."""
-    mine = getattr(os, "sched_getaffinity", None)
-    cores = (os.cpu_count() or 1) if mine is None else len(mine(0))
-    rows = sum(task.rows for task in missing)
-    size = rows * (files_of(plan).row_bytes or 1024.0)
-    return int(max(1, min(cores, len(missing), 1 + size // WORTH_BYTES)))
+def _narrowest(stages: Sequence[Stage]) -> str:
+    """The narrowest type that holds every id of the tokenizer; "uint32" where it does not show them."""
+    most = 0
+    for stage in stages:
+        if isinstance(stage, Tokenizes):
+            maker = stage.maker
+            pieces = range(256) if isinstance(maker, Bytes) else (maker.pieces() or {}).values()
+            end = stage.resolved_options.get("add_eos")
+            known = [*maker.special_ids(), *([end] if type(end) is int else [])]
+            if not pieces:
+                return "uint32"
+            most = max([most, *pieces, *known])
+    return "uint16" if most < 1 << 16 else "uint32"
+
+
+def _worthwhile(plan: Plan, missing: list[Task]) -> Executor:
+    """As many processes as are worth the time that they take to start."""
+    size = sum(task.rows for task in missing) * (files_of(plan).row_bytes or 1024.0)
+    count = int(max(1, min(cores(), len(missing), 1 + size // WORTH_BYTES)))
+    return Threads(1) if count == 1 else Processes(count)

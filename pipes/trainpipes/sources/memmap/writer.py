@@ -34,7 +34,7 @@ from trainpipes.sources.memmap.manifest import (
 )
 from trainpipes.sources.memmap.mapped_rows import crc32_of
 from trainpipes.stages.pad_columns import Ragged
-from trainpipes.storage.writers.output_file import writing
+from trainpipes.storage.output_file import writing
 
 
 class NpyWriter:

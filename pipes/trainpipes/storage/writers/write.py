@@ -4,146 +4,103 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fsspec.implementations.cached import CachingFileSystem
+import pyarrow as pa
 
-from trainpipes._internal.progress import Progress
-from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError
-from trainpipes.kinds.options import either
-from trainpipes.sources.files.list_files import FileList, Listed
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.patterns import fixed_root, has_magic, stands_for
+from trainpipes._internal.checks import whole_number
+from trainpipes.errors import ConfigError, DataChangedError
+from trainpipes.storage.executor import Executor, Threads, checked_executor
+from trainpipes.storage.output_file import OutputFile
+from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
+from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.inputs import about_inputs, file_lists
-from trainpipes.storage.writers.manifest import Opened, Written
-from trainpipes.storage.writers.on_ray import HERE, Cluster, check_cut, check_paths, write_on_ray
-from trainpipes.storage.writers.one_file import (
-    Format,
-    Lengths,
-    columns_of,
-    entry_of,
-    first_missing,
-    in_order,
-    numbered,
-    same_columns,
-    write_file,
-)
-from trainpipes.storage.writers.output_folder import OutputFolder
-from trainpipes.storage.writers.storage import RemoteStorage, Storage, storage_at
+from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-#: Options of file systems that say which server a path is of.
-SERVERS = ("endpoint_url", "host", "port", "account_name")
+#: Bytes of rows in memory after which a file ends, where neither rows nor files are counted.
+FILE_BYTES = 512 << 20
 
 
-def refuse_own_input(
-    source: Any,
-    out: Storage,
-    names: Collection[str],
-    asker: str,
-    suffixes: Sequence[str] | None = None,
-) -> None:
-    """Raise ConfigError if a folder holds files that are read, or would hold some that are found with them.
+class FileWriter(Protocol):
+    """Writes one file."""
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        """Write some rows; the first one's number in the epoch is for messages."""
+        ...
+
+    def close(self) -> None:
+        """Write what comes after the last rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """How rows are written. Pickles.
 
     Args:
-        source: of the plan, opened.
-        out: the folder.
-        names: of files that will be in it, one of each kind.
-        asker: who writes.
-        suffixes: what the names of files found in folders end with when they are listed again, where that is
-            not as they were listed.
+        caller: the method, for messages.
+        suffix: of the files' names.
+        open: begins a file with rows of a schema.
+        options: of the method, of JSON types, which shape the files.
+        rows: in a group, at most.
+        bytes: in a group, about; None where the user counts its rows.
     """
-    system, root = (out.system, out.root) if isinstance(out, RemoteStorage) else (None, out.root)
-    target = out.path if isinstance(out, RemoteStorage) else os.path.realpath(root)
-    if system is None and os.path.isfile(target):
-        return  # no folder can be made there, which is said when it is tried
-    for files in file_lists(source):
-        for path in _paths(files, system):
-            if f"{path}/".startswith(f"{target}/"):
-                raise ConfigError(
-                    f"{asker}(): the folder {root} holds files that are read: give a folder beside the input",
-                    path=root,
-                )
-        for listed in files.listed:
-            ends = listed.suffixes if suffixes is None else tuple(suffixes)
-            if _finds(listed, ends, files, target, names, system):
-                raise ConfigError(
-                    f"{asker}(): the folder {root} is within the input {listed.url!r}, so that the next run "
-                    "would read what is written there, too: give a folder beside the input",
-                    path=root,
-                )
+
+    caller: str
+    suffix: str
+    open: Callable[[OutputFile, pa.Schema], FileWriter]
+    options: dict[str, Any]
+    rows: int
+    bytes: int | None
+
+    def name_of(self, number: int) -> str:
+        """The name of a file."""
+        return f"part-{number:05d}{self.suffix}"
+
+    def group(self, rows: EpochRows, left: int | None) -> tuple[pa.Table, int] | None:
+        """The next rows of a file that has room for ``left``, and their bytes."""
+        return rows.group(min(self.rows, left or self.rows), self.bytes)
 
 
-def _paths(files: FileList, system: Any) -> Iterator[str]:
-    """Folders of files that are in the same store as the target."""
-    for number, own in enumerate(files.systems):
-        if not _same_store(own, system):
-            continue
-        paths = (files.paths[n] for n in (files.system_of == number).nonzero()[0].tolist())
-        folders = {path.rpartition("/")[0] for path in paths}
-        yield from map(os.path.realpath, folders) if system is None else folders
+@dataclass(frozen=True)
+class FileTask:
+    """A file that is to be made of rows ``start`` to ``stop`` of the epoch."""
+
+    name: str
+    start: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, rows {self.start:,} to {self.stop - 1:,}"
 
 
-def _finds(
-    listed: Listed,
-    suffixes: tuple[str, ...],
-    files: FileList,
-    target: str,
-    names: Collection[str],
-    system: Any,
-) -> bool:
-    """Whether a file of one of the names would be listed, if it were in the target."""
-    if not _same_store(listed.system, system):
-        return False
-    path = listed.path
-    if system is not None:
-        is_folder = not has_magic(path)
-        return any(stands_for(path, is_folder, suffixes, f"{target}/{name}") for name in names)
-    is_folder = os.path.isdir(path)
-    base = path if is_folder else "/" + "/".join(fixed_root(path)[0])
-    for folder in _folders(base.rstrip("/"), files.paths):
-        real = os.path.realpath(folder or "/").rstrip("/")
-        if f"{target}/".startswith(f"{real}/"):
-            inner = f"{folder}{target[len(real) :]}"
-            if any(stands_for(path, is_folder, suffixes, f"{inner}/{name}") for name in names):
-                return True
-    return False
+@dataclass(frozen=True)
+class NextTask:
+    """The next file of rows that are read in turn.
 
+    Args:
+        name: of the file.
+        start: its first row.
+        length: how many rows it has at most; None where it ends by its bytes.
+        group: its first rows, and their bytes.
+    """
 
-def _folders(base: str, paths: Sequence[str]) -> set[str]:
-    """A folder, and those below it on the way to files: any may be a link."""
-    found = {base}
-    for path in paths:
-        folder = path.rpartition("/")[0]
-        while folder not in found and folder.startswith(f"{base}/"):
-            found.add(folder)
-            folder = folder.rpartition("/")[0]
-    return found
+    name: str
+    start: int
+    length: int | None
+    group: tuple[pa.Table, int]
 
-
-def _same_store(own: Any, system: Any) -> bool:
-    """Whether a file system is that of the target; None is this machine's."""
-    while isinstance(own, CachingFileSystem):
-        own = own.fs
-    if system is None or is_local(own):
-        return system is None and is_local(own)
-    return bool(_protocols(own) & _protocols(system)) and _server(own) == _server(system)
-
-
-def _protocols(system: Any) -> set[str]:
-    return {system.protocol} if isinstance(system.protocol, str) else {*system.protocol}
-
-
-def _server(system: Any) -> list[Any]:
-    options = system.storage_options
-    options = {**(options.get("client_kwargs") or {}), **options}
-    return [options.get(name) for name in SERVERS]
+    def __str__(self) -> str:
+        return f"{self.name}, from row {self.start:,} on"
 
 
 def write(
@@ -153,85 +110,200 @@ def write(
     num_files: int | None,
     rows_per_file: int | None,
     overwrite: bool,
-    cluster: Cluster = HERE,
-) -> Written:
-    """Write the rows of a pipeline's first epoch.
-
-    Args:
-        pipeline: gives rows with columns.
-        folder: where the files are to be.
-        form: how rows are written.
-        num_files: how many of about as many rows; or
-        rows_per_file: how many rows each has. If both are left out, a file ends after 512 MiB of rows as they
-            are in memory.
-        overwrite: whether what was written there before is removed.
-        cluster: of Ray, where tasks write.
-    """
-    with ExitStack() as stack:
-        # Before anything is read: Ray starts processes.
-        ray = cluster.enter(stack, form.asker)
-        rows = EpochRows(pipeline, form.asker)
-        lengths = Lengths(rows.count, num_files, rows_per_file, form.asker)
-        if ray is not None:
-            check_cut(rows, lengths)
-        options = {"format": form.asker.removeprefix("write_"), **form.options}
+    executor: Executor | None,
+    storage_options: Mapping[str, Any] | None,
+) -> Manifest:
+    """Write the rows of a pipeline's first epoch; see ``write_parquet``."""
+    caller = form.caller
+    workers = checked_executor(executor, caller, Threads(1))
+    with workers:  # before anything is read: Ray starts processes
+        rows = EpochRows(pipeline, caller)
+        check_lengths(rows.count, num_files, rows_per_file, caller)
+        is_cut = rows.plan.counted and (num_files is not None or rows_per_file is not None)
+        if workers != Threads(1):
+            _check_cut(rows, is_cut, workers)
+        source = rows.plan.inputs.source
+        options = {"format": caller.removeprefix("write_"), **form.options}
         options |= {"num_files": num_files, "rows_per_file": rows_per_file}
         about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
-        about |= about_inputs(rows.plan.inputs.source)
-        storage = storage_at(folder, form.asker, urls=ray is not None)
-        refuse_own_input(rows.plan.inputs.source, storage, [form.name_of(0)], form.asker)
-        out = stack.enter_context(OutputFolder(storage, form.asker, about, overwrite))
-        stack.enter_context(closing(rows))
-        if ray is not None:
-            check_paths(ray, rows, storage.root)
-        opened = out.open()
-        if opened.written is not None:
-            return opened.written
-        if ray is not None:
-            return write_on_ray(ray, rows, out, opened, form, lengths)
-        return _write(rows, out, opened, form, lengths)
+        about |= about_inputs(source)
+        place = place_at(folder, caller, storage_options)
+        refuse_own_input(source, place, [form.name_of(0)], caller)
+        workers.check_path(place.root, f"{caller}(folder)")
+        for path in places_of(source):
+            workers.check_path(path, f"{caller}(pipeline)")
+        with OutputFolder(place, caller, about, overwrite=overwrite) as out, closing(rows):
+            if out.finished is not None:
+                return out.finished
+            length = partial(_length, rows.count or 0, num_files, rows_per_file)
+            if not is_cut:
+                tasks = _in_turn(rows, out, form, length)
+                make = partial(_make_next, rows, form)
+                return run(tasks, make, out, Threads(1), total=rows.count)
+            assert rows.count is not None
+            alone = workers == Threads(1)
+            if not alone:
+                rows.know_columns()
+            return run(
+                _cut(rows.count, form, length), partial(_make, form), out, workers,
+                open_state=_Reader(rows, alone), total=rows.count,
+            )  # fmt: skip
 
 
-def check_codec(compression: object, known: Collection[str], asker: str) -> None:
-    """Raise ConfigError unless a compression is a known one, or None."""
-    if compression is not None and compression not in known:
-        raise ConfigError(
-            f"{asker}(compression) is {either([*known])}, or None, got {shown(compression)}"
+def _length(rows: int, num_files: int | None, rows_per_file: int | None, number: int) -> int | None:
+    """Rows of file ``number``; None where it ends by its bytes."""
+    if num_files is None:
+        return rows_per_file
+    return rows // num_files + (number < rows % num_files)
+
+
+def _cut(rows: int, form: Format, length: Callable[[int], int | None]) -> Iterator[FileTask]:
+    """The files of rows that are counted."""
+    start = 0
+    for number in count():
+        if start >= rows:
+            return
+        stop = min(rows, start + (length(number) or rows))
+        yield FileTask(form.name_of(number), start, stop)
+        start = stop
+
+
+def _in_turn(
+    rows: EpochRows, out: OutputFolder, form: Format, length: Callable[[int], int | None]
+) -> Iterator[NextTask]:
+    """The files of rows that are read one after the other, each when the one before it is whole."""
+    last = next(reversed(out.files.values()), None)
+    rows.open(None if last is None else last.cursor)
+    for number in count(len(out.files)):
+        group = form.group(rows, length(number))
+        if group is None:
+            return
+        start = sum(info.rows for info in out.files.values())
+        yield NextTask(form.name_of(number), start, length(number), group)
+
+
+class _Reader:
+    """Gives a worker the rows; each its own. Pickles.
+
+    Args:
+        rows: of the pipeline.
+        alone: whether there is one worker, which makes all files in turn.
+    """
+
+    def __init__(self, rows: EpochRows, alone: bool) -> None:
+        self._rows, self._alone = rows, alone
+        self._at: int | None = None
+
+    def __call__(self) -> _Reader:
+        return _Reader(self._rows if self._alone else copy(self._rows), self._alone)
+
+    def open(self, task: FileTask) -> EpochRows:
+        """The rows, from the first of a task on."""
+        if self._at != task.start:
+            self.close()
+            if self._alone:
+                self._rows.open(self._rows.cursor_at(task.start) if task.start else None)
+            else:
+                self._rows.open_part(task.start, task.stop)
+        self._at = task.stop if self._alone else None
+        return self._rows
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+def _make(form: Format, task: FileTask, file: OutputFile, reader: _Reader) -> FileInfo:
+    rows, length = reader.open(task), task.stop - task.start
+    found = form.group(rows, length)
+    done = 0 if found is None else _write(rows, form, file, found, length, task.start)
+    if done != length:
+        raise DataChangedError(
+            f"{form.caller}(): the rows of {task.name} end before row {task.stop - 1:,}: the input has "
+            "changed; begin anew with overwrite=True"
         )
+    return FileInfo(done, _columns(rows.schema))
+
+
+def _make_next(rows: EpochRows, form: Format, task: NextTask, file: OutputFile) -> FileInfo:
+    done = _write(rows, form, file, task.group, task.length, task.start)
+    return FileInfo(done, _columns(rows.schema), rows.cursor)
 
 
 def _write(
-    rows: EpochRows, out: OutputFolder, opened: Opened, form: Format, lengths: Lengths
-) -> Written:
-    # Tasks on a cluster end in any order, so that later files may be whole before earlier ones.
-    known, columns = numbered(opened.files), opened.columns
-    rows.open(opened.next)
-    done = number = 0
-    at = opened.row  # where ``rows`` stands
-    if at is None:
-        at = sum(known[n]["rows"] for n in range(first_missing(known))) if opened.next else 0
-    with Progress(f"writing {out.name}", rows.count, "rows") as progress:
-        progress.skip(sum(entry["rows"] for entry in known.values()))
-        while True:
-            while number in known:
-                done, number = done + known[number]["rows"], number + 1
-            if done != at:
-                rows.close()
-                rows.open(rows.cursor_at(done))
-            length = lengths.of(number)
-            group = rows.group(min(form.rows, length or form.rows), form.bytes)
-            if group is None:
+    rows: EpochRows,
+    form: Format,
+    file: OutputFile,
+    group: tuple[pa.Table, int] | None,
+    length: int | None,
+    first_row: int,
+) -> int:
+    """Write the rows of one file, of which the first are at hand; gives how many."""
+    writer = form.open(file, rows.schema)
+    try:
+        done = size = 0
+        while group is not None:
+            writer.write(group[0], first_row + done)
+            done, size = done + len(group[0]), size + group[1]
+            file.advance(len(group[0]))
+            if done == length or (length is None and size >= FILE_BYTES):
                 break
-            columns = same_columns(form.asker, columns, columns_of(rows.schema))
-            name = form.name_of(number)
-            with out.file(name) as file:
-                count = write_file(rows, form, file, group, length, done, progress.advance)
-            known[number] = entry_of(name, count, file)
-            at = done = done + count
-            number += 1
-            out.note(known[number - 1], (at, rows.cursor), columns=columns)
-    if columns is None:
+            group = form.group(rows, None if length is None else length - done)
+        writer.close()
+    except BaseException:
+        with suppress(Exception):
+            writer.close()
+        raise
+    return done
+
+
+def _columns(schema: pa.Schema) -> dict[str, str]:
+    """Names and types, as the manifest has them."""
+    return {field.name: str(field.type) for field in schema}
+
+
+def check_lengths(
+    rows: int | None, num_files: int | None, rows_per_file: int | None, caller: str
+) -> None:
+    if num_files is not None:
+        whole_number(num_files, 1, f"{caller}(num_files)", "how many to write")
+    if rows_per_file is not None:
+        whole_number(rows_per_file, 1, f"{caller}(rows_per_file)", "rows in each file")
+    if num_files is None:
+        return
+    if rows_per_file is not None:
         raise ConfigError(
-            f"{form.asker}(): the pipeline has no rows, and nothing was written: check what filters it"
+            f"{caller}() takes num_files or rows_per_file, got num_files={num_files} and "
+            f"rows_per_file={rows_per_file}: give one of the two"
         )
-    return out.finish(in_order(known), columns)
+    if rows is None:
+        raise ConfigError(
+            f"{caller}(num_files={num_files}) needs to know how many rows there are, and that is known only "
+            "when all are read: give rows_per_file=... instead"
+        )
+    if num_files > rows:
+        raise ConfigError(
+            f"{caller}(num_files={num_files}): each file has a row at least, and there are {rows:,} rows: "
+            "give fewer files"
+        )
+
+
+def _check_cut(rows: EpochRows, is_cut: bool, executor: Executor) -> None:
+    """Raise unless it is known which rows each file has, before any is read."""
+    plan, option = rows.plan, f"{rows.asker}(executor={executor})"
+    if not plan.counted:
+        stages = plan.chain.stages
+        odd = next((stage for stage in stages if not stage.keeps_rows), stages[0])
+        raise ConfigError(
+            f"{option} gives each worker the rows of one file, and how many rows {odd} gives is known only "
+            "when all are read: leave executor out, or write the rows before that stage"
+        )
+    if not is_cut:
+        raise ConfigError(
+            f"{option} gives each worker the rows of one file: say how many by num_files=... or "
+            "rows_per_file=..."
+        )
+    if isinstance(executor, Threads) and plan.runs_user_code:
+        raise ConfigError(
+            f"{option} would call functions of yours in several threads at once: give "
+            f"Processes({executor.n}), or leave executor out"
+        )

@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from trainpipes.errors import ConfigError
+from trainpipes.storage.executor import check_stop
 
 
 class OutputFile:
     """A file that counts its bytes and keeps their CRC-32. Arrow's writers can write to it."""
 
-    def __init__(self, path: Path, asker: str) -> None:
+    def __init__(self, path: Path, caller: str) -> None:
         self._path = path
-        self._asker = asker
+        self._caller = caller
         self.size = self.check = 0
         self.closed = False
-        with writing(path, asker):
+        #: Is called by ``advance``: shows how far the work is.
+        self.on_advance: Callable[[int], None] = _ignore
+        with writing(path, caller):
             self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
+
+    def advance(self, rows: int) -> None:
+        """Say that so many rows more are done."""
+        check_stop()
+        self.on_advance(rows)
 
     def write(self, data: Any) -> int:
         """Write bytes, or a buffer of them."""
-        with writing(self._path, self._asker):
+        check_stop()
+        with writing(self._path, self._caller):
             self._file.write(data)
         self.check = crc32(data, self.check)
         self.size += memoryview(data).nbytes
@@ -36,13 +45,13 @@ class OutputFile:
         return self.size
 
     def flush(self) -> None:
-        with writing(self._path, self._asker):
+        with writing(self._path, self._caller):
             self._file.flush()
 
     def sync(self) -> None:
         """Flush all of it to the disk."""
         self.flush()
-        with writing(self._path, self._asker):
+        with writing(self._path, self._caller):
             os.fsync(self._file.fileno())
 
     def readable(self) -> bool:
@@ -62,15 +71,18 @@ class OutputFile:
 
 
 @contextmanager
-def writing(path: Path, asker: str) -> Iterator[None]:
+def writing(path: Path, caller: str) -> Iterator[None]:
     """Raise ConfigError, with the path, for a disk that is full or a folder that cannot be written to."""
     try:
         yield
     except OSError as error:
-        # A file without a name is one of storage at a URL, until it is sent there.
+        # A file without a name is one of a place at a URL, until it is sent there.
         place = f"a file in {tempfile.gettempdir()}" if str(path).startswith("/proc/") else path
         raise ConfigError(
-            f"{asker}(): {place} cannot be written: {error.strerror or error}; free space there or allow "
+            f"{caller}(): {place} cannot be written: {error.strerror or error}; free space there or allow "
             "writing, or give another folder",
             path=str(path),
         ) from error
+
+
+def _ignore(rows: int) -> None: ...

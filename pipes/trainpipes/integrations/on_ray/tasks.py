@@ -1,0 +1,140 @@
+"""Tasks on a Ray cluster: what one does in a worker process, and how those that run are ended.
+
+What all tasks of a job share (plan, options, tokenizer) lies in the object store once. A worker process opens
+it for its first task and keeps it for the following ones. An error of ours or the user's is the task's
+*result*, not an exception: Ray would log it, wrap it, and might run the task again. A task that runs long
+looks now and then whether the driver has asked all tasks to end, which an actor with the job's name says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from trainpipes.errors import ConfigError
+from trainpipes.storage.executor import Stopped, portable, set_stop_check, use_threads
+from trainpipes.version import __version__
+
+__all__ = ["Failed", "Job", "StopFlag", "do_task", "end_tasks"]
+
+#: Seconds that tasks which are asked to end are waited for before they are cancelled, and then before their
+#: processes are killed.
+PATIENCE = 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every task gets besides itself. Small: it travels with each.
+
+    Attributes:
+        token: of the job, another one for each.
+        shared: a list of one Ray reference, to the function of a task and the one that opens its state. In a
+            list Ray leaves it as it is.
+        every: seconds between two looks of a task whether it is to end.
+        version: of trainpipes in the driver.
+    """
+
+    token: str
+    shared: list[Any]
+    every: float
+    version: str = __version__
+
+    @property
+    def flag(self) -> str:
+        """The name of its ``StopFlag``."""
+        return f"trainpipes-stop-{self.token}"
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A task failed by an error of ours or the user's, which another try would not cure."""
+
+    error: BaseException
+
+
+class StopFlag:
+    """That it is there asks the tasks of a job to end. An actor of Ray; needs no CPU."""
+
+
+def do_task(task: Any, job: Job) -> Any:
+    """Do one task. Ray calls it in a worker process."""
+    next_look = 0.0
+
+    def look() -> None:
+        nonlocal next_look
+        if time.monotonic() >= next_look:
+            import ray
+
+            next_look = time.monotonic() + job.every
+            with suppress(Exception):  # there is no such actor
+                ray.get_actor(job.flag)
+                raise Stopped
+
+    set_stop_check(look)
+    try:
+        look()
+        fn, state = _opened(job)
+        return fn(task, state)
+    except Stopped:
+        return Failed(RuntimeError("the task was asked to end"))
+    except (Exception, SystemExit) as error:  # by sys.exit() Ray would run it again
+        return Failed(portable(error, task))
+
+
+#: The job that this process works for, its function, and the state.
+_kept: tuple[str, Callable[[Any, Any], Any], Any] | None = None
+
+
+def _opened(job: Job) -> tuple[Callable[[Any, Any], Any], Any]:
+    """The work of a job, opened once in this process."""
+    global _kept
+    if _kept is None or _kept[0] != job.token:
+        import ray
+
+        if job.version != __version__:
+            raise ConfigError(
+                f"a node of the Ray cluster has trainpipes {__version__}, and the driver {job.version}: "
+                'install the same there, or let ray.init() ship the driver\'s by runtime_env={"py_modules": '
+                "[trainpipes]}"
+            )
+        _kept = None  # before the next one takes memory, too
+        use_threads(1)
+        try:
+            fn, open_state = ray.get(job.shared[0])
+        except ray.exceptions.RaySystemError as error:  # it does not unpickle here
+            said = str(error).strip().splitlines()[0].removeprefix("System error: ")
+            raise ConfigError(
+                f"a node of the Ray cluster cannot open the pipeline ({said}): install there what the driver "
+                'has; modules of your own travel by ray.init(runtime_env={"working_dir": "."})'
+            ) from None
+        _kept = (job.token, fn, open_state())
+    return _kept[1:]
+
+
+def end_tasks(job: Job, references: list[Any]) -> None:
+    """End the tasks of a job, and wait until they have ended.
+
+    They are asked to, and only those that go on are cancelled: Ray may abort this process where a task is
+    cancelled at the moment that it ends (2.60: "Tried to complete task that was not pending").
+    """
+    import ray
+
+    if not references or not ray.is_initialized():
+        return
+    flag = None
+    with suppress(Exception):
+        flag = ray.remote(num_cpus=0)(StopFlag).options(name=job.flag).remote()
+    timeout = job.every + PATIENCE if flag else 0
+    _, references = ray.wait(references, num_returns=len(references), timeout=timeout)
+    for force in (False, True):
+        for reference in references:
+            with suppress(Exception):
+                ray.cancel(reference, force=force)
+        if references:
+            _, references = ray.wait(references, num_returns=len(references), timeout=PATIENCE)
+    if flag is not None:
+        with suppress(Exception):
+            ray.kill(flag)

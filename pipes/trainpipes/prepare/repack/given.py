@@ -1,0 +1,112 @@
+"""What ``repack`` reads: a pipeline, or files whose format their names say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainpipes._internal.text import shown
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.pipeline import Pipeline
+from trainpipes.sources.arrow.read_arrow import ReadArrow
+from trainpipes.sources.files.file_rows import READERS, ends_of_names, reader_by_name
+from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.memmap.manifest import FORMAT, MANIFEST
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.start import from_memmap, list_files
+
+#: Readers that have no choice of columns.
+WHOLE = ("read_text", "read_images")
+#: The schema's metadata that is kept: how Hugging Face's datasets say what columns mean.
+KEPT_METADATA = b"huggingface"
+
+
+def given_rows(
+    data: Any,
+    columns: Sequence[str] | None,
+    storage_options: Mapping[str, Any] | None,
+    caller: str,
+) -> Pipeline:
+    """The rows of a pipeline, or of files whose format their names say.
+
+    Raises:
+        ConfigError: it is neither, or the names do not say one format.
+    """
+    if isinstance(data, Pipeline):
+        return data if columns is None else data.select(*columns)
+    paths = _paths(data, caller)
+    if len(paths) == 1 and _is_memmap(Path(paths[0])):
+        rows = from_memmap(paths[0])
+        return rows if columns is None else rows.select(*columns)
+    reader = _reader(paths, storage_options, caller)
+    read = getattr(list_files(paths, storage_options=storage_options), reader)
+    found: Pipeline = read() if columns is None or reader in WHOLE else read(list(columns))
+    return found if columns is None or reader not in WHOLE else found.select(*columns)
+
+
+def _is_memmap(path: Path) -> bool:
+    """Whether a folder is a memory map, by its manifest; others have one of that name, too."""
+    try:
+        return bool(json.loads((path / MANIFEST).read_text())["format"] == FORMAT)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _paths(data: Any, caller: str) -> list[str]:
+    several = [data] if isinstance(data, str | os.PathLike) else data
+    good = isinstance(several, Sequence) and len(several) > 0
+    if not good or not all(isinstance(path, str | os.PathLike) for path in several):
+        raise ConfigError(
+            f"{caller}() takes files (a path, folder, glob, URL, or a list of them) or a pipeline of "
+            f"rows, got {shown(data)}"
+        )
+    return [os.fspath(path) for path in several]
+
+
+def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
+    named = [reader_by_name(path) for path in paths]
+    if "" in named:  # folders, or globs without an end
+        listed = list_files(paths, suffix=ends_of_names(), storage_options=storage_options)
+        named = [reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)]
+    found = sorted(set(named))
+    if found == [""] or len(found) != 1:
+        kinds = ", ".join(
+            f"{reader} for {_first(paths, named, reader)}" for reader in found if reader
+        )
+        raise ConfigError(
+            f"{caller}() reads files of one format, which the ends of their names say "
+            f"({', '.join(ends[0] for ends in READERS.values())}); got {kinds or 'none that is known'}: give "
+            f"files of one format, or read them yourself, and give {caller}() the pipeline"
+        )
+    return found[0]
+
+
+def _first(paths: Sequence[str], named: Sequence[str], reader: str) -> str:
+    return paths[named.index(reader)] if len(paths) == len(named) else "some"
+
+
+def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:
+    """What the first file's schema says of the meaning of its columns, where all of them are taken."""
+    files, reader = getattr(source, "files", None), pipeline.stages[-1]
+    if not isinstance(files, FileList) or not len(files) or len(pipeline.stages) > 2:
+        return None
+    if not isinstance(reader, ReadParquet | ReadArrow) or reader.columns is not None:
+        return None
+    with files.system(0).open(files.paths[0], "rb") as file:
+        if isinstance(reader, ReadParquet):
+            schema = pq.read_schema(file)
+        else:
+            try:
+                schema = pa.ipc.open_file(file).schema
+            except pa.ArrowInvalid:
+                file.seek(0)
+                schema = pa.ipc.open_stream(file).schema
+    value = (schema.metadata or {}).get(KEPT_METADATA)
+    return None if value is None else {KEPT_METADATA: value}

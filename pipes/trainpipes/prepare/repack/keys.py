@@ -1,0 +1,171 @@
+"""Where rows go that are sorted, or of which only the first of equal ones stays: DuckDB finds it on disk.
+
+It gets no rows, but the columns to sort by, and hashes of 128 bits of what makes rows equal. So rows may be
+of any type. That two rows which differ have the same 128 bits happens once in 2^128 pairs: among 10 billion
+rows with a chance of 1.5 in 10^19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.arrays import to_arrow, to_numpy
+from trainpipes.columns.content_hash import row_hashes
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import SchemaError
+from trainpipes.storage.executor import cores
+
+#: Rows at a time.
+CHUNK = 1 << 20
+#: Bytes that DuckDB needs, and for each of its threads.
+LEAST_MEMORY = 64 << 20
+
+
+class Keys:
+    """What the order of rows depends on, in a database on disk.
+
+    Args:
+        folder: for the database and DuckDB's temporary files; its own.
+        sort: columns to sort by.
+        descending: whether the largest comes first.
+        by: columns in which equal rows are the same; () for all, None where none is dropped.
+        memory: bytes.
+        caller: for messages.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        sort: Sequence[str],
+        descending: bool,
+        by: Sequence[str] | None,
+        memory: int,
+        caller: str,
+    ) -> None:
+        import duckdb
+
+        self._sort, self._by, self._caller = list(sort), by, caller
+        self._descending = descending
+        self._floats: set[int] = set()
+        self._rows = 0
+        memory = max(memory, LEAST_MEMORY)
+        config = {
+            "memory_limit": f"{memory}B",
+            "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
+            "temp_directory": str(folder / "spilled"),
+        }
+        self._database = duckdb.connect(str(folder / "keys.duckdb"), config=config)
+
+    def add(self, table: pa.Table) -> None:
+        """The next rows."""
+        columns = {"row": to_arrow(np.arange(self._rows, self._rows + len(table)))}
+        for number, name in enumerate(self._sort):
+            columns[f"key{number}"] = comparable(table[name])
+        if self._by is not None:
+            some = table.select(self._by) if self._by else table
+            columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
+        keys = pa.table(columns)
+        if not self._rows:
+            self._check(keys, table.schema)
+        self._database.register("next_keys", keys)
+        if not self._rows:
+            self._database.execute("CREATE TABLE keys AS SELECT * FROM next_keys LIMIT 0")
+        self._database.execute("INSERT INTO keys SELECT * FROM next_keys")
+        self._database.unregister("next_keys")
+        self._rows += len(table)
+
+    def _check(self, keys: pa.Table, rows: pa.Schema) -> None:
+        """Raise SchemaError where DuckDB would not hold a column as it is."""
+        import duckdb
+
+        for number, name in enumerate(self._sort):
+            key = keys.select([f"key{number}"])
+            kind = key.schema.types[0]
+            if pa.types.is_floating(kind):
+                self._floats.add(number)
+            try:
+                found = self._database.from_arrow(key.slice(0, 0)).to_arrow_table().schema.types[0]
+            except (duckdb.Error, pa.ArrowException):
+                found = None
+            if found is None or pa.types.is_nested(kind) or _plain(found) != _plain(kind):
+                raise SchemaError(
+                    f"{self._caller}(sort): column {name!r} holds {rows.field(name).type}, which has no "
+                    "order that DuckDB keeps: sort by columns of numbers, text, bytes, bools or times",
+                    stage=self._caller,
+                )
+
+    def order(self) -> int:
+        """Find the order of all rows; gives how many stay."""
+        statement = ranked(len(self._sort), self._floats, self._descending, self._by is not None)
+        found = self._database.execute(statement)
+        return int(found.fetchall()[0][0])
+
+    def places(self) -> Iterator[IntArray]:
+        """Where each row goes, from the first row on, some at a time; -1 for those that are dropped."""
+        at = 0
+        found = self._database.sql("SELECT row, rowid FROM ranked ORDER BY row")
+        for batch in found.to_arrow_reader(CHUNK):
+            if not len(batch):
+                continue
+            rows, places = map(to_numpy, batch.columns)
+            while at <= rows[-1]:
+                stop = min(int(rows[-1]) + 1, at + CHUNK)
+                first, last = np.searchsorted(rows, [at, stop])
+                yield _spread(rows[first:last] - at, places[first:last], stop - at)
+                at = stop
+        for start in range(at, self._rows, CHUNK):
+            yield np.full(min(CHUNK, self._rows - start), -1, dtype=np.int64)
+
+    def close(self) -> None:
+        """Let the database go."""
+        self._database.close()
+
+
+def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:
+    found = np.full(count, -1, dtype=np.int64)
+    found[rows] = places
+    return found
+
+
+def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
+    """The statement that puts the numbers of the rows that stay into a table, in their order. Equal rows
+    stay in the order of the input, NaN comes after all numbers, and null last.
+
+    >>> ranked(1, set(), True, False).split(" ORDER BY ")[1]
+    'key0 DESC NULLS LAST, row'
+    """
+    by = []
+    for number in range(keys):
+        if number in floats and descending:  # DuckDB takes NaN for the largest number
+            by.append(f"isnan(key{number}) NULLS LAST")
+        by.append(f"key{number} {'DESC' if descending else 'ASC'} NULLS LAST")
+    first = " WHERE row IN (SELECT min(row) FROM keys GROUP BY hash1, hash2)" if once else ""
+    return f"CREATE TABLE ranked AS SELECT row FROM keys{first} ORDER BY {', '.join([*by, 'row'])}"
+
+
+def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Values of a type that DuckDB holds, in the same order: times as their numbers."""
+    kind, types = column.type, pa.types
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
+    if types.is_float16(kind):
+        return column.cast(pa.float32())
+    return column
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of text or bytes that DuckDB gives back."""
+    types = pa.types
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    if (
+        types.is_fixed_size_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+    ):
+        return pa.binary()
+    return kind

@@ -1,0 +1,266 @@
+"""Rows that come out elsewhere than they went in: what has to be known before they are moved."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainpipes._internal.messages import need_columns
+from trainpipes.columns.arrays import gathered
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import Permutation
+from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.pipeline import Pipeline
+from trainpipes.prepare.repack.keys import Keys
+from trainpipes.prepare.repack.passes import (
+    CALLER,
+    MOST_UNIT,
+    PLACES_FILE,
+    Form,
+    PartTask,
+    Places,
+    Shuffle,
+    few_rows,
+)
+from trainpipes.prepare.repack.pieces import below, discard
+from trainpipes.prepare.repack.shuffle import file_edges
+from trainpipes.start import list_files
+from trainpipes.state.cursor import checksum
+from trainpipes.storage.executor import Executor, Ray, Threads
+from trainpipes.storage.output_file import OutputFile
+from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
+from trainpipes.storage.places import WORK, LocalPlace, Place, place_at
+from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.formats import write_arrow
+from trainpipes.storage.writers.write import FILE_BYTES, check_lengths
+
+#: Times that a task holds the rows that it works on, with what the allocator keeps.
+COPIES = 4
+#: Rows at the start that say how large rows are.
+FIRST_ROWS = 1000
+
+
+def temporary_place(
+    out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
+) -> Place:
+    """The folder of temporary files.
+
+    Args:
+        out: the folder that is written to.
+        given: a path or URL of the user's, or None.
+        storage_options: of the file system of ``out``.
+        shared: whether other machines read them.
+    """
+    if given is None and (shared or isinstance(out, LocalPlace)):
+        return below(out, f"{WORK}/{CALLER}")
+    root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
+    # More than one output may have its temporary files in one folder.
+    same = root.partition("://")[0] == out.root.partition("://")[0]
+    return place_at(
+        f"{root}/trainpipes-{CALLER}-{checksum(out.root)}",
+        CALLER,
+        storage_options if same else None,
+    )
+
+
+@dataclass(frozen=True)
+class Move:
+    """Moves rows.
+
+    Attributes:
+        pipeline: gives them.
+        rows: of the pipeline, not opened.
+        form: of the output files.
+        sort: columns to sort by.
+        descending: whether the largest comes first.
+        once: whether rows that are the same in all columns are dropped, or names of columns.
+        seed: of the shuffle; None for none.
+        num_files: how many output files; or
+        rows_per_file: how many rows in each.
+        memory: bytes for rows.
+        temporary: a folder of this job's.
+        storage_options: of its file system.
+        about: what is done, so that a next call knows whether it can go on.
+    """
+
+    pipeline: Pipeline
+    rows: EpochRows
+    form: Form
+    sort: Sequence[str]
+    descending: bool
+    once: bool | Sequence[str]
+    seed: int | None
+    num_files: int | None
+    rows_per_file: int | None
+    memory: int
+    temporary: Place
+    storage_options: Mapping[str, Any] | None
+    about: Mapping[str, Any]
+
+    def run(self, out: OutputFolder, executor: Executor) -> Manifest:
+        """Do it, or go on with it."""
+        place = below(self.temporary, checksum(json.dumps(self.about)))
+        for other in self.temporary.sizes():
+            if not place.root.endswith(f"/{other}"):
+                discard(below(self.temporary, other))
+        try:
+            rows = self.rows if self.rows.plan.counted else self._counted(place)
+            rows.know_columns()
+            first, row_bytes = first_rows(rows)
+            schema = first.schema
+            self._check(first)
+            places = Places(rows.count or 0, self.seed or 0)
+            if self.sort or self.once is not False:
+                places = self._places(rows, schema, place, out.name)
+            files = self._files(places.rows, row_bytes)
+        except (ConfigError, SchemaError):
+            discard(self.temporary)  # nothing could go on with it
+            raise
+        shared = isinstance(executor, Ray)
+        tasks = 1 if shared else executor.workers
+        blocks = rows.plan.inputs.blocks
+        shuffle = Shuffle(
+            rows, None if blocks is None else blocks.lengths, row_bytes, schema, places, files,
+            max(1, min(MOST_UNIT, self.memory // (COPIES * tasks))), place, self.form,
+        )  # fmt: skip
+        one = isinstance(executor, Threads) and rows.plan.runs_user_code
+        done = shuffle.run(out, Threads(1) if one else executor, executor)
+        discard(self.temporary)
+        return done
+
+    def _counted(self, place: Place) -> EpochRows:
+        """The same rows from files, where it takes reading them to know how many there are."""
+        path = place.at("rows")
+        written = write_arrow(
+            self.pipeline, path, compression="lz4", storage_options=self.storage_options
+        )
+        files = list_files(list(written.files), storage_options=self.storage_options)
+        return EpochRows(files.read_arrow(), CALLER)
+
+    def _check(self, first: pa.Table) -> None:
+        """Raise SchemaError unless the columns that are asked for are there, and all can be written."""
+        schema = first.schema
+        once = [] if isinstance(self.once, bool) else self.once
+        need_columns(schema.names, [*self.sort, *once], f"{CALLER}()")
+        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        if twice:
+            raise SchemaError(
+                f"{CALLER}(): rows have the column {twice[0]!r} twice: give each a name of its own",
+                stage=CALLER,
+            )
+        for field in schema:
+            why = _obstacle(first.select([field.name]), self.form)
+            if why is not None:
+                raise SchemaError(
+                    f"{CALLER}(): column {field.name!r} holds {field.type}, {why}: leave it out by "
+                    "columns=[...], or make another column of it",
+                    stage=CALLER,
+                )
+
+    def _places(self, rows: EpochRows, schema: pa.Schema, place: Place, name: str) -> Places:
+        """Where rows go that are sorted, or some of which are dropped: in a file."""
+        once = [] if isinstance(self.once, bool) else self.once
+        if self.once is not True:
+            names = [*dict.fromkeys([*self.sort, *once])]
+            rows = EpochRows(self.pipeline.select(*names), CALLER) if rows is self.rows else rows
+        by = None if self.once is False else once
+        find = FindPlaces(rows, place, self.sort, self.descending, by, self.memory, self.seed)
+        placed = OutputFolder(below(place, "placed"), CALLER, {})
+        task = PartTask(PLACES_FILE, 0, int(rows.count or 0))
+        with placed:
+            made = run([task], find, placed, Threads(1), total=task.stop, job="reading keys for")
+        return Places(made.rows, 0, placed.place)
+
+    def _files(self, rows: int, row_bytes: float) -> IntArray:
+        """The place of the first row of each output file, and the end."""
+        files = self.num_files or max(1, min(rows, round(rows * row_bytes / FILE_BYTES)))
+        check_lengths(rows, self.num_files, self.rows_per_file, CALLER)
+        return file_edges(rows, files, self.rows_per_file)
+
+
+def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
+    """Some rows, and how many bytes a row takes in memory, by these and what their source says."""
+    rows = copy.copy(rows)
+    rows.open(None)
+    with closing(rows):
+        found = rows.group(FIRST_ROWS, None)
+        if found is None:
+            raise ConfigError(
+                f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
+            )
+        table = found[0]
+        known = getattr(rows.plan.inputs.source, "row_bytes", None) or 0.0
+        return table, max(1.0, known, table.nbytes / len(table))
+
+
+def _obstacle(rows: pa.Table, form: Form) -> str | None:
+    """Why a column cannot be moved, or written to Parquet."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), rows.schema, **form.options).close()
+    except (pa.ArrowException, TypeError) as error:
+        return f"which Parquet cannot hold ({error})"
+    try:
+        gathered(rows, np.zeros(1, dtype=np.int64))
+    except pa.ArrowException as error:
+        return f"whose rows Arrow cannot put into another order ({error})"
+    return None
+
+
+@dataclass(frozen=True)
+class FindPlaces:
+    """Makes the file that says where rows go, one number of 8 bytes for each; -1 for those that are dropped.
+
+    Attributes:
+        rows: of the input, not opened; columns that nothing depends on may be missing.
+        place: of temporary files.
+        sort: columns to sort by.
+        descending: whether the largest comes first.
+        once: columns in which rows that are the same are dropped; () for all, None for none.
+        memory: bytes for DuckDB.
+        seed: of a shuffle of the rows that stay; None for none.
+    """
+
+    rows: EpochRows
+    place: Place
+    sort: Sequence[str]
+    descending: bool
+    once: Sequence[str] | None
+    memory: int
+    seed: int | None
+
+    def __call__(self, task: PartTask, file: OutputFile) -> FileInfo:
+        with ExitStack() as stack:
+            folder = self.place.at("keys") if isinstance(self.place, LocalPlace) else None
+            if folder is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainpipes-"))
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            os.makedirs(folder)
+            keys = Keys(Path(folder), self.sort, self.descending, self.once, self.memory, CALLER)
+            stack.enter_context(closing(keys))
+            self.rows.open(None)
+            stack.enter_context(closing(self.rows))
+            for tables in few_rows(self.rows, task.stop, self.memory // COPIES):
+                table = pa.concat_tables(tables)
+                keys.add(table)
+                file.advance(len(table))
+            self.rows.close()
+            kept = keys.order()
+            order = None if self.seed is None else Permutation(kept, self.seed, CALLER)
+            for places in keys.places():
+                stays = places >= 0
+                if order is not None:
+                    places[stays] = order(places[stays])
+                file.write(places.astype("<i8").tobytes())
+        return FileInfo(kept, {})

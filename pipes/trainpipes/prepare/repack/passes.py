@@ -1,0 +1,407 @@
+"""The passes of a shuffle on disk, each a list of tasks that make files.
+
+What a file holds follows from its task alone, so tasks are done in any order, by threads, processes or a
+cluster, and again after a kill. See ``shuffle`` for the arithmetic.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.permutation import Permutation
+from trainpipes.errors import DataError, SchemaError
+from trainpipes.prepare.repack.pieces import (
+    PieceIndex,
+    Pieces,
+    PieceWriter,
+    below,
+    damaged,
+    discard,
+    piece_file,
+    read_pieces,
+    read_ranges,
+    size_of,
+)
+from trainpipes.prepare.repack.shuffle import (
+    bucket_edges,
+    drop_places,
+    gather,
+    group_edges,
+    groups_of,
+    inner_edges,
+    part_edges,
+    scatter,
+)
+from trainpipes.state.cursor import checksum
+from trainpipes.storage.executor import Executor
+from trainpipes.storage.output_file import OutputFile
+from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
+from trainpipes.storage.places import LocalPlace, Place
+from trainpipes.storage.writers.epoch_rows import EpochRows
+
+CALLER = "repack"
+#: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
+MOST_UNIT = 512 << 20
+#: Bytes of a piece, on average at least: of a file on this machine, and of one that a server sends.
+LEAST_HERE, LEAST_THERE = 128 << 10, 1 << 20
+#: The file that says where rows go.
+PLACES_FILE = "part-00000.places"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where rows go, by their numbers.
+
+    Attributes:
+        rows: how many go somewhere.
+        seed: of the shuffle.
+        listed: the folder with the file that says it row by row; None where they follow from the seed.
+    """
+
+    rows: int
+    seed: int
+    listed: Place | None = None
+
+    @cached_property
+    def _order(self) -> Permutation:
+        return Permutation(self.rows, self.seed, CALLER)
+
+    def __call__(self, first: int, stop: int) -> IntArray:
+        """The places of rows ``first`` to ``stop``; -1 for those that are dropped."""
+        if self.listed is None:
+            return self._order(np.arange(first, stop, dtype=np.int64))
+        (content,) = read_ranges(self.listed, [PLACES_FILE], [8 * first], [8 * stop])
+        if len(content) != 8 * (stop - first):
+            raise damaged(self.listed, f"{self.listed.at(PLACES_FILE)} is too short")
+        return np.frombuffer(content, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class PartTask:
+    """Rows of the input that one task reads."""
+
+    name: str
+    first: int
+    stop: int
+
+    def __str__(self) -> str:
+        return f"rows {self.first:,} to {self.stop:,} of the input"
+
+
+@dataclass(frozen=True)
+class ScatterPart:
+    """Makes a file of pieces of a part of the input.
+
+    Attributes:
+        schema: of the rows.
+        places: where they go.
+        edges: of the buckets.
+        unit: bytes of rows that are worked on at once.
+    """
+
+    schema: pa.Schema
+    places: Places
+    edges: IntArray
+    unit: int
+
+    def __call__(self, task: PartTask, file: OutputFile, rows: EpochRows) -> FileInfo:
+        writer = PieceWriter(file)
+        at = task.first
+        rows.open_part(task.first, task.stop)
+        with closing(rows):
+            for tables in few_rows(rows, task.stop - task.first, self.unit):
+                check_columns(self.schema, tables[0].schema, at)
+                count = sum(map(len, tables))
+                writer.write(scatter(tables, self.places(at, at + count), self.edges))
+                pa.default_memory_pool().release_unused()
+                file.advance(count)
+                at += count
+        if at != task.stop:
+            raise changed(task, at)
+        return writer.info()
+
+
+def changed(task: PartTask, at: int) -> DataError:
+    """What to raise where the input ends at a row before it should."""
+    return DataError(
+        f"{CALLER}(): the input has {at - task.first:,} rows from row {task.first:,} on, and "
+        f"{task.stop - task.first:,} were counted before: it has changed; call again"
+    )
+
+
+def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]:
+    """Up to so many rows, as lists of tables of so many bytes, about."""
+    held: list[pa.Table] = []
+    held_bytes = 0
+    while count and (table := rows.some()) is not None:
+        table = table.slice(0, count)
+        held.append(table)
+        count, held_bytes = count - len(table), held_bytes + table.nbytes
+        del table
+        if held_bytes >= size:
+            yield held
+            held, held_bytes = [], 0
+    if held:
+        yield held
+
+
+def check_columns(schema: pa.Schema, found: pa.Schema, row: int) -> None:
+    """Raise SchemaError where rows have other columns than the first ones."""
+    if not found.equals(schema):
+        raise SchemaError(
+            f"{CALLER}(): rows must all have the same columns, got {_said(found)} from row {row:,} on, after "
+            f"{_said(schema)}; bring them in line by map(), select() or map_batches()",
+            stage=CALLER,
+        )
+
+
+def _said(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+@dataclass(frozen=True)
+class GroupTask:
+    """Pieces of a group of buckets that one task takes apart."""
+
+    name: str
+    edges: IntArray
+    pieces: Pieces
+
+    def __str__(self) -> str:
+        return f"rows that go to {self.edges[0]:,} to {self.edges[-1]:,}"
+
+
+@dataclass(frozen=True)
+class ScatterGroup:
+    """Makes a file of pieces of some of a group's pieces.
+
+    Attributes:
+        place: of the files that these are in.
+    """
+
+    place: Place
+
+    def __call__(self, task: GroupTask, file: OutputFile) -> FileInfo:
+        tables = read_pieces(self.place, task.pieces)
+        places = drop_places(tables)
+        file.advance(len(places))
+        writer = PieceWriter(file)
+        writer.write(scatter(tables, places, task.edges))
+        return writer.info()
+
+
+class Bucket(NamedTuple):
+    """Rows that come after each other in the result: the places of the first and after the last, and the
+    pieces that they are in, of the files in one of several folders."""
+
+    first: int
+    stop: int
+    folder: int
+    pieces: Pieces
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """An output file."""
+
+    name: str
+    buckets: list[Bucket]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class GatherFile:
+    """Makes an output file of pieces.
+
+    Attributes:
+        folders: that these are in.
+        schema: of the rows.
+        form: of the output file.
+    """
+
+    folders: Sequence[Place]
+    schema: pa.Schema
+    form: Form
+
+    def __call__(self, task: FileTask, file: OutputFile) -> FileInfo:
+        writer = self.form.open(file, self.schema)
+        rows = 0
+        with closing(writer):
+            for group in groups_of(self._tables(task), self.form.rows):
+                writer.write(group, rows)
+                rows += len(group)
+                file.advance(len(group))
+        return FileInfo(rows, {field.name: str(field.type) for field in self.schema})
+
+    def _tables(self, task: FileTask) -> Iterator[pa.Table]:
+        for bucket in task.buckets:
+            place = self.folders[bucket.folder]
+            table = gather(read_pieces(place, bucket.pieces), bucket.first, bucket.stop)
+            if table is None:
+                what = f"rows {bucket.first:,} to {bucket.stop:,} are not all there, once"
+                raise damaged(place, what)
+            yield table
+            del table  # before the next rows are read
+            pa.default_memory_pool().release_unused()
+
+
+@dataclass(frozen=True)
+class Form:
+    """How output files are laid out.
+
+    Attributes:
+        rows: of a row group, at most.
+        size: bytes of a row group in memory, about; None where the user counts its rows.
+        options: of Parquet's writer.
+        metadata: of the schema.
+    """
+
+    rows: int
+    size: int | None
+    options: dict[str, Any]
+    metadata: dict[bytes, bytes] | None
+
+    def even(self, row_bytes: float) -> Form:
+        """The same with row groups of as many rows as have those bytes."""
+        if self.size is None:
+            return self
+        return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
+
+    def open(self, file: OutputFile, schema: pa.Schema) -> ParquetFile:
+        """Begin a file with rows of a schema."""
+        return ParquetFile(self, file, schema)
+
+
+class ParquetFile:
+    """Writes one file, of row groups."""
+
+    def __init__(self, form: Form, file: OutputFile, schema: pa.Schema) -> None:
+        kept = schema.with_metadata(form.metadata)
+        self._writer = pq.ParquetWriter(file, kept, **form.options)
+
+    def write(self, group: pa.Table, first_row: int) -> None:
+        self._writer.write_table(group, row_group_size=len(group))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """A shuffle on disk.
+
+    Attributes:
+        rows: of the input, counted.
+        blocks: rows of each block that the input is read by, where these are read in their order.
+        row_bytes: of a row in memory, about.
+        schema: of the rows.
+        places: where they go.
+        starts: the place of the first row of each output file, and the end.
+        unit: bytes of rows that a task works on at once.
+        temporary: where files are in between.
+        form: of the output files.
+    """
+
+    rows: EpochRows
+    blocks: IntArray | None
+    row_bytes: float
+    schema: pa.Schema
+    places: Places
+    starts: IntArray
+    unit: int
+    temporary: Place
+    form: Form
+
+    def run(self, out: OutputFolder, readers: Executor, executor: Executor) -> Manifest:
+        """Do it.
+
+        Args:
+            out: the folder, entered.
+            readers: does the tasks that read the input.
+            executor: does all others.
+        """
+        count, rows = int(self.rows.count or 0), self.places.rows
+        unit_rows = max(1, int(self.unit / self.row_bytes))
+        parts = part_edges(count, unit_rows, self.blocks)
+        least = LEAST_HERE if isinstance(self.temporary, LocalPlace) else LEAST_THERE
+        buckets = bucket_edges(self.starts, unit_rows)
+        groups = group_edges(buckets, len(parts) - 1, self.row_bytes * rows, least)
+        key = checksum(self.unit, *parts.tolist(), *groups.tolist())
+        tasks = [PartTask(piece_file(n), *edge) for n, edge in enumerate(pairwise(parts.tolist()))]
+        with self._folder(f"scattered-{key}") as first:
+            made = run(
+                tasks, ScatterPart(self.schema, self.places, groups, self.unit), first, readers,
+                open_state=partial(copy.copy, self.rows), total=count, job="reading for",
+            )  # fmt: skip
+        with self._folder(f"regrouped-{key}") as second:
+            found = self._regrouped(made, first.place, groups, second, executor)
+        form = self.form.even(size_of(made) / rows)
+        cuts = np.searchsorted([bucket.first for bucket in found], self.starts)
+        files = (
+            FileTask(f"part-{n:05d}.parquet", found[a:b])
+            for n, (a, b) in enumerate(pairwise(cuts.tolist()))
+        )
+        gather_file = GatherFile([first.place, second.place], self.schema, form)
+        notes = {"rows_in": count}
+        return run(files, gather_file, out, executor, total=rows, notes=lambda _: notes)
+
+    def _regrouped(
+        self,
+        made: Manifest,
+        place: Place,
+        groups: IntArray,
+        folder: OutputFolder,
+        executor: Executor,
+    ) -> list[Bucket]:
+        """All buckets, once groups are taken apart that hold more than one, or more bytes than expected."""
+        whole, ratio = PieceIndex(made), size_of(made) / made.bytes
+        tasks: list[GroupTask] = []
+        apart: list[tuple[IntArray, range]] = []
+        found: list[Bucket] = []
+        for number, (first, stop) in enumerate(pairwise(groups.tolist())):
+            pieces = whole.of(number)
+            ends = ratio * np.cumsum(pieces[:, 2] - pieces[:, 1])
+            edges = inner_edges(first, stop, self.starts, ends[-1] / self.unit)
+            if len(edges) == 2:
+                found.append(Bucket(first, stop, 0, pieces))
+                continue
+            cuts = np.flatnonzero(np.diff(ends // self.unit)) + 1
+            some = np.split(pieces, cuts)
+            numbers = range(len(tasks), len(tasks) + len(some))
+            apart.append((edges, numbers))
+            tasks += [
+                GroupTask(piece_file(n), edges, s) for n, s in zip(numbers, some, strict=True)
+            ]
+        if tasks:
+            total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
+            again = run(
+                tasks, ScatterGroup(place), folder, executor, total=total, job="sorting for"
+            )
+            for edges, numbers in apart:
+                index = PieceIndex(again, numbers)
+                found += [
+                    Bucket(a, b, 1, index.of(n))
+                    for n, (a, b) in enumerate(pairwise(edges.tolist()))
+                ]
+        return sorted(found, key=attrgetter("first"))
+
+    def _folder(self, name: str) -> OutputFolder:
+        """A folder of temporary files; those of another plan are removed."""
+        for other in self.temporary.sizes():
+            if other.partition("-")[0] == name.partition("-")[0] and other != name:
+                discard(below(self.temporary, other))
+        return OutputFolder(below(self.temporary, name), CALLER, {})

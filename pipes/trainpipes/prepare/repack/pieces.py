@@ -1,0 +1,157 @@
+"""Files of pieces: what a task of one pass writes, and tasks of the next one read from.
+
+A piece has rows of one bucket, as an Arrow stream of its own (lz4), which dictionaries within lists need. A
+file may hold more rows than memory does: it then has several runs, each with a piece for each bucket. Where
+they begin stands in the manifest.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import DataError
+from trainpipes.sources.remote.retry import Requests
+from trainpipes.storage.output_folder import FileInfo, Manifest
+from trainpipes.storage.places import LocalPlace, Place
+
+#: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
+Pieces: TypeAlias = IntArray
+#: Requests to a server at once.
+REQUESTS = 16
+
+
+def piece_file(number: int) -> str:
+    """Name of a file of pieces."""
+    return f"part-{number:05d}.pieces"
+
+
+class PieceWriter:
+    """Writes a file of pieces.
+
+    Args:
+        file: that Arrow can write to.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._sizes: list[list[int]] = []
+        self._rows = self._bytes = 0
+
+    def write(self, pieces: Iterable[pa.Table]) -> None:
+        """A run: a piece for each bucket."""
+        sizes = []
+        for piece in pieces:
+            sizes.append(self._write(piece) if len(piece) else 0)
+            self._rows, self._bytes = self._rows + len(piece), self._bytes + piece.nbytes
+        self._sizes.append(sizes)
+
+    def _write(self, piece: pa.Table) -> int:
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_stream(sink, piece.schema, options=options) as writer:
+            writer.write_table(piece)
+        size: int = self._file.write(sink.getvalue())
+        return size
+
+    def info(self) -> FileInfo:
+        """What the manifest says of the file: bytes of each piece, and of all rows in memory."""
+        return FileInfo(self._rows, {}, notes={"pieces": self._sizes, "size": self._bytes})
+
+
+class PieceIndex:
+    """Where the pieces of some files are.
+
+    Args:
+        manifest: of the files.
+        numbers: of the files; all if left out.
+    """
+
+    def __init__(self, manifest: Manifest, numbers: Sequence[int] | None = None) -> None:
+        numbers = range(len(manifest.entries)) if numbers is None else numbers
+        files, edges = [], []
+        for number in numbers:
+            sizes = np.array(manifest.entries[number].notes["pieces"], dtype=np.int64)
+            ends = np.cumsum(sizes).reshape(sizes.shape)
+            edges.append(np.stack([ends - sizes, ends], axis=2))
+            files += [number] * len(sizes)
+        self._files, self._edges = np.array(files, dtype=np.int64), np.concatenate(edges)
+
+    def of(self, bucket: int) -> Pieces:
+        """All pieces of a bucket."""
+        found = np.column_stack([self._files, self._edges[:, bucket]])
+        return found[found[:, 1] < found[:, 2]]
+
+
+def size_of(manifest: Manifest) -> int:
+    """Bytes of all rows in memory."""
+    return sum(int(entry.notes["size"]) for entry in manifest.entries)
+
+
+def read_pieces(place: Place, pieces: Pieces) -> list[pa.Table]:
+    """The rows of pieces of the files in a folder."""
+    files, starts, stops = pieces.T.tolist()
+    names = [piece_file(number) for number in files]
+    tables = []
+    contents = read_ranges(place, names, starts, stops)
+    for name, start, stop, content in zip(names, starts, stops, contents, strict=True):
+        try:
+            if len(content) != stop - start:
+                raise pa.ArrowInvalid(f"{len(content):,} bytes of {stop - start:,}")
+            tables.append(pa.ipc.open_stream(pa.py_buffer(content)).read_all())
+        except (OSError, pa.ArrowException) as error:
+            raise damaged(place, f"{place.at(name)} cannot be read ({error})") from error
+    return tables
+
+
+def read_ranges(
+    place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
+) -> Iterator[bytes]:
+    """Bytes of files in a folder, in order; fewer where one ends before."""
+    if isinstance(place, LocalPlace):
+        for name, start, stop in zip(names, starts, stops, strict=True):
+            with open(place.at(name), "rb", buffering=0) as file:
+                yield os.pread(file.fileno(), stop - start, start)
+        return
+
+    def read(name: str, start: int, stop: int) -> bytes:
+        found: bytes = Requests().call(
+            place.system, "cat_file", f"{place.path}/{name}", start=start, end=stop
+        )
+        return found
+
+    with ThreadPoolExecutor(REQUESTS, "repack-requests") as pool:
+        for first in range(0, len(names), REQUESTS):
+            few = slice(first, first + REQUESTS)
+            yield from pool.map(read, names[few], starts[few], stops[few])
+
+
+def below(place: Place, name: str) -> Place:
+    """A folder within a folder."""
+    if isinstance(place, LocalPlace):
+        return LocalPlace(place.at(name), place.caller)
+    return replace(place, root=place.at(name), path=f"{place.path}/{name}")
+
+
+def discard(place: Place) -> None:
+    """Remove a folder that may be there, with all that is in it."""
+    if isinstance(place, LocalPlace):
+        shutil.rmtree(place.root, ignore_errors=True)
+    else:
+        place.remove_folder("")
+
+
+def damaged(place: Place, what: str) -> DataError:
+    """What to raise over temporary files that are not what was written."""
+    return DataError(
+        f"{place.caller}(): the temporary files are damaged: {what}; begin anew with overwrite=True",
+        path=place.root,
+    )

@@ -1,0 +1,174 @@
+"""The arithmetic of a shuffle on disk, and its two passes over Arrow tables.
+
+Each row has a place in the result. The places are cut into buckets that fit into memory, each of which lies
+in one output file. The first pass (scatter) takes a part of the input, and writes its rows bucket by bucket.
+The second (gather) takes a bucket's rows out of what all parts have written, and sorts them. That is a read
+for each part and bucket; where these reads would be small, the first pass writes to groups of buckets, and a
+pass between the two takes each group apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from math import isqrt
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.columns.arrays import gathered, one_chunk, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
+
+#: The last column of rows between the passes: where each goes.
+PLACE = "place"
+
+
+def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
+    """The first row of each part of the input, and the end: int64 ``[parts + 1]``.
+
+    Args:
+        rows: of the input.
+        part_rows: in a part, about.
+        blocks: rows of each block of the input, where they are read in their order. Parts then begin where a
+            block does, unless one is larger than a part: a block that two parts need would be read twice.
+    """
+    firsts = np.arange(0, rows, max(1, part_rows), dtype=np.int64)
+    if blocks is not None and blocks.sum() == rows:
+        edges = np.concatenate([[0], np.cumsum(blocks)])
+        block = np.searchsorted(edges, firsts, side="right") - 1
+        small = edges[block + 1] - edges[block] <= part_rows
+        firsts = np.unique(np.where(small, edges[block], firsts))
+    return np.append(firsts, rows)
+
+
+def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntArray:
+    """The place of the first row of each file, and the end."""
+    if rows_per_file is not None:
+        return np.append(np.arange(0, rows, rows_per_file, dtype=np.int64), rows)
+    count = files or 1
+    numbers = np.arange(count + 1, dtype=np.int64)
+    return numbers * (rows // count) + np.minimum(numbers, rows % count)
+
+
+def bucket_edges(edges: IntArray, bucket_rows: int) -> IntArray:
+    """Where each bucket begins, and the end: each lies between two edges, and has so many rows at most.
+
+    >>> bucket_edges(np.array([0, 4, 11]), 3).tolist()
+    [0, 2, 4, 6, 8, 11]
+    """
+    cut = [_even(a, b, -(-(b - a) // bucket_rows))[:-1] for a, b in pairwise(edges.tolist())]
+    return np.append(np.concatenate(cut), edges[-1])
+
+
+def _even(start: int, stop: int, count: int) -> IntArray:
+    return start + np.arange(count + 1, dtype=np.int64) * (stop - start) // max(1, count)
+
+
+def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
+    """Where the groups of buckets begin that the first pass writes to, and the end; the buckets themselves
+    where they are few enough. With as many groups as there are buckets in one, reads grow as buckets times
+    their square root.
+
+    Args:
+        buckets: where each begins, and the end.
+        parts: of the input.
+        size: bytes of all rows.
+        least: bytes of a read, on average.
+    """
+    count = len(buckets) - 1
+    groups = max(1, isqrt(count))
+    if size >= least * parts * count or 2 * reads(parts, count, groups) > reads(
+        parts, count, count
+    ):
+        return buckets
+    return np.append(buckets[:-1][:: -(-count // groups)], buckets[-1])
+
+
+def inner_edges(first: int, stop: int, files: IntArray, units: float) -> IntArray:
+    """How a group of places is cut into buckets: where files begin, and evenly, where it holds more than a
+    bucket.
+
+    Args:
+        first: of its places.
+        stop: after its last.
+        files: where each output file begins, and the end.
+        units: how many times the bytes of a bucket it has.
+    """
+    within = files[np.searchsorted(files, first, "right") : np.searchsorted(files, stop)]
+    rows = stop - first if units < 1.5 else int((stop - first) / units) + 1
+    return bucket_edges(np.concatenate([[first], within, [stop]]), rows)
+
+
+def reads(parts: int, buckets: int, groups: int) -> int:
+    """Reads of temporary files, about.
+
+    >>> reads(1000, 900, 900), reads(1000, 900, 30)
+    (900000, 60600)
+    """
+    if groups == buckets:
+        return parts * buckets
+    return parts * groups + -(-parts // groups) * buckets
+
+
+def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterator[pa.Table]:
+    """Rows sorted by their places, with these in a last column, bucket by bucket; without rows whose place is
+    below 0. ``tables`` is empty afterwards, so that memory does not hold the rows three times."""
+    order = np.argsort(places, kind="stable")
+    order = order[int(np.count_nonzero(places < 0)) :]
+    places = places[order]
+    table = _taken(tables, order).append_column(PLACE, to_arrow(places))
+    for start, stop in pairwise(np.searchsorted(places, edges).tolist()):
+        yield table.slice(start, stop - start)
+
+
+def gather(tables: list[pa.Table], first: int, stop: int) -> pa.Table | None:
+    """The rows of a bucket in their order; None where they are not all there, once. ``tables`` is empty
+    afterwards."""
+    places = drop_places(tables)
+    order = np.argsort(places, kind="stable")
+    if not np.array_equal(places[order], np.arange(first, stop)):
+        return None
+    return _taken(tables, order)
+
+
+def drop_places(tables: list[pa.Table]) -> IntArray:
+    """Take the places of rows off the tables, and give them."""
+    places = []
+    for number, table in enumerate(tables):
+        last = table.num_columns - 1
+        places.append(to_numpy(table.column(last)))
+        tables[number] = table.remove_column(last)
+    return np.concatenate(places)
+
+
+def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
+    """Rows of all tables in an order, column after column, each of which is let go then."""
+    schema = tables[0].schema
+    chunks = [[c for table in tables for c in table.column(n).chunks] for n in range(len(schema))]
+    tables.clear()
+    columns = []
+    for number, kind in enumerate(schema.types):
+        column = one_chunk(pa.chunked_array(chunks[number], kind))
+        chunks[number] = []
+        columns.append(gathered(column, order))
+        del column
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def groups_of(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows, so many at a time."""
+    held: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        start = 0
+        while start < len(table):
+            held.append(table.slice(start, rows - count))
+            start, count = start + len(held[-1]), count + len(held[-1])
+            if count == rows:
+                yield pa.concat_tables(held).combine_chunks()
+                held, count = [], 0
+        if held:  # a copy: a slice would keep all of the table in memory
+            held[-1] = gathered(held[-1], np.arange(len(held[-1])))
+        del table  # before the next rows are read
+    if held:
+        yield pa.concat_tables(held).combine_chunks()

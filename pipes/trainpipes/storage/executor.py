@@ -1,0 +1,423 @@
+"""Where the tasks of a job run: in threads of this process, in processes of this machine, or on Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from multiprocessing import connection, forkserver
+from multiprocessing.reduction import ForkingPickler
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.text import how_ended, shown
+from trainpipes.errors import ConfigError, WorkerError
+
+if TYPE_CHECKING:
+    from trainpipes.integrations.on_ray import RayCluster
+
+T = TypeVar("T")
+S = TypeVar("S")
+R = TypeVar("R")
+
+#: The variable by which tokenizers are told to start no threads.
+PARALLELISM = "TOKENIZERS_PARALLELISM"
+#: What the server that forks processes imports once for all of them.
+PRELOADED = "trainpipes.storage.writers.write"
+
+
+class Executor(Protocol):
+    """Runs tasks: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)``. A context, for one job at a time."""
+
+    @property
+    def workers(self) -> int:
+        """How many tasks run at once; on Ray, about."""
+        ...
+
+    def __enter__(self) -> Executor: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def check_path(self, path: str, option: str) -> None:
+        """Raise ConfigError where a worker cannot get at a path or URL, which ``option`` named."""
+        ...
+
+    def map_unordered(
+        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
+    ) -> Iterator[tuple[T, R]]:
+        """Each task with what ``fn(task, state)`` gives, as they end. Closed early, it ends the others.
+
+        Args:
+            fn: does a task. Pickles, but for threads, as ``open_state`` does.
+            tasks: taken one by one, when there is room for it; ``str(task)`` is for messages.
+            open_state: called once in each worker, before its first task. A state with a method ``close`` is
+                closed at the end, where the worker is a thread.
+
+        Raises:
+            Exception: what a task has raised.
+            WorkerError: a worker has died; says at which task.
+            ConfigError: what is sent does not pickle.
+        """
+        ...
+
+
+class Stopped(BaseException):
+    """Raised in a task that is to end because another one failed."""
+
+
+_here = threading.local()
+
+
+def check_stop() -> None:
+    """Raise ``Stopped`` in a task that is to end; whoever works long calls it now and then."""
+    check = getattr(_here, "check", None)
+    if check is not None:
+        check()
+
+
+def set_stop_check(check: Callable[[], None] | None) -> None:
+    """Say what ``check_stop`` calls in this thread."""
+    _here.check = check
+
+
+class _OnThisMachine:
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def check_path(self, path: str, option: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Threads(_OnThisMachine):
+    """Threads of this process. With one, the thread that asks does the work.
+
+    Args:
+        n: how many.
+    """
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        whole_number(self.n, 1, "Threads(n)", "how many work at once")
+
+    @property
+    def workers(self) -> int:
+        return self.n
+
+    def map_unordered(
+        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
+    ) -> Iterator[tuple[T, R]]:
+        states: list[S] = []
+        try:
+            if self.n > 1:
+                yield from self._beside(fn, tasks, open_state, states)
+                return
+            for task in tasks:
+                if not states:
+                    states.append(open_state())
+                yield task, fn(task, states[0])
+        finally:
+            for state in states:
+                close = getattr(state, "close", None)
+                if close is not None:
+                    close()
+
+    def _beside(
+        self,
+        fn: Callable[[T, S], R],
+        tasks: Iterable[T],
+        open_state: Callable[[], S],
+        states: list[S],
+    ) -> Iterator[tuple[T, R]]:
+        stop = threading.Event()
+
+        def check() -> None:
+            if stop.is_set():
+                raise Stopped
+
+        def do(task: T) -> R:
+            if not hasattr(_here, "state"):
+                set_stop_check(check)
+                _here.state = open_state()
+                states.append(_here.state)
+            return fn(task, _here.state)
+
+        pool = ThreadPoolExecutor(self.n, "trainpipes-task")
+        try:
+            yield from _as_they_end(lambda task: pool.submit(do, task), tasks, self.n)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class Processes(_OnThisMachine):
+    """Processes of this machine, which end with this one, however it ends. A script that uses them does so
+    below ``if __name__ == "__main__":``.
+
+    Args:
+        n: how many; one a core if left out.
+    """
+
+    n: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n is not None:
+            whole_number(self.n, 1, "Processes(n)", "how many work at once")
+
+    @property
+    def workers(self) -> int:
+        return self.n or cores()
+
+    def check_path(self, path: str, option: str) -> None:
+        refuse_memory(path, option)
+
+    def map_unordered(
+        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
+    ) -> Iterator[tuple[T, R]]:
+        payload = _pickled((fn, open_state), self)
+        context = _context()
+        theirs, ours = context.Pipe(duplex=False)  # closed with this process
+        pool = ProcessPoolExecutor(
+            self.workers, context, initializer=_begin, initargs=(theirs, payload)
+        )
+        running: dict[Future[Any], T] = {}
+        others, ours_now = set(multiprocessing.active_children()), set[Any]()
+        whole = False
+
+        def submit(task: T) -> Future[R]:
+            future: Future[R] = pool.submit(_do, task)
+            ours_now.update(set(multiprocessing.active_children()) - others)
+            return future
+
+        try:
+            yield from _as_they_end(submit, tasks, self.workers, running)
+            whole = True
+        except BrokenProcessPool as error:
+            pool.shutdown()
+            raise _died([*running.values()], ours_now) from error
+        finally:
+            if not whole:
+                ours.send_bytes(b"end")
+            pool.shutdown(cancel_futures=True)
+            ours.close()
+            theirs.close()
+
+
+@dataclass
+class Ray:
+    """Tasks on a Ray cluster. What they read and write is at URLs, unless all nodes see the same files.
+
+    Args:
+        address: of the cluster, as ``ray.init()`` takes it. If left out, the one that this process is
+            connected to, that of ``RAY_ADDRESS``, or one that is started on this machine for the job.
+        shared_filesystem: whether all nodes see the same files at the same paths, as with NFS.
+    """
+
+    address: str | None = None
+    shared_filesystem: bool = False
+    _cluster: RayCluster | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        flag(self.shared_filesystem, "Ray(shared_filesystem)")
+        if self.address is not None and (not isinstance(self.address, str) or not self.address):
+            raise ConfigError(
+                'Ray(address) must be that of a cluster, such as "10.0.0.1:6379" or '
+                f'"ray://10.0.0.1:10001", got {shown(self.address)}'
+            )
+
+    def __enter__(self) -> Ray:
+        from trainpipes.integrations.on_ray import RayCluster
+
+        cluster = RayCluster(self.address, shared_filesystem=self.shared_filesystem)
+        self._cluster = cluster.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._cluster is not None:
+            self._cluster.__exit__(None, None, None)
+            self._cluster = None
+
+    @property
+    def workers(self) -> int:
+        assert self._cluster is not None
+        return max(1, self._cluster.cpus)
+
+    def check_path(self, path: str, option: str) -> None:
+        refuse_memory(path, option)
+        assert self._cluster is not None
+        self._cluster.check_path(path, option)
+
+    def map_unordered(
+        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
+    ) -> Iterator[tuple[T, R]]:
+        assert self._cluster is not None
+        return self._cluster.run(fn, tasks, open_state)
+
+
+def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
+    """``executor=`` of a function, or the default where it is None."""
+    if value is None:
+        return default
+    if not isinstance(value, Threads | Processes | Ray):
+        raise ConfigError(
+            f"{caller}(executor) must be Threads(n), Processes(n) or Ray(address) of trainpipes.storage, or "
+            f"None, got {shown(value)}"
+        )
+    return value
+
+
+def refuse_memory(path: str, option: str) -> None:
+    """Raise for what is in the memory of one process where others work."""
+    if path.startswith("memory://"):
+        raise ConfigError(
+            f"{option}: {path} is in the memory of one process, and others work there: give a path, or a URL "
+            "of storage"
+        )
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    mine = getattr(os, "sched_getaffinity", None)
+    return (os.cpu_count() or 1) if mine is None else len(mine(0))
+
+
+def use_threads(threads: int) -> None:
+    """Let a worker process use no more threads than it has cores: others work on the rest."""
+    import pyarrow as pa
+    import torch
+
+    if threads == 1:
+        os.environ[PARALLELISM] = "false"  # read whenever a tokenizer encodes
+    torch.set_num_threads(threads)
+    pa.set_cpu_count(threads)
+
+
+def portable(error: BaseException, task: object) -> BaseException:
+    """An error that reaches the process that asked."""
+    try:
+        if isinstance(pickle.loads(pickle.dumps(error)), Exception):
+            return error
+    except Exception:  # of whatever its own methods do
+        pass
+    try:
+        said = str(error)
+    except Exception as of_it:
+        said = f"(its text cannot be had: {type(of_it).__qualname__})"
+    return WorkerError(f"{type(error).__qualname__}: {said} (at {task})")
+
+
+def _as_they_end(
+    submit: Callable[[T], Future[R]],
+    tasks: Iterable[T],
+    most: int,
+    running: dict[Future[R], T] | None = None,
+) -> Iterator[tuple[T, R]]:
+    """Tasks and results; ``most`` are in flight at a time, and ``running`` says which."""
+    running = {} if running is None else running
+    waiting = iter(tasks)
+    more = True
+    while True:
+        while more and len(running) < most:
+            try:
+                task = next(waiting)
+            except StopIteration:
+                more = False
+            else:
+                running[submit(task)] = task
+        if not running:
+            return
+        ended, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in ended:
+            result = future.result()
+            yield running.pop(future), result
+
+
+def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
+    """Says how a worker died, and at which of the tasks that were running; the pool ends the others."""
+    ended = [one for one in workers if one.exitcode not in (None, 0, -signal.SIGTERM)]
+    who = "a worker process has died"
+    if ended:
+        who = f"process {ended[0].pid} {how_ended(ended[0].exitcode)}"
+    return WorkerError(
+        f"{who} while making {' or '.join(sorted(map(str, tasks)))}; the same call goes on after the files "
+        "that are whole, with fewer processes if memory ran out: executor=Processes(n). A program that is a "
+        'script calls it below `if __name__ == "__main__":`, since processes import the script'
+    )
+
+
+def _pickled(work: Any, executor: Processes) -> bytes:
+    try:
+        return bytes(ForkingPickler.dumps(work))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"executor={executor}: the pipeline must pickle to reach a process, and does not ({error}); "
+            "define functions at the top of a module, or leave executor out"
+        ) from error
+
+
+def _context() -> Any:
+    """Starts processes. A fork of this one would copy locks that other threads hold; a server that has
+    imported what they need, and nothing else, forks them in no time, and they share its memory."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    # Unless the user's program has said what it is to import.
+    if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:
+        context.set_forkserver_preload([PRELOADED])
+    return context
+
+
+#: What this worker process does: pickled, and then opened.
+_payload = b""
+_work: tuple[Callable[[Any, Any], Any], Any] | None = None
+
+
+def _begin(parent: Any, payload: bytes) -> None:
+    """Called first in each worker process."""
+    global _payload
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this one
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    use_threads(1)
+    _payload = payload
+
+
+def _end_with(parent: Any) -> None:
+    """End this process as soon as its parent says so or is gone, whatever it is at."""
+    connection.wait([parent])
+    os._exit(1)
+
+
+def _do(task: Any) -> Any:
+    global _work
+    try:
+        if _work is None:
+            fn, open_state = pickle.loads(_payload)
+            _work = fn, open_state()
+        return _work[0](task, _work[1])
+    except Exception as error:
+        found = portable(error, task)
+        if found is error:
+            raise
+        raise found from None

@@ -1,0 +1,531 @@
+"""The one way out: files that tasks make, each whole or not there, and a manifest that appears last.
+
+    part-00000.parquet      a file that is whole
+    _manifest.json          what was written, and of each file its rows, bytes and CRC-32; appears last
+    _unfinished/            until then:
+        about.json              what is being written
+        *.done.json             of each file that is whole: rows, bytes, CRC-32, and where the next one begins
+        *.part                  files in work
+        lock                    who writes
+
+So a process that is killed at any moment loses the files in work, and the next one goes on after the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+from zlib import crc32
+
+from trainpipes._internal.checks import flag
+from trainpipes._internal.progress import Progress
+from trainpipes.errors import (
+    ConfigError,
+    DataChangedError,
+    SchemaError,
+    StateError,
+    TrainpipesError,
+    UnreachableError,
+    UnreadableError,
+)
+from trainpipes.state.identity import check_identity, first_difference, said
+from trainpipes.storage.executor import Executor
+from trainpipes.storage.places import LOCK, WORK, Place, place_at
+
+MANIFEST = "_manifest.json"
+ABOUT = f"{WORK}/about.json"
+#: What the name of a sidecar ends with, after that of its file.
+SIDECAR = ".done.json"
+#: What is in the folder of what is not finished where nothing is whole.
+LOCK_NAME = LOCK.rpartition("/")[2]
+KEPT = {"about.json", LOCK_NAME}
+#: The number of the manifest's form.
+FORM = 1
+#: Names that files are given; others in the folder are left alone.
+OURS = re.compile(r"part-\d{5,}\.[\w.]+")
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """What is known of a file that is whole. Whoever makes it says rows, and what it likes of the rest.
+
+    Attributes:
+        rows: in it.
+        columns: names and types; those of all files are the same.
+        cursor: where the rows after its last begin, of JSON types; not kept in the manifest.
+        notes: of JSON types, kept in the manifest.
+        file: its name; ``run`` sets this, and the following.
+        bytes: of the file.
+        crc32: of these.
+    """
+
+    rows: int
+    columns: dict[str, str] | None = None
+    cursor: Any = None
+    notes: dict[str, Any] = field(default_factory=dict)
+    file: str = ""
+    bytes: int = 0
+    crc32: str = ""
+
+
+class Task(Protocol):
+    """What a file is made of. Pickles; ``str(task)`` is for messages."""
+
+    @property
+    def name(self) -> str:
+        """The file's name, such as "part-00003.parquet"."""
+        ...
+
+
+T = TypeVar("T", bound=Task)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files that were written.
+
+    Attributes:
+        folder: where: a path or URL.
+        files: paths or URLs of the files, in the order of the rows.
+        rows: how many there are in all.
+        bytes: of all files.
+        columns: their names and types.
+        kept: files that were there already.
+        entries: what is known of each file.
+        notes: of the writer, as ``OutputFolder.finish`` got them.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    rows: int
+    bytes: int
+    columns: dict[str, str] = field(repr=False)
+    kept: int = field(compare=False)
+    entries: tuple[FileInfo, ...] = field(repr=False)
+    notes: dict[str, Any] = field(default_factory=dict, repr=False)
+    _place: Place | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def verify(self) -> None:
+        """Compare all files with the manifest's checksums: 1 to 3 GB/s.
+
+        Raises:
+            DataChangedError: one has changed since it was written.
+        """
+        check_bytes(self._place or place_at(self.folder, "verify"), self.entries)
+
+
+class OutputFolder:
+    """A folder that one job writes to. A context: entered, it is locked, and knows what is there already.
+
+    Args:
+        folder: a path or URL; made if it is not there.
+        caller: who writes, for messages.
+        about: what is written, of JSON types: "pipeline" as states have it, "options", and "inputs", a
+            checksum of the files that are read.
+        overwrite: whether what was written there before, of whatever pipeline, is removed.
+        storage_options: of the URL's file system.
+
+    Attributes:
+        place: where.
+        files: those that are whole, by name, in the order of their names.
+        finished: the manifest, if all are.
+
+    Raises:
+        ConfigError: the folder holds something else, another process writes to it, or it cannot be written.
+        DataChangedError: the input has changed since, or a file that is whole.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str] | Place,
+        caller: str,
+        about: Mapping[str, Any],
+        *,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.place: Place = (
+            place_at(folder, caller, storage_options)
+            if isinstance(folder, str | os.PathLike)
+            else folder
+        )
+        self.caller = caller
+        self.files: dict[str, FileInfo] = {}
+        self.finished: Manifest | None = None
+        self._about = json.loads(json.dumps(about))
+        self._overwrite = flag(overwrite, f"{caller}(overwrite)")
+        self._stack = ExitStack()
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.place.root.rpartition("/")[2]
+
+    @property
+    def columns(self) -> dict[str, str] | None:
+        """Names and types of the files' columns; None before the first file."""
+        return next((info.columns for info in self.files.values()), None)
+
+    def __enter__(self) -> OutputFolder:
+        try:
+            if self._overwrite or not self._is_finished() or WORK in self.place.sizes():
+                self._stack.enter_context(self.place.locked())
+                self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        server_is_gone = isinstance(error, UnreachableError) and (error.attempts or 0) > 1
+        if self.finished is None and not server_is_gone:
+            with suppress(OSError, TrainpipesError):
+                self._sweep()  # which makes room on a disk that is full
+                if not self.place.sizes(WORK).keys() - KEPT:
+                    self.place.remove(ABOUT)
+        self._stack.close()
+
+    def note(self, info: FileInfo) -> None:
+        """Know of a file that has become whole, whose sidecar is written.
+
+        Raises:
+            SchemaError: its columns are not those of the files before it.
+        """
+        if self.columns is not None and info.columns != self.columns:
+            raise SchemaError(
+                f"{self.caller}(): the files written so far have columns {self.columns}, and the next rows "
+                f"have {info.columns}; write all anew with overwrite=True",
+                stage=self.caller,
+            )
+        self.files[info.file] = info
+
+    def finish(self, notes: Mapping[str, Any] | None = None) -> Manifest:
+        """Write the manifest: everything is there.
+
+        Args:
+            notes: of JSON types, kept in it.
+        """
+        self.files = dict(sorted(self.files.items(), key=lambda item: (len(item[0]), item[0])))
+        content: dict[str, Any] = {"trainpipes_files": FORM, "columns": self.columns or {}}
+        content |= {"rows": sum(info.rows for info in self.files.values())}
+        content |= {"files": [_entry(info) for info in self.files.values()]}
+        content |= {"notes": dict(notes or {}), **self._about}
+        write_json(self.place, MANIFEST, content)
+        self._sweep()
+        self._clear()
+        self.finished = self._manifest(content, 0)
+        return self.finished
+
+    def _manifest(self, content: Mapping[str, Any], kept: int) -> Manifest:
+        entries = tuple(replace(info, cursor=None) for info in self.files.values())
+        return Manifest(
+            self.place.root, tuple(self.place.at(one.file) for one in entries), content["rows"],
+            sum(one.bytes for one in entries), content["columns"], kept, entries,
+            content.get("notes", {}), _place=self.place,
+        )  # fmt: skip
+
+    def _is_finished(self) -> bool:
+        """Whether all is there already, of what is to be written."""
+        if MANIFEST not in self.place.sizes():
+            return False
+        found = read_manifest(self.place)
+        self._check_same(found)
+        self.files = {one["file"]: _info(one, found["columns"]) for one in found["files"]}
+        self._check_there()
+        self.finished = self._manifest(found, len(self.files))
+        return True
+
+    def _open(self) -> None:
+        names, work = self.place.sizes(), self.place.sizes(WORK)
+        if MANIFEST in names and not self._overwrite and self._is_finished():
+            self._clear()  # another one has finished it, or was killed thereafter
+            return
+        others = [name for name in names if name != WORK and not name.startswith(".")]
+        if MANIFEST not in names and "about.json" not in work and others:
+            raise ConfigError(
+                f"{self.caller}(): {self.place.root} holds files that no writer has written: give a folder "
+                "that is empty, or not there yet",
+                path=self.place.root,
+            )
+        if MANIFEST in names:
+            write_json(
+                self.place, ABOUT, {}
+            )  # what is there is a writer's, also without the manifest
+            self.place.remove(MANIFEST)
+        done = [] if self._overwrite else [name for name in work if name.endswith(SIDECAR)]
+        before = self._about_before() if "about.json" in work and not self._overwrite else None
+        if done:
+            self._check_same(before or {})
+            texts = self.place.read_all([f"{WORK}/{name}" for name in done])
+            infos = [
+                _parsed(text, self.place.at(name)) for text, name in zip(texts, done, strict=True)
+            ]
+            self.files = {
+                info.file: info for info in sorted(infos, key=lambda i: (len(i.file), i.file))
+            }
+            self._check_there()
+        elif before != self._about:
+            self._clear()
+        write_json(self.place, ABOUT, self._about)
+        self._sweep()
+
+    def _about_before(self) -> dict[str, Any]:
+        return dict(_parse_json(b"".join(self.place.blocks(ABOUT)), self.place.at(ABOUT)))
+
+    def _clear(self) -> None:
+        """Remove what stands in the folder of what is not finished."""
+        found = {name: size for name, size in self.place.sizes(WORK).items() if name != LOCK_NAME}
+        self.place.remove(*(f"{WORK}/{name}" for name, size in found.items() if size >= 0))
+        for name in (name for name, size in found.items() if size < 0):
+            self.place.remove_folder(f"{WORK}/{name}")
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left behind: parts of files, and files without a sidecar."""
+        work = self.place.sizes(WORK)
+        self.place.remove(
+            *(f"{WORK}/{name}" for name in work if name.endswith(".part")),
+            *(n for n in self.place.sizes() if OURS.fullmatch(n) and f"{n}{SIDECAR}" not in work),
+        )
+
+    def _check_there(self) -> None:
+        """Compare files with the sizes that they were written with."""
+        sizes = self.place.sizes() if self.files else {}
+        for name, info in self.files.items():
+            if name not in sizes:
+                raise _changed(self.place.at(name), os.strerror(errno.ENOENT))
+            if sizes[name] != info.bytes:
+                how = f"it has {sizes[name]:,} bytes, and {info.bytes:,} were written"
+                raise _changed(self.place.at(name), how)
+
+    def _check_same(self, before: Mapping[str, Any]) -> None:
+        root, mine = self.place.root, self._about
+        way_out = (
+            "write the same pipeline with the same options, give another folder, or overwrite=True"
+        )
+        found = first_difference(before.get("options"), mine.get("options"))
+        if found is not None:
+            raise ConfigError(
+                f"{root} holds files that {self.caller}() wrote with {found[0]}: {said(found[1])}, now "
+                f"{said(found[2])}; {way_out}",
+                path=root,
+            )
+        try:
+            check_identity(json.dumps(before.get("pipeline")), json.dumps(mine.get("pipeline")))
+        except StateError as error:
+            raise ConfigError(
+                f"{root} holds the rows of another pipeline, {str(error).split('; ')[0]}; {way_out}",
+                path=root,
+            ) from error
+        if before.get("inputs") != mine.get("inputs"):
+            raise DataChangedError(
+                f"{self.caller}(): the input was changed, as its files' times or etags say, since {root} was "
+                "begun (a copy counts as changed, too): begin anew with overwrite=True",
+                path=root,
+            )
+
+
+def run(
+    tasks: Iterable[T],
+    make: Callable[..., FileInfo],
+    folder: OutputFolder,
+    executor: Executor,
+    *,
+    open_state: Callable[[], Any] | None = None,
+    total: int | None = None,
+    job: str = "writing",
+    notes: Callable[[Mapping[str, FileInfo]], Mapping[str, Any]] | None = None,
+) -> Manifest:
+    """Make the files of tasks that are not whole yet, each with its sidecar, and at the end the manifest.
+
+    Args:
+        tasks: one for each file; taken one by one, when there is room for it.
+        make: called as ``make(task, file)``, or ``make(task, file, state)`` with ``open_state``; writes the
+            file, calls ``file.advance(rows)`` now and then, and says what is in it. Pickles, but for threads.
+        folder: entered. If it is finished, nothing is done.
+        executor: entered.
+        open_state: called once in each worker, before its first task.
+        total: rows of all tasks, for the progress bar.
+        job: what is done, for the bar.
+        notes: says what the manifest is to hold besides, of the files by name.
+
+    Raises:
+        Exception: what a task has raised; the files that are whole stay.
+        SchemaError: two files have different columns.
+        ConfigError: there are no tasks.
+    """
+    if folder.finished is not None:
+        return folder.finished
+    kept = len(folder.files)
+    with Progress(f"{job} {folder.name}", total, "rows") as progress:
+        progress.skip(sum(info.rows for info in folder.files.values()))
+        shown = _Shown(progress.advance)
+        opener = _Opener(make, open_state, folder.place, shown)
+        missing = (task for task in tasks if task.name not in folder.files)
+        done = executor.map_unordered(_make_file, missing, opener)
+        with closing(done):  # type: ignore[type-var]
+            for task, info in done:
+                folder.note(info)
+                shown.end(task.name, info.rows)
+    if not folder.files:
+        raise ConfigError(
+            f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
+        )
+    return replace(folder.finish(None if notes is None else notes(folder.files)), kept=kept)
+
+
+class _Shown:
+    """Shows how far all files are. A copy in another process shows nothing: rows count with whole files."""
+
+    def __init__(self, advance: Callable[[int], None]) -> None:
+        self._advance: Callable[[int], None] | None = advance
+        self._begun: dict[str, int] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_advance": None, "_begun": {}}
+
+    def advance(self, name: str, rows: int) -> None:
+        if self._advance is not None:
+            self._begun[name] = self._begun.get(name, 0) + rows
+            self._advance(rows)
+
+    def end(self, name: str, rows: int) -> None:
+        assert self._advance is not None
+        self._advance(rows - self._begun.pop(name, 0))
+
+
+@dataclass(frozen=True)
+class _Opener:
+    """Opens, in a worker, what makes files."""
+
+    make: Callable[..., FileInfo]
+    open_state: Callable[[], Any] | None
+    place: Place
+    shown: _Shown
+
+    def __call__(self) -> _Maker:
+        state = () if self.open_state is None else (self.open_state(),)
+        return _Maker(self.make, state, self.place, self.shown)
+
+
+@dataclass(frozen=True)
+class _Maker:
+    make: Callable[..., FileInfo]
+    state: tuple[Any, ...]
+    place: Place
+    shown: _Shown
+
+    def close(self) -> None:
+        for state in self.state:
+            if hasattr(state, "close"):
+                state.close()
+
+
+def _make_file(task: Task, maker: _Maker) -> FileInfo:
+    """Make a file, put it in its place, and its sidecar after it."""
+    name, place = task.name, maker.place
+    try:
+        with place.file(name) as file:
+            file.on_advance = partial(maker.shown.advance, name)
+            info = maker.make(task, file, *maker.state)
+        info = replace(info, file=name, bytes=file.size, crc32=f"{file.check:08x}")
+        write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
+    except TrainpipesError as error:
+        if error.path is None:
+            error.message = f"{error.message} (while making {task})"
+        raise
+    except Exception as error:
+        error.add_note(f"while making {task}")
+        raise
+    return info
+
+
+def write_json(place: Place, name: str, content: Any) -> None:
+    """Put a small file in its place, whole."""
+    with place.file(name) as file:
+        file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
+
+
+def read_manifest(place: Place) -> dict[str, Any]:
+    """What a manifest says.
+
+    Raises:
+        UnreadableError: it is damaged.
+    """
+    path = place.at(MANIFEST)
+    found = _parse_json(b"".join(place.blocks(MANIFEST)), path)
+    try:
+        good = found["trainpipes_files"] == FORM and type(found["rows"]) is int
+        good = good and all(
+            {"file", "rows", "bytes", "crc32"} <= one.keys() for one in found["files"]
+        )
+        good = good and not any("/" in one["file"] for one in found["files"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path) from error
+    if not good:
+        raise _damaged(path)
+    return dict(found)
+
+
+def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
+    """Compare files with their checksums.
+
+    Raises:
+        DataChangedError: one has changed since it was written.
+    """
+    for info in files:
+        check = 0
+        try:
+            for block in place.blocks(info.file):
+                check = crc32(block, check)
+        except UnreachableError:
+            raise
+        except OSError as error:
+            raise _changed(place.at(info.file), str(error.strerror or error)) from error
+        if f"{check:08x}" != info.crc32:
+            raise _changed(place.at(info.file), "its bytes are not those that were written")
+
+
+def _entry(info: FileInfo) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    return {
+        "file": info.file, "rows": info.rows, "bytes": info.bytes, "crc32": info.crc32, **info.notes
+    }  # fmt: skip
+
+
+def _info(entry: Mapping[str, Any], columns: dict[str, str]) -> FileInfo:
+    known = {"file", "rows", "bytes", "crc32"}
+    notes = {name: value for name, value in entry.items() if name not in known}
+    return FileInfo(columns=columns, notes=notes, **{name: entry[name] for name in known})
+
+
+def _parsed(text: bytes, path: str) -> FileInfo:
+    try:
+        return FileInfo(**_parse_json(text, path))
+    except TypeError as error:
+        raise _damaged(path) from error
+
+
+def _parse_json(text: bytes, path: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path) from error
+
+
+def _damaged(path: str) -> UnreadableError:
+    return UnreadableError(
+        f"{path} is damaged, or of another version: remove the folder and write it anew", path=path
+    )
+
+
+def _changed(path: str, how: str) -> DataChangedError:
+    return DataChangedError(
+        f"{path} is not as it was written: {how}; write it anew with overwrite=True", path=path
+    )

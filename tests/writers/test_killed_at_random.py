@@ -1,0 +1,153 @@
+"""Whatever writes is killed at drawn moments, and the same call ends with the bytes of one that was not."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+#: What is run and killed: a writer's name, what does the work, the folder of the rows, the output.
+PROGRAM = """
+import sys
+import trainpipes as tp
+from trainpipes.prepare import tokenize
+from trainpipes.storage import Processes, Threads
+
+if __name__ == "__main__":
+    name, executor, rows, out = sys.argv[1:]
+    workers = {"1": Threads(1), "threads": Threads(2), "processes": Processes(2)}[executor]
+    pipe = tp.list_files(rows).read_parquet()
+    if name == "tokenize":
+        tokenize(pipe.select("text").tokenize("bytes"), out, executor=workers)
+    elif name == "write_memmap":
+        pipe.select("x", "ids").shuffle(500).write_memmap(out)
+    else:
+        getattr(pipe.shuffle(500), name)(out, rows_per_file=997, executor=workers)
+"""
+CASES = [
+    ("write_parquet", "processes"), ("write_json", "threads"), ("write_memmap", "1"),
+    ("write_parquet", "1"), ("write_arrow", "threads"), ("tokenize", "processes"),
+]  # fmt: skip
+MANIFESTS = {"_manifest.json", "manifest.json"}
+
+
+def written(folder: Path, rows: int) -> str:
+    """Files of so many rows."""
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for number in range(8):
+        lists = [rng.integers(0, 99, n % 50).tolist() for n in range(rows // 8)]
+        texts = ["word " * (n % 90) for n in range(rows // 8)]
+        table = pa.table({"x": range(rows // 8), "text": texts, "ids": lists})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=500)
+    return str(folder)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def start(script: Path, *words: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "TRAINPIPES_CACHE": "off"}
+    return subprocess.Popen([sys.executable, str(script), *words], env=environment)
+
+
+@pytest.mark.parametrize(("name", "executor"), CASES[:3])
+def test_after_kills_the_files_are_those_of_one_that_was_not_killed(
+    name: str, executor: str, tmp_path: Path
+) -> None:
+    check_kills(name, executor, 2, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("name", "executor"), CASES)
+def test_after_fifty_kills_too(name: str, executor: str, tmp_path: Path) -> None:
+    check_kills(name, executor, 50, tmp_path)
+
+
+def check_kills(name: str, executor: str, kills: int, folder: Path) -> None:
+    rows = written(folder / "in", 16_000)
+    script = folder / "script.py"
+    script.write_text(PROGRAM)
+    whole, out = folder / "whole", folder / "out"
+    assert start(script, name, "1", rows, str(whole)).wait() == 0
+    rng, expected, done = random.Random(f"{name} {executor}"), contents(whole), 0
+    for _ in range(3 * kills):
+        process = start(script, name, executor, rows, str(out))
+        wait_for_files(out, rng.randrange(len(expected)), process)
+        time.sleep(rng.uniform(0, 0.02))
+        children = []
+        with suppress(psutil.NoSuchProcess):  # it has ended by itself
+            children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        ended = process.wait()
+        assert not psutil.wait_procs(children, timeout=20)[
+            1
+        ]  # they end with the one that is killed
+        left = contents(out) if out.exists() else {}
+        noted = {path.name for path in (out / "_unfinished").glob("*.done.json")}
+        for file in left:
+            if MANIFESTS & left.keys() or f"{file}.done.json" in noted:
+                assert left[file] == expected[file], file
+        if ended == 0:
+            shutil.rmtree(out)
+            continue
+        done += 1
+        if done == kills:
+            break
+    assert done
+    assert start(script, name, executor, rows, str(out)).wait() == 0
+    assert contents(out) == expected
+
+
+def wait_for_files(out: Path, files: int, process: subprocess.Popen[bytes]) -> None:
+    """Until so many files are noted as whole, and another one is in work; or the process has ended."""
+    while process.poll() is None:
+        noted = len(list((out / "_unfinished").glob("*.done.json")))
+        if noted >= files and (list((out / "_unfinished").glob("*.part")) or not files):
+            return
+        if list(out.parent.glob(f".{out.name}.*.part")):
+            return
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("name", ["write_parquet", "write_arrow", "write_json", "write_memmap"])
+def test_two_gigabytes_take_less_than_one_of_memory(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for number in range(20):
+        ids = rng.integers(0, 50_000, (12_500, 100), dtype=np.int64)
+        lists = pa.ListArray.from_arrays(
+            pa.array(range(0, 1_250_001, 100), pa.int32()), ids.ravel()
+        )
+        table = pa.table({"x": pa.array(range(12_500)), "text": ["t"] * 12_500, "ids": lists})
+        for part in range(10):
+            pq.write_table(table, folder / f"{number}-{part}.parquet", row_group_size=2_500)
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.replace("rows_per_file=997, ", ""))
+    process: Any = psutil.Popen(
+        [sys.executable, str(script), name, "1", str(folder), str(tmp_path / "out")]
+    )
+    most = 0
+    while process.poll() is None:
+        most = max(most, process.memory_full_info().uss)
+        time.sleep(0.1)
+    assert process.returncode == 0
+    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) > 300_000_000
+    assert most < 1_000_000_000

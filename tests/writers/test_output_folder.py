@@ -1,0 +1,288 @@
+"""A folder of whole files: on a disk, in a store of objects, and where that fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+import trainpipes as tp
+from trainpipes.storage import Threads, places
+from unfinished import begun_again, noted
+
+
+def rows(count: int = 100) -> tp.Pipeline:
+    return tp.from_arrow(pa.table({"x": range(count)})).shuffle(20, seed=1)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# What a kill leaves
+
+
+def test_a_file_without_a_note_is_made_again(tmp_path: Path) -> None:
+    rows().write_json(tmp_path / "whole", rows_per_file=30)
+    rows().write_json(tmp_path / "out", rows_per_file=30)
+    begun_again(tmp_path / "out", 2)
+    (tmp_path / "out" / "part-00002.jsonl").write_text("half")
+    (tmp_path / "out" / "_unfinished" / "part-00003.jsonl.12ab.part").write_text("half")
+    assert rows().write_json(tmp_path / "out", rows_per_file=30).kept == 2
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not (tmp_path / "out" / "_unfinished").exists()
+
+
+def test_a_manifest_counts_whatever_else_a_kill_left(tmp_path: Path) -> None:
+    rows().write_json(tmp_path / "out", rows_per_file=30)
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out" / "_unfinished").mkdir()
+    (tmp_path / "out" / "_unfinished" / "about.json").write_text("{}")
+    assert rows().write_json(tmp_path / "out", rows_per_file=30).kept == 4
+    assert contents(tmp_path / "out") == whole
+    assert not (tmp_path / "out" / "_unfinished").exists()
+
+
+def test_a_kill_while_old_files_are_removed_leaves_a_folder_that_can_be_written(
+    tmp_path: Path,
+) -> None:
+    rows().write_json(tmp_path / "out", rows_per_file=30)
+    (tmp_path / "out" / "_unfinished").mkdir()
+    (tmp_path / "out" / "_unfinished" / "about.json").write_text("{}")
+    (tmp_path / "out" / "_manifest.json").unlink()
+    written = rows().write_arrow(tmp_path / "out", num_files=1)
+    assert sorted(contents(tmp_path / "out")) == ["_manifest.json", "part-00000.arrow"]
+    assert (written.rows, written.kept) == (100, 0)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"rows": 1, "odd": 2}'])
+def test_a_damaged_note_is_refused_with_its_name(text: str, tmp_path: Path) -> None:
+    rows().write_json(tmp_path / "out", rows_per_file=30)
+    begun_again(tmp_path / "out", 2)
+    (tmp_path / "out" / "_unfinished" / "part-00001.jsonl.done.json").write_text(text)
+    with pytest.raises(tp.UnreadableError, match=r"part-00001.jsonl.done.json is damaged"):
+        rows().write_json(tmp_path / "out", rows_per_file=30)
+
+
+def test_other_options_may_be_given_while_nothing_is_whole(tmp_path: Path) -> None:
+    rows().write_json(tmp_path / "out", rows_per_file=30)
+    begun_again(tmp_path / "out", 0)
+    for path in (tmp_path / "out").glob("part-*"):
+        path.unlink()
+    assert rows().write_json(tmp_path / "out", rows_per_file=50).rows == 100
+
+
+def test_with_whole_files_other_options_are_refused(tmp_path: Path) -> None:
+    rows().write_json(tmp_path / "out", rows_per_file=30)
+    begun_again(tmp_path / "out", 1)
+    with pytest.raises(tp.ConfigError, match="with rows_per_file: 30, now 50"):
+        rows().write_json(tmp_path / "out", rows_per_file=50)
+    assert len(noted(tmp_path / "out")) == 1
+
+
+def test_hidden_files_of_others_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / ".DS_Store").write_text("")
+    assert rows().write_json(tmp_path).rows == 100
+    assert (tmp_path / ".DS_Store").exists()
+
+
+# Who writes
+
+HOLDER = """
+import sys
+import trainpipes as tp
+
+def waits(row):
+    if row["x"] == 50:
+        print("writing", flush=True)
+        sys.stdin.read()
+    return row
+
+tp.from_dataset([{"x": n} for n in range(100)]).map(waits, version="1").write_json(
+    sys.argv[1], rows_per_file=30
+)
+"""
+
+
+def test_a_second_process_is_refused_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", HOLDER, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"writing\n"
+        with pytest.raises(tp.ConfigError, match=r"another process writes to .*/out: let one"):
+            rows().write_json(out)
+        holder.kill()
+    assert rows().write_json(out).rows == 100
+
+
+# At a URL
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    system = fsspec.filesystem("memory")
+    yield system
+    system.rm("/written", recursive=True) if system.exists("/written") else None
+
+
+def test_any_file_system_of_fsspec_will_do(memory: Any, tmp_path: Path) -> None:
+    rows().write_parquet(tmp_path / "here", rows_per_file=30)
+    written = rows().write_parquet("memory://written/a", rows_per_file=30, executor=Threads(2))
+    there = {path.rpartition("/")[2]: memory.cat(path) for path in memory.ls("/written/a", False)}
+    assert there == contents(tmp_path / "here")
+    assert written.files[0] == "memory://written/a/part-00000.parquet"
+    written.verify()
+    assert rows().write_parquet("memory://written/a", rows_per_file=30).kept == 4
+    with pytest.raises(tp.ConfigError, match=r"memory://written/a holds files .* with rows_per"):
+        rows().write_parquet("memory://written/a", rows_per_file=40)
+    rows().write_json("memory://written/a", overwrite=True)
+    found = sorted(path.rpartition("/")[2] for path in memory.ls("/written/a", False))
+    assert found == ["_manifest.json", "part-00000.jsonl"]
+
+
+@pytest.mark.parametrize("failing", ["part-00002.parquet", "part-00001.parquet.done.json"])
+def test_a_store_that_fails_leaves_whole_files_and_the_next_call_goes_on(
+    failing: str, memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows().write_parquet(tmp_path / "here", rows_per_file=30)
+    put = type(memory).put_file
+
+    def refused(self: Any, local: str, path: str, *args: Any, **options: Any) -> Any:
+        if failing in path:
+            raise PermissionError("no more room")
+        return put(self, local, path, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(memory), "put_file", refused)
+        with pytest.raises((tp.ConfigError, tp.UnreachableError), match="cannot be written"):
+            rows().write_parquet("memory://written/b", rows_per_file=30)
+    left = {
+        path.rpartition("/")[2]: memory.cat(path) for path in memory.find("/written/b", maxdepth=1)
+    }
+    here = contents(tmp_path / "here")
+    assert left
+    assert all(here[name] == data for name, data in left.items())
+    done = rows().write_parquet("memory://written/b", rows_per_file=30)
+    assert done.kept == (2 if "part-00002" in failing else 1)
+    assert {name: memory.cat(f"/written/b/{name}") for name in here} == here
+
+
+def held(memory: Any, **changes: Any) -> None:
+    """Say that another one writes to ``/written/c``."""
+    lock = {"host": socket.gethostname(), "pid": os.getpid(), "token": "other", "beat": 0}
+    memory.pipe_file("/written/c/_unfinished/lock", json.dumps({**lock, **changes}).encode())
+
+
+def test_at_a_url_a_second_one_is_refused_as_long_as_the_first_lives(
+    memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "LEASE", 0.5)
+    held(memory)
+    with pytest.raises(tp.ConfigError, match=rf"process {os.getpid()} of .* writes to memory://"):
+        rows().write_json("memory://written/c")
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    held(memory, pid=gone.pid)
+    assert rows().write_json("memory://written/c").rows == 100
+    assert not memory.find("/written/c/_unfinished")
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_one_on_another_machine_counts_as_long_as_it_gives_signs_of_life(
+    lives: bool, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "LEASE", 0.5)
+    held(memory, host="elsewhere")
+    timer = threading.Timer(0.2, lambda: held(memory, host="elsewhere", beat=7) if lives else None)
+    timer.start()
+    if lives:
+        with pytest.raises(tp.ConfigError, match=r"process \d+ of elsewhere writes to memory://"):
+            rows().write_json("memory://written/c")
+    else:
+        assert rows().write_json("memory://written/c").rows == 100
+    timer.join()
+
+
+def test_who_writes_to_a_url_gives_signs_of_life(
+    memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "BEAT", 0.05)
+    seen: list[int] = []
+
+    def look(row: dict[str, Any]) -> dict[str, Any]:
+        if row["x"] == 10:
+            for _ in range(200):
+                found = json.loads(memory.cat_file("/written/c/_unfinished/lock"))
+                seen.append(found["beat"])
+                if seen[-1] > 2:
+                    break
+                threading.Event().wait(0.05)
+        return row
+
+    rows().map(look).write_json("memory://written/c")
+    assert seen[-1] > 2
+
+
+def test_the_chain_of_a_url_is_refused() -> None:
+    with pytest.raises(tp.ConfigError, match="leave out what stands before"):
+        rows().write_json("simplecache::memory://written/c")
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, Any]]:
+    s3fs = pytest.importorskip("s3fs")
+    server = pytest.importorskip("moto.server")
+    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    served.start()
+    host, port = served.get_host_and_port()
+    options = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
+    s3fs.S3FileSystem(**options).mkdir("bucket")
+    yield options
+    served.stop()
+
+
+def test_s3_holds_the_same_files_and_nothing_besides(s3: dict[str, Any], tmp_path: Path) -> None:
+    system = fsspec.filesystem("s3", **s3, use_listings_cache=False)
+    url, how = "s3://bucket/out", {"rows_per_file": 30, "storage_options": s3}
+    rows().write_parquet(tmp_path / "here", rows_per_file=30)
+    system.pipe_file("bucket/out/_unfinished/lock", b'{"host": "a", "pid": 1, "token": "b"}')
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(places, "LEASE", 0.1)
+        rows().write_parquet(url, **how)
+    found = system.find("bucket/out")
+    assert {path.rpartition("/")[2]: system.cat(path) for path in found} == contents(
+        tmp_path / "here"
+    )
+    assert rows().write_parquet(url, **how).kept == 4
+    with pytest.raises(tp.ConfigError, match=r"s3://nowhere/out/.* cannot be written"):
+        rows().write_parquet("s3://nowhere/out", **how)
+
+
+def test_of_two_that_begin_at_once_on_s3_one_creates_the_lock(
+    s3: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = places.place_at("s3://bucket/two", "write_json", s3)
+    read, first = places._Lease._read, places.place_at("s3://bucket/two", "write_json", s3)
+    with first.locked():
+        seen: list[Any] = []
+
+        def late(self: Any) -> Any:
+            seen.append(read(self))
+            return None if len(seen) == 1 else seen[-1]  # it looked before the other had begun
+
+        monkeypatch.setattr(places._Lease, "_read", late)
+        with pytest.raises(tp.ConfigError, match="writes to s3://bucket/two"), place.locked():
+            pass
+        monkeypatch.undo()
+        assert read(places._Lease(first))["token"] == seen[0]["token"]
