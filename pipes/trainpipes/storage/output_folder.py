@@ -224,7 +224,7 @@ class OutputFolder:
         return self.finished
 
     def _manifest(self, content: Mapping[str, Any], kept: int) -> Manifest:
-        entries = tuple(self.files.values())
+        entries = tuple(replace(info, cursor=None) for info in self.files.values())
         return Manifest(
             self.place.root, tuple(self.place.at(one.file) for one in entries), content["rows"],
             sum(one.bytes for one in entries), content["columns"], kept, entries,
