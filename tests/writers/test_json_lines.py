@@ -30,6 +30,7 @@ row = st.fixed_dictionaries(
         "real": floats,
         "number": integers,
         "flag": st.none() | st.booleans(),
+        "numbers": st.lists(st.integers(-9, 9), max_size=3),
         "lists": st.none() | st.lists(st.none() | st.lists(texts, max_size=3), max_size=3),
         "record": st.none()
         | st.fixed_dictionaries({"a": floats, "b": st.none() | st.lists(integers, max_size=2)}),
@@ -43,6 +44,7 @@ SCHEMA = pa.schema(
         ("real", pa.float64()),
         ("number", pa.int64()),
         ("flag", pa.bool_()),
+        ("numbers", pa.list_(pa.int16())),
         ("lists", pa.list_(pa.large_list(pa.string()))),
         ("record", pa.struct([("a", pa.float64()), ("b", pa.list_(pa.int64()))])),
         ("turns", pa.list_(TURN)),
@@ -62,7 +64,7 @@ def test_every_value_is_read_as_what_it_was(rows: list[Any], first: int, count: 
 @pytest.mark.parametrize(
     ("array", "expected"),
     [
-        (pa.array([1.0, 1e20, 1e-7], pa.float64()), ["1.0", "1e+20", "1e-07"]),
+        (pa.array([1.0, 0.25, -1e-3], pa.float64()), ["1.0", "0.25", "-0.001"]),
         (pa.array([0.1, 3.0], pa.float32()), ["0.10000000149011612", "3.0"]),
         (pa.array([2**64 - 1], pa.uint64()), ["18446744073709551615"]),
         (pa.array(["é\u2028\x00\x1f"]), ['"é\u2028\\u0000\\u001f"']),

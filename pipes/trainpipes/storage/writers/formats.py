@@ -142,7 +142,7 @@ def write_json(
 ) -> Manifest:
     """Write the rows of one epoch to files of JSON lines, UTF-8: as ``write_parquet`` does. Dates, times
     and decimals become text. Compressed files have a gzip member or zstd frame every 4 MiB, so that
-    reading can begin within them. Where ``orjson`` is installed, it makes the lines, several times as fast.
+    reading can begin within them. Where ``orjson`` is installed, it makes the lines, which is faster.
 
     Args:
         folder: for the files, named "part-00000.jsonl" and so on, and "_manifest.json".
