@@ -20,7 +20,7 @@ from trainpipes.errors import ConfigError, MissingExtraError
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b", re.IGNORECASE)
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?", re.IGNORECASE)
 #: What pip calls a package, where it is not what Python calls it or not every version will do.
 _REQUIREMENTS = {
     "PIL": "pillow",
@@ -89,30 +89,6 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
     return value
 
 
-def byte_count(value: Any, least: int, option: str) -> int:
-    """A number of bytes, or a text that says one, such as "512MB" or "4 GiB": powers of 1,024.
-
-    Raises:
-        ConfigError: it is neither, or less than ``least``.
-
-    >>> byte_count("1.5 MB", 1, "memory_limit")
-    1572864
-    """
-    found = value
-    if isinstance(value, str):
-        text = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", value.strip().lower())
-        if text is None:
-            raise ConfigError(
-                f'{option} must be a number of bytes, as 1000000, "512MB" or "4GB", got {shown(value)}'
-            )
-        found = int(float(text[1]) * 1024 ** " kmgt".index(text[2] or " "))
-    if isinstance(found, int) and not isinstance(found, bool) and 0 <= found < least:
-        raise ConfigError(
-            f'{option} must be {least:,} bytes or more, got {shown(value)}; say "512MB" or "4GB"'
-        )
-    return whole_number(found, least, option, "bytes")
-
-
 def flag(value: Any, option: str) -> bool:
     """``value``, True or False; raises otherwise.
 
@@ -123,26 +99,27 @@ def flag(value: Any, option: str) -> bool:
     return bool(value)
 
 
-def byte_count(value: Any, option: str) -> int:
+def byte_count(value: Any, option: str, least: int = 1) -> int:
     """A number of bytes, given as one or as text with a unit; raises otherwise.
 
     Raises:
-        ConfigError: it is neither, or less than 1.
+        ConfigError: it is neither, or less than ``least``.
 
     >>> byte_count("1.5 GB", "x"), byte_count("4MiB", "x"), byte_count(10, "x")
     (1500000000, 4194304, 10)
     """
+    given = value
     found = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
     if found:
         number, prefix, binary = found.groups()
         value = int(
             float(number) * (1024 if binary else 1000) ** " kmgtp".index(prefix.lower() or " ")
         )
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(
-            f'{option} must be a number of bytes, such as 500_000_000 or "500MB", got {shown(value)}'
-        )
-    return value
+    number_of_bytes = isinstance(value, int) and not isinstance(value, bool)
+    bound = f" of {least:,} or more" if least > 1 else ""
+    rule = f'a number of bytes{bound}, such as 500_000_000 or "500MB"'
+    require(number_of_bytes and value >= least, option, rule, given)
+    return int(value)
 
 
 def local_path(value: Any, option: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +54,7 @@ class Keys:
         self._floats: set[int] = set()
         self._rows = 0
         memory = max(memory, LEAST_MEMORY)
-        config = {
+        config: dict[str, Any] = {
             "memory_limit": f"{memory}B",
             "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
             "temp_directory": str(folder / "spilled"),

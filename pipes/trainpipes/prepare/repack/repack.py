@@ -28,7 +28,7 @@ from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_ow
 from trainpipes.storage.writers.write import Format, write
 
 #: Bytes of memory, at least: less is a number of something else.
-LEAST_MEMORY = 64 << 10
+LEAST_MEMORY = 64_000
 #: Threads, at most: more would have little memory each.
 MOST_THREADS = 4
 
@@ -164,7 +164,7 @@ def repack(
     for given, option in ((by, "sort"), (once is not False, "drop_duplicates")):
         if given:
             need("duckdb", f"{caller}({option})")
-    memory = byte_count(memory_limit, LEAST_MEMORY, f"{caller}(memory_limit)")
+    memory = byte_count(memory_limit, f"{caller}(memory_limit)", LEAST_MEMORY)
     options = {
         "shuffle": shuffle, "seed": seed if shuffle else None, "sort": by, "descending": descending,
         "drop_duplicates": once, "row_group_size": row_group_size, "compression": compression,
