@@ -33,11 +33,11 @@ MODULES = [
     "trainpipes.nodes",
     "trainpipes.testing",
     "trainpipes.samplers",
+    "trainpipes.storage",
     "trainpipes.storage.cache",
     "trainpipes.prepare",
     "trainpipes.config",
     "trainpipes.look",
-    "trainpipes.look.checkpoint",
     "trainpipes.storage.memmap",
     "trainpipes_recipes",
     "trainpipes_recipes.inputs",
@@ -47,7 +47,6 @@ DOCUMENTED = {
     "trainpipes.storage.cache",
     "trainpipes.config",
     "trainpipes.storage.memmap",
-    "trainpipes.look.checkpoint",
 }
 #: Bases of users' own classes: of their members only those that docs/extend.md speaks of.
 TO_DERIVE_FROM = {"Stage", "RowSource", "RowStream", "StreamReader"}
