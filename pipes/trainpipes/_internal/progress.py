@@ -113,35 +113,6 @@ class Progress:
         return f"{self._job}: {self._done / self._total:.0%}, {done} of {total}"
 
 
-class JobReport:
-    """Shows one job after the other: the default of functions that take ``progress=``.
-
-    Args:
-        name: what all of them are about.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._job = ""
-        self._progress: Progress | None = None
-        self._done = 0
-
-    def __call__(self, job: str, done: int, total: int | None) -> None:
-        if job != self._job:
-            self.close()
-            self._job, self._done = job, done
-            self._progress = Progress(f"{job} {self._name}", total, "rows").__enter__()
-            self._progress.skip(done)
-        assert self._progress is not None
-        self._progress.advance(done - self._done)
-        self._done = done
-
-    def close(self) -> None:
-        """Take away what is shown."""
-        if self._progress is not None:
-            self._progress.__exit__(None, None, None)
-
-
 def counted(
     items: Iterable[T], job: str, total: int | None, unit: str, size: int | None = 1
 ) -> Iterator[T]:

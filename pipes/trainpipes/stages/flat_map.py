@@ -54,7 +54,6 @@ class FlatMap(CutStage):
 
     role = "pack"
     keeps_rows = False
-    cursor_keys = ("row",)
     per_row = True
     makes_objects = True
     versioned = "fn"
