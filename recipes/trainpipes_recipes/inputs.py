@@ -205,7 +205,7 @@ class Input:
         for option, name in options.items():
             if name is not None and not (isinstance(name, str) and name):
                 raise tp.ConfigError(
-                    f"{self.recipe}({option}) is the name of a column, got {name!r}; leave it out to "
+                    f"{self.recipe}({option}) must be the name of a column, got {name!r}; leave it out to "
                     "have it found by common names"
                 )
         if None not in given:

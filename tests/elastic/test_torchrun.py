@@ -165,12 +165,13 @@ def check_chain(tmp_path: Path, topologies: list[tuple[int, int]], seed: int) ->
 
 
 def check_agreements(leg: Path, ranks: int) -> None:
-    """All ranks ended a filtered epoch at one step, and talked of it once in 16 steps."""
+    """All ranks ended a filtered epoch at one step, and talked of it once in 8 steps, more often at first."""
     found = [json.loads((leg / f"agreements-{rank}.json").read_text()) for rank in range(ranks)]
     assert all(one == found[0] for one in found)
     steps = found[0]["steps"]
     assert 300 < steps * ranks <= 340
-    assert found[0]["agreements"] == (steps // 16 + 1 if ranks > 1 else 0)
+    most = steps // 8 + 6 if ranks > 1 else 0
+    assert most // 2 <= found[0]["agreements"] <= most
 
 
 @pytest.mark.timeout(200)

@@ -506,7 +506,7 @@ def test_rows_of_other_columns_are_refused(tmp_path: Path) -> None:
         ({"row_group_size": 0}, "row_group_size"),
         (
             {"memory_limit": 512},
-            r"memory_limit\) must be 65,536 bytes or more, got 512; say \"512MB\"",
+            r"memory_limit\) must be a number of bytes of 64,000 or more, .* got 512",
         ),
         ({"memory_limit": "much"}, "must be a number of bytes"),
         ({"memory_limit": True}, "memory_limit"),

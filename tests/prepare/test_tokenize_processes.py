@@ -108,7 +108,7 @@ def test_after_kills_at_random_the_same_bytes_come_and_nobody_is_left(
         process.wait()
         _, alive = psutil.wait_procs(children, timeout=20)
         assert not alive
-        kept = len(noted(out))
+        kept = max(kept, len(noted(out)))  # none are noted once all is there
     last = subprocess.run(command(texts, out, 2), stdout=subprocess.PIPE, check=True)
     found = json.loads(last.stdout)
     assert found["kept"] >= kept > 4

@@ -383,7 +383,9 @@ def test_what_is_missing_is_told() -> None:
     for roles in (["human"], {"human": 5}):
         with pytest.raises(tp.ConfigError, match="roles must be a dict of names and"):
             chat(rows(GOOD), TOKENIZER, roles=roles)  # type: ignore[arg-type]
-    with pytest.raises(tp.ConfigError, match="is a transformers tokenizer or a local directory"):
+    with pytest.raises(
+        tp.ConfigError, match="must be a transformers tokenizer or a local directory"
+    ):
         chat(rows(GOOD), "bytes")
 
 

@@ -272,7 +272,7 @@ def test_what_is_missing_is_told() -> None:
         tp.SchemaError, match=r"found for the prompt; .*names tried were prompt, question"
     ):
         preference(tp.from_arrow(pa.table({"chosen": ["a"], "rejected": ["b"]})), "bytes")
-    with pytest.raises(tp.ConfigError, match="on_error\\) is"):
+    with pytest.raises(tp.ConfigError, match="on_error\\) must be"):
         preference(tp.from_dataset(texts()), "bytes", on_error="drop")  # type: ignore[arg-type]
 
 

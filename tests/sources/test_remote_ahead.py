@@ -72,7 +72,7 @@ def test_shuffled_row_groups_are_fetched_side_by_side(far: Path) -> None:
     len(pipe)  # lists, and reads the footers
     Far.most = 0
     assert [digest(b) for b in tp.Loader(pipe, threads=0)] == expected
-    assert 4 <= Far.most <= MAX_THREADS
+    assert 2 <= Far.most <= MAX_THREADS
 
 
 def test_shuffled_blocks_of_arrays_are_fetched_side_by_side(far: Path) -> None:

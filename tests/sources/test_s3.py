@@ -64,7 +64,8 @@ def options() -> Iterator[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def bucket(local: Path, options: dict[str, Any]) -> str:
     system = s3fs.S3FileSystem(**options)
-    system.mkdir("data-sets")
+    if not system.exists("data-sets"):  # what moto holds is of the process, not of the server
+        system.mkdir("data-sets")
     system.put(f"{local}/train", "data-sets/v1/train", recursive=True)
     return "s3://data-sets/v1"
 

@@ -109,3 +109,16 @@ def test_recipes_leave_no_work_to_the_thread_that_trains(tmp_path: Any) -> None:
     alpaca.write_text('{"instruction": "add", "input": "1 1", "output": "2"}\n' * 40)
     pipe = tp.recipe("sft", str(alpaca), tokenizer="bytes")
     assert not any(stage.runs_user_code for stage in pipe.stages)
+
+
+@pytest.mark.parametrize("options", [{}, {"thread_safe": True}, {"num_workers": 2}])
+def test_what_is_up_to_a_function_is_not_done_ahead_of_training(
+    options: dict[str, Any], tmp_path: Any
+) -> None:
+    from trainpipes.prepare import tokenize
+
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "a b"}\n' * 20)
+    pipe = tp.read_json(str(texts)).tokenize("bytes").map(dict, version="1", **options).batch(4)
+    done = tokenize(pipe, tmp_path / "out")
+    assert any("map(" in str(stage) for stage in done.pipeline.stages)

@@ -261,6 +261,12 @@ class Stage:
             return False
         return not is_ours(type(self)) or any(callable(value) for value in self.options.values())
 
+    @property
+    def calls_function(self) -> bool:
+        """Whether what comes out is up to a function of the user's, whichever thread calls it."""
+        fn = None if self.versioned is None else self.options.get(self.versioned)
+        return self.runs_user_code or callable(fn)
+
     @made_once
     def _draw_watch(self) -> DrawWatch:
         """What looks whether its function draws from a global generator."""

@@ -85,7 +85,7 @@ def _on_rows(stages: Sequence[Stage], column: str) -> Sequence[Stage]:
         stage: Any = rows[place]
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
             return rows[: place + 1]
-        if not stage.keeps_rows or stage.runs_user_code or column in getattr(stage, "names", ()):
+        if not stage.keeps_rows or stage.calls_function or column in getattr(stage, "names", ()):
             break
     return rows
 

@@ -107,13 +107,13 @@ def _ordered(stages: Sequence[Stage]) -> bool:
 def _always_the_same(stage: Stage) -> bool:
     """Whether a stage after the ids are there can be done ahead, and leaves rows and order as they are."""
     plain = stage.role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
-    return plain and not stage.by_epoch and not stage.runs_user_code
+    return plain and not stage.by_epoch and not stage.calls_function
 
 
 def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
     """Whether a stage below the last one that makes ids has its place in training: classes are training's,
     and numbering labels costs next to nothing."""
-    return isinstance(stage, EncodeLabels) and not any(s.runs_user_code for s in later)
+    return isinstance(stage, EncodeLabels) and not any(s.calls_function for s in later)
 
 
 def _check(stage: Stage, last: Stage) -> None:
