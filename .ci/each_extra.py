@@ -152,7 +152,9 @@ os.environ.update(AWS_ACCESS_KEY_ID="x", AWS_SECRET_ACCESS_KEY="x")
 import botocore.config
 options = {"endpoint_url": "http://127.0.0.1:9", "config_kwargs": {"retries": {"max_attempts": 0}}}
 try:
-    list(tp.list_files("s3://bucket/x.parquet", storage_options=options).read_parquet())
+    retry = tp.Retry(deadline=2)
+    files = tp.list_files("s3://bucket/x.parquet", storage_options=options, retry=retry)
+    list(files.read_parquet())
 except tp.UnreachableError:
     pass
 """,

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from large_files import JOBS, kills_once, make, write_texts
 
-from trainpipes.storage import Ray
+from trainpipes.storage import Ray, Threads
 
 DRIVER = Path(__file__).parent / "large_files.py"
 SIZES = {"50 MB": 50 * 10**6, "2 GB": 2 * 10**9}
@@ -60,7 +60,7 @@ def job(request: pytest.FixtureRequest) -> str:
 def alone(job: str, texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What one machine makes."""
     folder = tmp_path_factory.mktemp("alone") / "out"
-    done = make(job, texts.folder, folder, **({"processes": 1} if job == "tokenize" else {}))
+    done = make(job, texts.folder, folder, **({"executor": Threads(1)} if job == "tokenize" else {}))
     assert len(done.files) == 12
     assert done.rows == texts.rows
     return hashes(folder)
