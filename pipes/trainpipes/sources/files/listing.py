@@ -269,6 +269,8 @@ def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
 
 
 def _unlistable(url: str, error: Exception) -> UnreadableError:
+    if isinstance(error, UnreadableError):
+        return error
     path = getattr(error, "filename", None) or url
     if isinstance(error, PermissionError):
         return UnreadableError(
