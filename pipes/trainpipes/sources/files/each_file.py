@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
 from typing import TypeVar
 
 from trainpipes._internal.progress import Progress
@@ -26,6 +28,9 @@ from trainpipes.sources.remote.retry import Requests, Stopped
 T = TypeVar("T")
 #: Threads that wait for disks, and for servers, at most.
 MAX_THREADS, MAX_REQUESTS = 16, 64
+#: Seconds below which a file of this machine is looked at by one thread: to pass Python's lock around among
+#: several would take longer.
+QUICK = 1e-3
 #: What files are to be, where a file of another kind is told by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
@@ -43,6 +48,7 @@ def in_threads(
     requests: Requests,
     most: int = MAX_THREADS,
     least: int = 4,
+    quick: bool = False,
 ) -> None:
     """``work(n)`` for every n, a few at a time in each thread.
 
@@ -53,7 +59,19 @@ def in_threads(
         requests: are stopped if it fails.
         most: threads at most.
         least: numbers that are worth another thread.
+        quick: begin in this thread alone, and go on so until one takes longer than ``QUICK``.
     """
+    first = 0
+    while quick and first < count:
+        began = perf_counter()
+        work(first)
+        first += 1
+        if progress is not None:
+            progress.advance()
+        quick = perf_counter() - began < QUICK
+    if first == count:
+        return
+    count, work = count - first, partial(_from, first, work)
     threads = max(1, min(most, -(-count // least)))
     share = max(1, min(64, count // (4 * threads)))
 
@@ -76,6 +94,10 @@ def in_threads(
             requests.stop()  # nobody waits for what is under way
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _from(first: int, work: Callable[[int], None], n: int) -> None:
+    work(first + n)
 
 
 def each_file(
@@ -112,8 +134,9 @@ def each_file(
     found: dict[int, T] = {}
     failures: dict[int, Exception] = {}
     requests = Requests(files.retry_seconds)
+    here = all(map(is_local, files.systems))
     if most is None:
-        most = MAX_THREADS if all(map(is_local, files.systems)) else MAX_REQUESTS
+        most = MAX_THREADS if here else MAX_REQUESTS
 
     def work(n: int) -> None:
         file = numbers[n]
@@ -129,10 +152,10 @@ def each_file(
                 requests.stop()
 
     if progress is not None:
-        in_threads(work, len(numbers), None, requests, most, least)
+        in_threads(work, len(numbers), None, requests, most, least, here)
     else:
         with Progress(job or f"looking at {kind} files", len(numbers), "files") as own:
-            in_threads(work, len(numbers), own, requests, most, least)
+            in_threads(work, len(numbers), own, requests, most, least, here)
     for _, failure in sorted(failures.items()):
         if isinstance(failure, DataError):  # which says it all
             raise failure

@@ -129,14 +129,13 @@ class WholeFiles(RandomAccessSource):
         """Read a local file that is the one that was listed."""
         place = Place(self.files.names[file])
         with explained(place, kinds=()), FileIO(self.files.paths[file]) as opened:
-            check_unchanged(self.files, file, place, opened.fileno())
             done = 0
             while done < len(out):
                 count = opened.readinto(out[done:])
                 if not count:
                     raise changed(place, f"it had {len(out):,} bytes, and has {done:,}")
                 done += count
-            check_unchanged(self.files, file, place)
+            check_unchanged(self.files, file, place, opened.fileno())
 
     def _fetched(self, file: int, requests: Requests) -> memoryview:
         """The bytes of a file on another machine that is the one that was listed."""
