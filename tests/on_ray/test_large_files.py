@@ -60,7 +60,9 @@ def job(request: pytest.FixtureRequest) -> str:
 def alone(job: str, texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What one machine makes."""
     folder = tmp_path_factory.mktemp("alone") / "out"
-    done = make(job, texts.folder, folder, **({"executor": Threads(1)} if job == "tokenize" else {}))
+    done = make(
+        job, texts.folder, folder, **({"executor": Threads(1)} if job == "tokenize" else {})
+    )
     assert len(done.files) == 12
     assert done.rows == texts.rows
     return hashes(folder)
