@@ -48,8 +48,8 @@ from trainpipes.storage.writers.write import FILE_BYTES, check_lengths
 
 #: Times that a task holds the rows that it works on, with what the allocator keeps.
 COPIES = 4
-#: Rows at the start that say how large rows are.
-FIRST_ROWS = 1000
+#: Rows at the start that say how large rows are, and bytes of them, at most.
+FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 
 
 def temporary_place(
@@ -195,7 +195,7 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
     rows = copy.copy(rows)
     rows.open(None)
     with closing(rows):
-        found = rows.group(FIRST_ROWS, None)
+        found = rows.group(FIRST_ROWS, FIRST_BYTES)
         if found is None:
             raise ConfigError(
                 f"{CALLER}(): the pipeline has no rows, and nothing was written: check what filters it"
