@@ -23,8 +23,8 @@ from trainpipes.engine.iterating.prefetcher import Prefetcher
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
 
-#: Items that are held at most; how many more are taken than given until there are so many.
-AHEAD, MORE = 16, 1
+#: Items that are held at most; until there are so many, one more is taken than given.
+AHEAD = 16
 _NONE_MISSING = (1 << 62) - 1
 
 #: The least of one integer of each rank.
@@ -136,7 +136,7 @@ class EpochEndSync(Prefetcher):
         """Have taken what comes next, and agree on it where that is due: for all before the same item."""
         if self._raised or self._ends:
             return
-        held = min(self._held + 1 + MORE, AHEAD)
+        held = min(self._held + 2, AHEAD)
         is_due = self._agreed <= held // 2
         agree = agreement_over(self._topology) if is_due else None
         while len(self._taken) < held and self._error is None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import threading
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
 from types import TracebackType
@@ -22,6 +21,7 @@ from weakref import WeakSet
 
 from torch.utils.data._utils.worker import WorkerInfo
 
+from trainpipes._internal.fork_lock import ForkLock
 from trainpipes.errors import ConfigError
 
 #: What all workers of one pass have in common, and no others: the base seed, the loader's mark, and how
@@ -57,23 +57,19 @@ class _Numbers(Structure):
     ]
 
 
-class _Lock:
+class _Lock(ForkLock):
     """A lock of this process's threads, and from its first fork on of the forked processes, too."""
 
     def __init__(self) -> None:
-        self._threads = threading.RLock()
+        super().__init__()
         self._processes: Any = None
 
     def share(self) -> None:
         if self._processes is None:
             self._processes = multiprocessing.get_context("fork").RLock()
 
-    def renew(self) -> None:
-        """In a forked child: the thread that held it may not be there."""
-        self._threads = threading.RLock()
-
     def __enter__(self) -> None:
-        self._threads.acquire()
+        super().__enter__()
         if self._processes is not None:
             self._processes.acquire()
 
@@ -85,7 +81,7 @@ class _Lock:
     ) -> None:
         if self._processes is not None:
             self._processes.release()
-        self._threads.release()
+        super().__exit__(kind, error, trace)
 
 
 #: One for all pipelines: held for microseconds.
@@ -103,7 +99,7 @@ def _before_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_lock.renew)
+    os.register_at_fork(before=_before_fork)
 
 
 def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
