@@ -115,7 +115,7 @@ class ReadArrow(FileReader):
 def _look(data: FileBytes) -> Layout:
     """The record batches of a file."""
     if isinstance(data, LocalBytes):
-        content = memoryview(data.mapped())
+        content = memoryview(data.mapped())  # type: ignore[arg-type]
 
         def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
             return [bytes(content[start:stop]) for start, stop in parts]

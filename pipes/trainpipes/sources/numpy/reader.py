@@ -13,9 +13,9 @@ import numpy as np
 
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.block_reader import FetchedBytes, explained
+from trainpipes.sources.files.block_reader import explained
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
+from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, open_bytes
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.numpy.layout import StoredArray, loaded
 from trainpipes.sources.remote.ahead import Ahead
