@@ -133,7 +133,9 @@ def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
     with _parsing:
         size, each = ast.literal_eval(content.decode())
     to_dtype = np.lib.format.descr_to_dtype
-    return size, {name: StoredArray(to_dtype(descr), *rest) for name, (descr, *rest) in each.items()}
+    return size, {
+        name: StoredArray(to_dtype(descr), *rest) for name, (descr, *rest) in each.items()
+    }
 
 
 def read_arrays(
@@ -228,7 +230,9 @@ def _header(file: Any, size: int, member: str | None) -> StoredArray:
             shape, fortran, dtype = read(header, max_header_size=MOST)
         begin = file.tell()
     except Exception as error:
-        raise BadFileError(f"{where}damaged header, or cut short: {cut(str(error), 200)}") from error
+        raise BadFileError(
+            f"{where}damaged header, or cut short: {cut(str(error), 200)}"
+        ) from error
     said = cut(str(list(shape)), 80)
     if not shape:
         raise BadFileError(f"{where}a single value, and rows need a first dimension")

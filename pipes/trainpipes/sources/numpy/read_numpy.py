@@ -101,7 +101,9 @@ class ReadNumpy(FileReader):
         return NumberedFiles(
             store,
             format,
-            edges=[cut_evenly(int(each.rows.sum()), format.rows_of_block(first)) for each in layouts],
+            edges=[
+                cut_evenly(int(each.rows.sum()), format.rows_of_block(first)) for each in layouts
+            ],
             columns=names,
             row_bytes=float(sum(first[name].row_bytes for name in names)),
         )
@@ -136,9 +138,7 @@ class NumpyFormat(Format):
 
     def scan(self, file: FileBytes) -> Layout:
         with file.stream() as opened:
-            arrays = read_arrays(
-                opened, file.size, self._output_column, self._columns, self._asker
-            )
+            arrays = read_arrays(opened, file.size, self._output_column, self._columns, self._asker)
         rows = max((array.rows for array in arrays.values()), default=0)
         whole = _is_whole(arrays.values(), file.local)
         edges = cut_evenly(rows, max(1, rows) if whole else self.rows_of_block(arrays))
@@ -183,9 +183,7 @@ class NumpyFormat(Format):
         return [("arrays", ", ".join(f"{n} {a.row_dtype}{list(a.row_shape)}" for n, a in each))]
 
 
-def _wanted(
-    layout: Layout, columns: Sequence[str] | None
-) -> tuple[int, list[StoredArray]]:
+def _wanted(layout: Layout, columns: Sequence[str] | None) -> tuple[int, list[StoredArray]]:
     """Bytes of a file, and those of its arrays that are wanted."""
     size, arrays = arrays_of(layout.extra)
     return size, [arrays[name] for name in columns or arrays]
