@@ -440,7 +440,7 @@ def test_the_length_is_not_known_and_can_be_estimated() -> None:
     [
         (
             {"max_length": 0},
-            r"pack\(max_length\) must be an integer of 1 or more \(tokens of a row\), got 0",
+            r"pack\(max_length\) must be an integer of 1 or more, got 0",
         ),
         ({"buffer_size": 0}, r"pack\(buffer_size\)"),
         ({"method": "next_fit"}, 'must be "concat", "first_fit" or "best_fit", got .next_fit.'),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, several, whole_number
+from trainpipes._internal.checks import ColumnName, several, whole_number
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.run import Run
@@ -48,19 +48,16 @@ class AddLabels(RunStage):
 
     needs_columns = True
 
-    column: str = "input_ids"
+    column: ColumnName = "input_ids"
     _: KW_ONLY
-    where: str | None = None
+    where: ColumnName | None = None
     ignore: int | Sequence[int] = ()
 
     def check(self) -> None:
         ids: Any = [self.ignore] if isinstance(self.ignore, int) else self.ignore
         self._require(several(ids), "ignore", "a token id, or several")
         for token in ids:
-            whole_number(token, 0, "add_labels(ignore)", "a token id, or several")
-        column_name(self.column, "add_labels(column)")
-        if self.where is not None:
-            column_name(self.where, "add_labels(where)")
+            whole_number(token, 0, "add_labels(ignore)")
         self._set(ignore=list(ids) or ())
 
     def process(self, run: Run) -> Run:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.checks import Function
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
@@ -48,14 +49,11 @@ class ColumnFunction(RunStage):
         "epochs of the rows (docs/extend.md has an example)"
     )
 
-    fn: Callable[[Any], Any]
+    fn: Function
     _: KW_ONLY
     format: Format = "arrow"
     version: str | None = None
     thread_safe: bool = False
-
-    def check(self) -> None:
-        self._require(callable(self.fn), "fn", "a function of columns")
 
     def returned(self, run: Run) -> pa.Table:
         """The columns that the function returns for the rows of a run: one row for each.

@@ -8,11 +8,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, require, several, whole_number, wrong
+from trainpipes._internal.checks import (
+    ColumnName,
+    Each,
+    Ge,
+    require,
+    several,
+    whole_number,
+    wrong,
+)
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import list_array, to_arrow, to_numpy
@@ -69,15 +77,13 @@ class EncodeLabels(RunStage):
     needs_columns = True
     free = frozenset({"counts"})
 
-    column: str = "label"
+    column: ColumnName = "label"
     _: KW_ONLY
     classes: int | Sequence[Label] | Mapping[Label, int]
-    output_column: str = "labels"
-    counts: Sequence[int] | None = None
+    output_column: ColumnName = "labels"
+    counts: Annotated[Sequence[int], Each(Ge(0))] | None = None
 
     def check(self) -> None:
-        column_name(self.column, "encode_labels(column)")
-        column_name(self.output_column, "encode_labels(output_column)")
         given: Any = self.classes
         rule = "encode_labels(classes)"
         if isinstance(given, int):
@@ -100,10 +106,8 @@ class EncodeLabels(RunStage):
             raise wrong(rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them")
         require(given, rule, "one or more", given)
         if self.counts is not None:
-            good = several(self.counts) and len(self.counts) == self.num_classes
+            good = len(self.counts) == self.num_classes
             self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
-            for count in self.counts:
-                whole_number(count, 0, "encode_labels(counts)", "rows of a class")
 
     @property
     def num_classes(self) -> int:

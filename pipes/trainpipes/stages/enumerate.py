@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Self
+from typing import Annotated, Self
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_name, whole_number
+from trainpipes._internal.checks import ColumnName, Ge
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
@@ -42,15 +42,9 @@ class Enumerate(RunStage):
 
     by_row = True
 
-    start: int = 0
+    start: Annotated[int, Ge(-(2**62), 2**62)] = 0
     _: KW_ONLY
-    output_column: str = "index"
-
-    def check(self) -> None:
-        whole_number(
-            self.start, -(2**62), "enumerate(start)", "the number of the first row", most=2**62
-        )
-        column_name(self.output_column, "enumerate(output_column)")
+    output_column: ColumnName = "index"
 
     _passed = 0  # rows that are skipped below
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import Count
 from trainpipes.kinds.stage_kinds import RepeatStage
 
 
@@ -20,8 +20,4 @@ class Repeat(RepeatStage):
         DataError: the stages before it give nothing in a whole epoch.
     """
 
-    times: int | None = None
-
-    def check(self) -> None:
-        if self.times is not None:
-            whole_number(self.times, 1, "repeat(times)", "epochs, or None for no end")
+    times: Count | None = None

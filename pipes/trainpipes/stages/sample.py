@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import column_names, fraction, whole_number
+from trainpipes._internal.checks import ColumnNames, Seed, Share, column_names
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError
@@ -30,10 +30,6 @@ class Drawn(RunStage):
 
     keeps_rows = False
     by_place = True
-
-    def check(self) -> None:
-        whole_number(self.options["seed"], None, f"{self.name}(seed)", "a seed")
-        _ = self._key
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         found = next((stage for stage in below if stage.role in ("pack", "batch")), None)
@@ -115,15 +111,10 @@ class Sample(Drawn):
     [0, 3, 5]
     """
 
-    fraction: float
+    fraction: Share
     _: KW_ONLY
-    key: str | Sequence[str] | None = None
-    seed: int = 0
-
-    def check(self) -> None:
-        part = self.fraction
-        fraction(part, "sample(fraction)")
-        super().check()
+    key: ColumnNames | None = None
+    seed: Seed = 0
 
     @property
     def share(self) -> float:  # type: ignore[override]

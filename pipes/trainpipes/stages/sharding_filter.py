@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import Literal
+from typing import Annotated, Literal
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import Ge
 from trainpipes.kinds.stage_kinds import DealStage
 
 
@@ -33,13 +33,8 @@ class ShardingFilter(DealStage):
 
     free = frozenset({"tail"})
 
-    num_shards: int = 24
+    num_shards: Annotated[int, Ge(1, 2**20)] = 24
     _: KW_ONLY
     split: Literal["spans", "stride"] = "spans"
     balance: Literal["rows", "bytes"] = "rows"
     tail: Literal["even", "ragged"] = "even"
-
-    def check(self) -> None:
-        whole_number(
-            self.num_shards, 1, "sharding_filter(num_shards)", "logical shards", most=2**20
-        )

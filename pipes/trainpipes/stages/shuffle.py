@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch.utils.data import Sampler
 
-from trainpipes._internal.checks import require, whole_number, wrong
+from trainpipes._internal.checks import Count, Seed, require, wrong
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import OrderStage
@@ -57,17 +57,14 @@ class Shuffle(OrderStage):
     ['b', 'c', 'b', 'b', 'b']
     """
 
-    buffer_size: int = 40_960
+    buffer_size: Count = 40_960
     _: KW_ONLY
-    seed: int = 0
-    max_bytes: int = 1 << 30
+    seed: Seed = 0
+    max_bytes: Count = 1 << 30
     scope: Literal["buffer", "global"] = "buffer"
     sampler: Any = None
 
     def check(self) -> None:
-        whole_number(self.buffer_size, 1, "shuffle(buffer_size)", "rows to mix with each other")
-        whole_number(self.seed, None, "shuffle(seed)", "a seed")
-        whole_number(self.max_bytes, 1, "shuffle(max_bytes)", "bytes for all windows")
         if self.sampler is not None:
             self._check_sampler()
         whole = self.scope == "global" or self.sampler is not None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import require
+from trainpipes._internal.checks import ColumnNames, Seed, require
 from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError
 from trainpipes.stages.sample import EVERY, Drawn
@@ -44,13 +44,12 @@ class Split(Drawn):
     parts: Mapping[str, float]
     part: str
     _: KW_ONLY
-    key: str | Sequence[str] | None = None
-    seed: int = 0
+    key: ColumnNames | None = None
+    seed: Seed = 0
 
     def check(self) -> None:
         self._set(parts=checked_parts(self.parts))
         self._require(self.part in self.parts, "part", f"one of {', '.join(self.parts)}")
-        super().check()
 
     @property
     def share(self) -> float:  # type: ignore[override]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import Natural
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, EmptyEpochGuard
@@ -20,10 +20,7 @@ class _Counted(CutStage):
 
     asks_inputs = True
 
-    count: int
-
-    def check(self) -> None:
-        whole_number(self.count, 0, f"{self.name}(count)", "items in each epoch")
+    count: Natural
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         bounds = (0, self.count) if self.role == "take" else (self.count, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import Natural
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
@@ -126,7 +126,7 @@ class To(PlaceStage):
     device: str | int | torch.device
     _: KW_ONLY
     non_blocking: bool = True
-    depth: int = 2
+    depth: Natural = 2
 
     def check(self) -> None:
         try:
@@ -135,7 +135,6 @@ class To(PlaceStage):
             raise ConfigError(
                 f'to(device) must be a device such as "cuda" or "cuda:1", got {shown(self.device)}'
             ) from error
-        whole_number(self.depth, 0, "to(depth)", "batches whose copies are begun ahead")
 
     @property
     def ahead(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
+from typing import Annotated
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, whole_number
+from trainpipes._internal.checks import ColumnName, Ge, Natural, Seed
 from trainpipes.stages.images.image_stage import ImageStage, RandomImageStage, Size, size_of
 from trainpipes.stages.images.pixels import NoPicture, Pixels
 
@@ -40,17 +41,10 @@ class RandomCrop(RandomImageStage):
 
     size: Size
     _: KW_ONLY
-    padding: int = 0
-    fill: int = 0
-    column: str = "image"
-    seed: int = 0
-
-    def check(self) -> None:
-        super().check()
-        size_of(self.size, "random_crop(size)")
-        whole_number(self.padding, 0, "random_crop(padding)", "pixels around the image")
-        whole_number(self.fill, 0, "random_crop(fill)", "the value of these pixels", most=255)
-        column_name(self.column, "random_crop(column)")
+    padding: Natural = 0
+    fill: Annotated[int, Ge(0, 255)] = 0
+    column: ColumnName = "image"
+    seed: Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         if self.padding:
@@ -84,11 +78,7 @@ class CenterCrop(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: str = "image"
-
-    def check(self) -> None:
-        size_of(self.size, "center_crop(size)")
-        column_name(self.column, "center_crop(column)")
+    column: ColumnName = "image"
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         height, width = size_of(self.size, "center_crop(size)")

@@ -10,7 +10,7 @@ from weakref import finalize
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, need, whole_number
+from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
@@ -72,19 +72,15 @@ class DecodeImage(RunStage):
     asks_inputs = True
     thread_safe = True
 
-    column: str = "bytes"
+    column: ColumnName = "bytes"
     _: KW_ONLY
-    output_column: str = "image"
+    output_column: ColumnName = "image"
     mode: Mode = "RGB"
     on_error: Literal["raise", "skip"] = "raise"
-    min_size: int | None = None
+    min_size: Count | None = None
     decoder: Literal["pillow", "torchvision"] = "pillow"
 
     def check(self) -> None:
-        column_name(self.column, "decode_image(column)")
-        column_name(self.output_column, "decode_image(output_column)")
-        if self.min_size is not None:
-            whole_number(self.min_size, 1, "decode_image(min_size)", "pixels that both sides keep")
         if self.decoder == "torchvision":
             if self.min_size is not None:
                 raise ConfigError(

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, fraction
+from trainpipes._internal.checks import ColumnName, Seed, Share
 from trainpipes.stages.images.image_stage import RandomImageStage
 from trainpipes.stages.images.pixels import Pixels
 
@@ -35,16 +35,11 @@ class Flip(RandomImageStage):
     [[[[1, 2, 3]]], [[[3, 2, 1]]], [[[3, 2, 1]]], [[[1, 2, 3]]]]
     """
 
-    p: float = 0.5
+    p: Share = 0.5
     _: KW_ONLY
     direction: Literal["horizontal", "vertical"] = "horizontal"
-    column: str = "image"
-    seed: int = 0
-
-    def check(self) -> None:
-        super().check()
-        fraction(self.p, "flip(p)")
-        column_name(self.column, "flip(column)")
+    column: ColumnName = "image"
+    seed: Seed = 0
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         if drawn[0] >= self.p:

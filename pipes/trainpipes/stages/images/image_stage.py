@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.pixels import NoPicture, Pixels
-
-#: A side of a square, or height and width.
-Size = int | Sequence[int]
 
 
 class ImageStage(RunStage):
@@ -89,9 +86,6 @@ class RandomImageStage(ImageStage):
     draws: ClassVar[int] = 1
 
     _turn = 0  # which one it is of several with the same name
-
-    def check(self) -> None:
-        whole_number(self.options["seed"], None, f"{self.name}(seed)", "the seed of random draws")
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         return self.resolved(_turn=sum(other.name == self.name for other in below))
@@ -168,3 +162,7 @@ def size_of(value: Any, option: str) -> tuple[int, int]:
     require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
     height, width = (whole_number(side, 1, option, "pixels of a side") for side in sides)
     return height, width
+
+
+#: A side of a square, or height and width.
+Size = Annotated[int | Sequence[int], size_of]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes._internal.checks import column_name, require, several
+from trainpipes._internal.checks import ColumnName, require, several
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
@@ -53,7 +53,7 @@ class Normalize(ImageStage):
     mean: float | Sequence[float] = MEAN
     std: float | Sequence[float] = STD
     _: KW_ONLY
-    column: str = "image"
+    column: ColumnName = "image"
 
     def check(self) -> None:
         for name in ("mean", "std"):
@@ -63,7 +63,6 @@ class Normalize(ImageStage):
             finite = values and all(good) and np.isfinite(values).all()
             require(finite, f"normalize({name})", "a number, or one of each channel", given)
             require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
-        column_name(self.column, "normalize(column)")
 
     @made_once
     def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:

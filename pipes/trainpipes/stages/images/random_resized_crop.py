@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 
-from trainpipes._internal.checks import column_name, need, several
+from trainpipes._internal.checks import ColumnName, Seed, need, several
 from trainpipes.stages.images.image_stage import RandomImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
 
@@ -47,13 +47,11 @@ class RandomResizedCrop(RandomImageStage):
     _: KW_ONLY
     scale: Sequence[float] = (0.08, 1.0)
     ratio: Sequence[float] = (3 / 4, 4 / 3)
-    column: str = "image"
+    column: ColumnName = "image"
     interpolation: Interpolation = "bilinear"
-    seed: int = 0
+    seed: Seed = 0
 
     def check(self) -> None:
-        super().check()
-        size_of(self.size, "random_resized_crop(size)")
         for name, most in (("scale", 1.0), ("ratio", math.inf)):
             given = self.options[name]
             pair = list(given) if several(given) else []
@@ -62,7 +60,6 @@ class RandomResizedCrop(RandomImageStage):
             self._require(
                 len(pair) == 2 and all(good) and 0 < pair[0] <= pair[1] <= most, name, rule
             )
-        column_name(self.column, "random_resized_crop(column)")
         need("PIL", "random_resized_crop()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 
-from trainpipes._internal.checks import column_name, need, several, whole_number
+from trainpipes._internal.checks import ColumnName, need
 from trainpipes.stages.images.image_stage import ImageStage, Size, of_bytes, size_of
 from trainpipes.stages.images.pixels import Interpolation, Pixels, resized
 
@@ -35,15 +35,10 @@ class Resize(ImageStage):
 
     size: Size
     _: KW_ONLY
-    column: str = "image"
+    column: ColumnName = "image"
     interpolation: Interpolation = "bilinear"
 
     def check(self) -> None:
-        if several(self.size):
-            size_of(self.size, "resize(size)")
-        else:
-            whole_number(self.size, 1, "resize(size)", "pixels of the shorter side")
-        column_name(self.column, "resize(column)")
         need("PIL", "resize()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
