@@ -20,7 +20,7 @@ from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import refuse_taken, row_table
+from trainpipes.stages.columns import refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.token_columns import ids_of, label_dtype

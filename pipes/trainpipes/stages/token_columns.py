@@ -22,14 +22,7 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import at_row, blame, in_column
 from trainpipes.kinds.stage import Stage
-from trainpipes.stages.pad_columns import (
-    Column,
-    Even,
-    Ragged,
-    first_unfit,
-    of_arrow,
-    of_list,
-)
+from trainpipes.stages.pad_columns import Column, Even, Ragged, first_unfit, of_arrow, of_list
 
 
 def names_of(block: Block, asker: Stage) -> list[str]:

@@ -15,7 +15,7 @@ from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import row_table
+from trainpipes.stages.columns import row_table
 from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
 

@@ -15,7 +15,7 @@ from trainpipes.columns.run import Run
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.images.image_stage import image_of
+from trainpipes.stages.images.image_stages import image_of
 from trainpipes.stages.map import Map, same_below
 
 

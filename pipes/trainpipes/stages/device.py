@@ -1,11 +1,13 @@
-"""``to``: batches on the device that trains."""
+"""``pin`` and ``to``: batches in page-locked memory, and on the device that trains."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import UserList, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any
@@ -18,7 +20,119 @@ from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import PlaceStage
-from trainpipes.stages.nested import map_tensors, recorded
+
+SEQUENCES = (list, deque, UserList)
+
+
+def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nesting, with other tensors. Containers that change are copies of the same class; the others,
+    and what is no container, stay as they are.
+
+    Args:
+        item: a batch.
+        change: is called with each tensor, and with each object that is none; returns what takes its place,
+            or None where it has nothing to say of it.
+    """
+    if item is None or isinstance(item, (str, bytes, int, float)):
+        return item
+    found = change(item)
+    if found is not None:
+        return found
+    if isinstance(item, Mapping):
+        entries = {key: map_tensors(value, change) for key, value in item.items()}
+        for key, value in entries.items():
+            if value is not item[key]:
+                return entries if type(item) is dict else _mapping(item, entries)
+        return item
+    if isinstance(item, (tuple, *SEQUENCES)):
+        values = [map_tensors(value, change) for value in item]
+        if all(new is old for new, old in zip(values, item, strict=True)):
+            return item
+        if isinstance(item, tuple):
+            kind: Any = type(item)
+            return kind._make(values) if hasattr(kind, "_make") else kind(values)
+        return values if type(item) is list else _sequence(item, values)
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return _record(item, change)
+    return item
+
+
+def _mapping(item: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
+    if not isinstance(item, MutableMapping):
+        kind: Any = type(item)
+        return kind(entries)
+    clone = copy.copy(item)
+    for key, value in entries.items():
+        clone[key] = value
+    return clone
+
+
+def _sequence(item: Any, values: list[Any]) -> Any:
+    clone = copy.copy(item)
+    for number, value in enumerate(values):
+        clone[number] = value
+    return clone
+
+
+def _record(item: Any, change: Callable[[Any], Any]) -> Any:
+    names = [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]
+    values = {name: map_tensors(getattr(item, name), change) for name in names}
+    if all(value is getattr(item, name) for name, value in values.items()):
+        return item
+    clone = copy.copy(item)
+    for name, value in values.items():
+        object.__setattr__(clone, name, value)  # also where the class is frozen
+    return clone
+
+
+def recorded(item: Any) -> Iterator[Any]:
+    """What of a batch has a ``record_stream``: its tensors, and objects that call that of theirs."""
+    if isinstance(item, torch.Tensor) or callable(getattr(item, "record_stream", None)):
+        yield item
+    elif isinstance(item, Mapping):
+        for value in item.values():
+            yield from recorded(value)
+    elif isinstance(item, (tuple, *SEQUENCES)):
+        for value in item:
+            yield from recorded(value)
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        for field in dataclasses.fields(item):
+            yield from recorded(getattr(item, field.name, None))
+    elif callable(getattr(item, "to", None)) and not isinstance(item, type):
+        for value in vars(item).values() if hasattr(item, "__dict__") else ():
+            if isinstance(value, (torch.Tensor, Mapping, tuple, *SEQUENCES)):
+                yield from recorded(value)
+
+
+class Pin(PlaceStage):
+    """Puts the tensors of each batch in page-locked memory.
+
+    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a
+    ``pin_memory`` method are pinned by it. Tensors that are on a device, or sparse, stay as they are. The
+    process that trains does it; workers of a plain ``DataLoader`` skip it with one warning (use its
+    ``pin_memory``). Without an accelerator, and on MPS, which shares the CPU's memory, it does nothing, with
+    one warning. Cursor: none. Costs one copy. Memory: torch keeps pinned memory to use it again, and rounds
+    each tensor's size up to a power of two.
+    """
+
+    def place(self, item: Any) -> Any:
+        """The batch with its tensors pinned."""
+        if not torch.accelerator.is_available():
+            warn_once("pin() does nothing here: there is no accelerator to copy to")
+            return item
+        if str(torch.accelerator.current_accelerator()) == "mps":
+            warn_once("pin() does nothing here: MPS shares the CPU's memory")
+            return item
+        return map_tensors(item, _pinned)
+
+
+def _pinned(one: Any) -> Any:
+    if isinstance(one, torch.Tensor):
+        dense = one.layout in (torch.strided, torch.jagged)
+        return one.pin_memory() if dense and one.device.type == "cpu" else one
+    if isinstance(one, type) or not callable(getattr(one, "pin_memory", None)):
+        return None
+    return one.pin_memory()
 
 
 class SideStream:
