@@ -43,7 +43,7 @@ from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import refuse_taken, row_table
 from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import beside, ids_of, label_dtype
+from trainpipes.stages.token_columns import check_beside, ids_of, label_dtype, numbers_of
 
 
 class LabelColumn:
@@ -369,7 +369,9 @@ class AddLabels(RunStage):
         values, lengths = ids_of(block, self.column, self)
         labels = values.astype(label_dtype(values))
         if self.where is not None:
-            labels[beside(block, self.where, self.column, lengths, self) == 0] = IGNORED
+            flags, own = numbers_of(block, self.where, self)
+            check_beside(block, self.where, own, self.column, lengths, self)
+            labels[flags == 0] = IGNORED
         if self.ignore:
             labels[np.isin(values, self.ignore)] = IGNORED
         return run.with_block(

@@ -14,11 +14,10 @@ from trainpipes._internal.checks import ColumnNames, Seed, Share, column_names, 
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage, with_mixed
 from trainpipes.sources.files.row_names import row_names
-from trainpipes.stages.row_hash import HashArray, NullKey, RowNames, hash_keys, mix, unit
+from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
 
 #: The last edge of all: every draw is below.
 EVERY = 2.0
@@ -73,14 +72,7 @@ class Drawn(RunStage):
         if self._key is None:
             hashes = self._names.hashes(run.block.ids)
         else:
-            try:
-                hashes = hash_keys(run.block.data, self._key, self)
-            except NullKey as null:
-                message = (
-                    f"{self}: a row's key is null, so there is nothing to choose it by: drop such rows with "
-                    "filter() first, or use another key"
-                )
-                raise at_row(message, self, run.block.ids[null.row]) from None
+            hashes = hash_keys(run.block, self._key, self)
         return unit(mix(hashes ^ self._salt))
 
 

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from trainpipes._internal.checks import ColumnName, Count, need
-from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.pool import Pool
@@ -24,6 +23,7 @@ from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
 from trainpipes.stages.targets import LeftOut
+from trainpipes.stages.token_columns import cell
 
 #: An image, ``[C, H, W]``.
 Pixels = npt.NDArray[Any]
@@ -308,16 +308,9 @@ class DecodeImage(RunStage):
 
     def _decoded(self, row: Any) -> dict[str, Any]:
         """A row with the image in place of its bytes."""
-        if not isinstance(row, Mapping):
-            raise SchemaError(
-                f"{self} works on rows that are dicts, got {type(row).__name__}: make dicts with map()",
-                stage=str(self),
-            )
-        if self.column not in row:
-            need_columns(list(row), [self.column], self)
+        content = bytes_of(cell(row, self.column, self))
         if self.output_column != self.column and self.output_column in row:
             raise taken(self.output_column, self)
-        content = bytes_of(row[self.column])
         if content is None:
             raise NoPicture("it is null")
         if not isinstance(content, bytes):

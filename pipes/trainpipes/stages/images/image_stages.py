@@ -34,6 +34,7 @@ from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.decode_image import Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.token_columns import cell
 
 
 class ImageStage(RunStage):
@@ -125,14 +126,7 @@ def image_of(row: Any, column: str, asker: object) -> Pixels:
         DataError: it is null, or no image.
         SchemaError: the row has no such column.
     """
-    if not isinstance(row, Mapping):
-        raise SchemaError(
-            f"{asker} works on rows that are dicts, got {type(row).__name__}: make dicts with map()",
-            stage=str(asker),
-        )
-    if column not in row:
-        need_columns(list(row), [column], asker)
-    image = row[column]
+    image = cell(row, column, asker)
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
     if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[0] in (1, 3, 4):
