@@ -270,7 +270,7 @@ def test_a_value_has_one_hash_whatever_its_type_and_chunks():
     found.add(tuple(hash_column(pa.chunked_array([text[:1], [], text[1:]])).tolist()))
     found.add(tuple(hash_column(pa.array(["x", *text, "y"])[1:5]).tolist()))
     assert len(found) == 1
-    assert hash_column(pa.array([0.0])) == hash_column(pa.array([-0.0]), "", "")
+    assert hash_column(pa.array([0.0])) == hash_column(pa.array([-0.0]))
 
 
 @given(st.lists(st.binary(max_size=40), unique=True, max_size=60))
@@ -318,7 +318,7 @@ BAD: dict[str, tuple[Any, type[Exception], str]] = {
     "no parts": (lambda p: p.split({}), tp.ConfigError, "must be a dict"),
     "part numbers": (lambda p: p.split({1: 1.0}), tp.ConfigError, "names and fractions"),
     "an empty key": (lambda p: p.sample(0.5, key=[]), tp.ConfigError, "a column name or several"),
-    "a seed that is none": (lambda p: p.sample(0.5, seed="a"), tp.ConfigError, r"sample\(seed\) must be an integer, got 'a'"),
+    "a seed that is none": (lambda p: p.sample(0.5, seed="a"), tp.ConfigError, "must be an integer, got .a."),
     "after batch": (lambda p: p.batch(2).sample(0.5), tp.ConfigError, r"put it before batch\(\)"),
     "on paths": (lambda p: tp.list_files("x").sample(0.5).read_parquet(), tp.ConfigError, "file paths"),
     "another column": (lambda p: list(p.sample(0.5, key="y")), tp.SchemaError, "no column 'y'; there are"),

@@ -29,7 +29,7 @@ def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
     and what is no container, stay as they are.
 
     Args:
-        item: a batch.
+        item: a batch: mappings, lists, tuples and dataclasses.
         change: is called with each tensor, and with each object that is none; returns what takes its place,
             or None where it has nothing to say of it.
     """
@@ -38,70 +38,48 @@ def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
     found = change(item)
     if found is not None:
         return found
+    before = _parts(item)
+    parts = {key: map_tensors(value, change) for key, value in before.items()}
+    if all(value is before[key] for key, value in parts.items()):
+        return item
+    kind: Any = type(item)
+    if isinstance(item, tuple):
+        return kind._make(parts.values()) if hasattr(kind, "_make") else kind(parts.values())
+    if isinstance(item, Mapping) and (kind is dict or not isinstance(item, MutableMapping)):
+        return kind(parts)
+    clone = copy.copy(item)
+    for key, value in parts.items():
+        if isinstance(item, (Mapping, *SEQUENCES)):
+            clone[key] = value
+        else:  # a dataclass, also a frozen one
+            object.__setattr__(clone, key, value)
+    return clone
+
+
+def _parts(item: Any) -> dict[Any, Any]:
+    """What a container holds, by key, place or name."""
     if isinstance(item, Mapping):
-        entries = {key: map_tensors(value, change) for key, value in item.items()}
-        for key, value in entries.items():
-            if value is not item[key]:
-                return entries if type(item) is dict else _mapping(item, entries)
-        return item
+        return dict(item)
     if isinstance(item, (tuple, *SEQUENCES)):
-        values = [map_tensors(value, change) for value in item]
-        if all(new is old for new, old in zip(values, item, strict=True)):
-            return item
-        if isinstance(item, tuple):
-            kind: Any = type(item)
-            return kind._make(values) if hasattr(kind, "_make") else kind(values)
-        return values if type(item) is list else _sequence(item, values)
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return _record(item, change)
-    return item
-
-
-def _mapping(item: Mapping[Any, Any], entries: dict[Any, Any]) -> Any:
-    if not isinstance(item, MutableMapping):
-        kind: Any = type(item)
-        return kind(entries)
-    clone = copy.copy(item)
-    for key, value in entries.items():
-        clone[key] = value
-    return clone
-
-
-def _sequence(item: Any, values: list[Any]) -> Any:
-    clone = copy.copy(item)
-    for number, value in enumerate(values):
-        clone[number] = value
-    return clone
-
-
-def _record(item: Any, change: Callable[[Any], Any]) -> Any:
-    names = [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]
-    values = {name: map_tensors(getattr(item, name), change) for name in names}
-    if all(value is getattr(item, name) for name, value in values.items()):
-        return item
-    clone = copy.copy(item)
-    for name, value in values.items():
-        object.__setattr__(clone, name, value)  # also where the class is frozen
-    return clone
+        return dict(enumerate(item))
+    if isinstance(item, type) or not dataclasses.is_dataclass(item):
+        return {}
+    names = [field.name for field in dataclasses.fields(item)]
+    return {name: getattr(item, name) for name in names if hasattr(item, name)}
 
 
 def recorded(item: Any) -> Iterator[Any]:
     """What of a batch has a ``record_stream``: its tensors, and objects that call that of theirs."""
     if isinstance(item, torch.Tensor) or callable(getattr(item, "record_stream", None)):
         yield item
-    elif isinstance(item, Mapping):
-        for value in item.values():
-            yield from recorded(value)
-    elif isinstance(item, (tuple, *SEQUENCES)):
-        for value in item:
-            yield from recorded(value)
-    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
-        for field in dataclasses.fields(item):
-            yield from recorded(getattr(item, field.name, None))
-    elif callable(getattr(item, "to", None)) and not isinstance(item, type):
-        for value in vars(item).values() if hasattr(item, "__dict__") else ():
-            if isinstance(value, (torch.Tensor, Mapping, tuple, *SEQUENCES)):
-                yield from recorded(value)
+        return
+    parts = _parts(item)
+    if not parts and callable(getattr(item, "to", None)) and not isinstance(item, type):
+        nests = (torch.Tensor, Mapping, tuple, *SEQUENCES)
+        held = getattr(item, "__dict__", {})
+        parts = {name: value for name, value in held.items() if isinstance(value, nests)}
+    for value in parts.values():
+        yield from recorded(value)
 
 
 class Pin(PlaceStage):
@@ -117,11 +95,12 @@ class Pin(PlaceStage):
 
     def place(self, item: Any) -> Any:
         """The batch with its tensors pinned."""
-        if not torch.accelerator.is_available():
-            warn_once("pin() does nothing here: there is no accelerator to copy to")
-            return item
-        if str(torch.accelerator.current_accelerator()) == "mps":
-            warn_once("pin() does nothing here: MPS shares the CPU's memory")
+        why = "there is no accelerator to copy to"
+        if torch.accelerator.is_available():
+            is_mps = str(torch.accelerator.current_accelerator()) == "mps"
+            why = "MPS shares the CPU's memory" if is_mps else ""
+        if why:
+            warn_once(f"pin() does nothing here: {why}")
             return item
         return map_tensors(item, _pinned)
 
@@ -259,9 +238,18 @@ class To(PlaceStage):
         return torch.device(self.device)
 
     @made_once
-    def _copies(self) -> SideStream:
-        """For all passes of this process: its threads' first use says which device "cuda" is."""
+    def _copies(self) -> SideStream | None:
+        """For all passes of this process: its threads' first use says which device "cuda" is. None for a
+        device without streams."""
+        if self._device.type not in STREAMS:
+            try:
+                torch.empty(0, device=self._device)
+            except (RuntimeError, NotImplementedError, AssertionError) as error:
+                raise self._missing() from error
+            return None
         module: Any = torch.get_device_module(self._device)
+        if not module.is_available() or (self._device.index or 0) >= module.device_count():
+            raise self._missing()
         device = torch.device(self._device.type, self._index(module))
         return SideStream(module, device, self.depth + 1)
 
@@ -285,39 +273,21 @@ class To(PlaceStage):
     def begun(self, item: Any) -> Callable[[], Any]:
         """Begin to copy a batch. What is returned gives it, once: what the device is told to do from
         then on waits for the copy."""
-        if self._device.type not in STREAMS:
-            try:
-                found = _moved(item, self._device, False)
-            except (RuntimeError, NotImplementedError, AssertionError) as error:
-                if self._there():
-                    raise
-                raise self._missing() from error
-            return lambda: found
-        module: Any = torch.get_device_module(self._device)
-        if not module.is_available() or (self._device.index or 0) >= module.device_count():
-            raise self._missing()
         copies = self._copies
-        return copies.begin(lambda: _moved(item, copies.device, self.non_blocking))
-
-    def _there(self) -> bool:
-        try:
-            torch.empty(0, device=self._device)
-        except (RuntimeError, NotImplementedError, AssertionError):
-            return False
-        return True
+        if copies is not None:
+            device = copies.device
+            return copies.begin(lambda: _moved(item, device, self.non_blocking))
+        found = _moved(item, self._device, False)
+        return lambda: found
 
     def _missing(self) -> ConfigError:
+        there = "no accelerator"
         if torch.accelerator.is_available():
             kind = str(torch.accelerator.current_accelerator())
-            count = torch.accelerator.device_count()
-            there = f"there are {count} of {kind!r}" if count > 1 else f"there is one {kind!r}"
-        elif self._device.type == "cuda" and not (torch.version.cuda or torch.version.hip):
-            there = f"torch {torch.__version__} is built without CUDA"
-        else:
-            there = "there is no accelerator"
+            there = f"{torch.accelerator.device_count()} of {kind!r}"
         return ConfigError(
-            f"{self}: there is no device {str(self._device)!r} here; {there}: leave to() out, or pass "
-            'device="cpu"',
+            f"{self}: there is no device {str(self._device)!r} here; torch {torch.__version__} finds "
+            f'{there}: leave to() out, or pass device="cpu"',
             stage=str(self),
         )
 
