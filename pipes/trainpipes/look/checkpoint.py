@@ -41,7 +41,7 @@ OF_STATEFUL = (
     "this is the state of a StatefulDataLoader: load it into a StatefulDataLoader with as many workers, or "
     "count batches: pipe.state_at(batches_delivered_to_each_rank, epoch=...)"
 )
-OF_DATASETS = "this is the position of a pipe.to_hf() in Hugging Face datasets: load it with the trainer that saved it"
+OF_DATASETS = "this is the position of a pipe.to_hf(): load it with the trainer that saved it"
 STATEFUL = {"_snapshot", "fetcher_state"}
 #: Ends of names of files that hold no state: weights, data, code.
 OTHERS = (
