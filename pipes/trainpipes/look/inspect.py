@@ -56,8 +56,8 @@ def inspect_files(
     Of Parquet files, footers are read, about 0.1 ms a file, and a sample of rows from all files; of a large
     row group only its beginning. Nulls, sizes, lengths and duplicates are those of the sample. JSON, CSV,
     text and tar files are read once to count rows: all of them up to 256 MB (a quarter of that if they are
-    compressed or remote), else some, and the number of rows is an estimate. A sample has at most 256 MB, 32 MB
-    with a tokenizer or of remote files.
+    compressed or remote), else some, and the number of rows is an estimate. A sample has at most 256 MB, or
+    32 MB with a tokenizer or of remote files.
 
     Args:
         files: a path, folder, glob or URL, or a list of them.
