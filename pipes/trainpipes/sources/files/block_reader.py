@@ -227,8 +227,6 @@ class BlockReader:
                 change = self._change(int(source.file_of_block[block]))
             except Exception as failed:
                 return explanation(failed, place, source.failed, source.kept_in, (Exception,))
-            if isinstance(error, OtherBytesError):
-                change = change or str(error)
             if change:
                 return changed(place, change)
         if isinstance(error, _OtherRowsError):
@@ -278,6 +276,9 @@ def explanation(
         return located(place, error)
     if isinstance(error, DataError | MemoryError):
         return error
+    if isinstance(error, OtherBytesError):
+        forget(kept_in)
+        return changed(place, str(error))
     if isinstance(error, FileNotFoundError):
         return gone(place)
     if isinstance(error, PermissionError):

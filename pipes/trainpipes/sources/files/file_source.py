@@ -196,8 +196,8 @@ class NumberedFiles(FileSource, RandomAccessSource):
     def take(self, index: IntArray) -> Payload:
         if self._unfit is not None:
             raise ConfigError(
-                f"rows can be chosen by number in {self.format.name} files that are {self.format.fit}, and "
-                f"{self._unfit} is not: {self.format.otherwise}",
+                f"rows can be chosen by number in {self.format.fit}, and {self._unfit} is not: "
+                f"{self.format.otherwise}",
                 path=self._unfit,
             )
         if not len(index):

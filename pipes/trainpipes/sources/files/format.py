@@ -108,8 +108,8 @@ class Format(ABC):
     fetches_parts = False
     #: Whether rows can be read by their numbers, by ``take``; and whether that is as good as by blocks.
     random_access = by_number = False
-    #: Which files these are, and what to do with others, as text.
-    fit, otherwise = "on this machine", "shuffle within a buffer"
+    #: In which files, and what to do with others, as text.
+    fit, otherwise = "files that are on this machine", "shuffle within a buffer"
 
     @abstractmethod
     def scan(self, file: FileBytes) -> Layout:
