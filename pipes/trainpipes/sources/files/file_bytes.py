@@ -242,29 +242,6 @@ class KeptFiles:
         return result
 
 
-class MappedFiles:
-    """Local files that are mapped, shared by all readers of a process; any thread may ask. Pickled, it
-    is empty."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[int, pa.Buffer] = {}
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
-
-    def buffer(self, files: FileList, file: int, place: Place) -> pa.Buffer:
-        """A file's bytes, which are those that were listed: one that was written since is not touched."""
-        check_unchanged(files, file, place)
-        with self._lock:
-            found = self._buffers.get(file)
-            if found is None:
-                found = self._buffers[file] = mapped(files.paths[file])
-                while len(self._buffers) > MAPPED:
-                    del self._buffers[next(iter(self._buffers))]
-            return found
-
-
 class RemoteBytes:
     """A file on another machine."""
 
