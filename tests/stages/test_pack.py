@@ -258,7 +258,9 @@ def test_a_row_has_its_documents_in_the_order_in_which_they_came() -> None:
 
 def test_labels_of_the_rows_are_packed_along() -> None:
     rows = tp.from_arrow(pa.table({"prompt": ["ab", "x"], "response": ["cde", "yz"]}))
-    tokenized = rows.tokenize("bytes", ["prompt", "response"], add_eos=True, labels="response")
+    tokenized = rows.tokenize(
+        "bytes", concat=["prompt", "response"], add_eos=True, labels="response"
+    )
     (row,) = tokenized.pack(12, buffer_size=2)
     parts = [[97, 98, 99, 100, 101, 256], [120, 121, 122, 256]]
     assert segments(row) == parts
