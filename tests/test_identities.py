@@ -180,7 +180,7 @@ OPTIONS: dict[str, Make] = {
     "take / batches": lambda f: rows(f).batch(2).skip(1).take(3),
     "tokenize": lambda f: rows(f).tokenize(
         tokenizer(f),
-        ["text", "answer"],
+        concat=["text", "answer"],
         max_length=20,
         truncation_side="left",
         add_special_tokens=False,

@@ -112,7 +112,7 @@ def preference(
         for side, column in zip(SIDES, (chosen, rejected), strict=True):
             if are_texts:
                 rows = rows.tokenize(
-                    tokenizer, [prompt, column], max_length=max_length, add_eos=True, labels=column,
+                    tokenizer, concat=[prompt, column], max_length=max_length, add_eos=True, labels=column,
                     keep_text=True, on_error=on_error,
                 )  # fmt: skip
             else:

@@ -78,7 +78,7 @@ def sft(
     if rows is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
         rows = given.prompted(prompt, context, [prompt, response]).tokenize(
-            tokenizer, [prompt, response], max_length=max_length, add_eos=True, labels=response,
+            tokenizer, concat=[prompt, response], max_length=max_length, add_eos=True, labels=response,
             on_error=on_error,
         )  # fmt: skip
     rows = given.arrange(

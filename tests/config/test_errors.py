@@ -31,8 +31,8 @@ SAID: dict[str, str] = {
     STAGES + "- map: os:getcwd\n": f":3: stages[1].fn: {IMPORTS}",
     SFT.replace("sft", "stf"): ":1: recipe: no recipe 'stf' (did you mean 'sft'?); installed are chat, "
     "classification, images, masked_lm, preference, pretrain, seq2seq, sft, tokens",
-    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) must be an integer of 1 or more "
-    "(rows in a batch), got 0",
+    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) must be an integer of 1 or more, "
+    "got 0",
     STAGES + "- list_files: ${NOPE_X}\n": ":3: stages[1]: list_files is a source, which only the first "
     "stage is",
 }  # fmt: skip

@@ -222,6 +222,8 @@ def _options(owner: str, options: Mapping[str, Any]) -> list[str]:
     if owner == "mask" and {"random", "keep"} & given.keys():
         random, keep = given.pop("random", 0.1), given.pop("keep", 0.1)
         given |= {"mask_replace_prob": 1 - random - keep, "random_replace_prob": random}
+    if owner == "tokenize" and isinstance(given[""][-1], list) and not given.get("pair"):
+        *given[""], given["concat"] = given[""]  # joined
     found = [_text(value) for value in given.pop("", [])]
     names = {**OPTIONS["*"], **OPTIONS.get(owner, {})}
     for name, value in given.items():

@@ -27,7 +27,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.encode_labels import EncodeLabels
+from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.mask_tokens import MaskTokens
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenize import Tokenize

@@ -22,9 +22,8 @@ from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.stages.batch import Batch
-from trainpipes.stages.columns import Rename, Select
-from trainpipes.stages.encode_labels import EncodeLabels, Label
-from trainpipes.stages.label_column import LabelColumn, row_table
+from trainpipes.stages.columns import Rename, Select, row_table
+from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
 
 #: Rows that are counted at a time.
 ROWS = 65_536

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from trainpipes._internal.checks import Function
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, dtype_of, one_chunk, to_numpy
 from trainpipes.columns.bad_text import BadCell
@@ -148,14 +149,11 @@ class Collate(RunStage):
     role = "finish"
     versioned = "fn"
 
-    fn: Callable[[Any], Any] | None = None
+    fn: Function | None = None
     _: KW_ONLY
     format: Literal["rows", "arrow", "numpy", "torch"] = "rows"
     version: str | None = None
     draws_by = BatchStage.draws_by
-
-    def check(self) -> None:
-        self._require(self.fn is None or callable(self.fn), "fn", "a function of a list of rows")
 
     @property
     def needs_columns(self) -> bool:  # type: ignore[override]

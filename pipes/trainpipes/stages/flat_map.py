@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from trainpipes._internal.checks import checked_schema
+from trainpipes._internal.checks import Function, Schema
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.errors import DataError, StateError
@@ -63,15 +62,11 @@ class FlatMap(CutStage):
     )
     free = frozenset({"schema", "thread_safe"})
 
-    fn: Callable[[Any], Iterable[Any]]
+    fn: Function
     _: KW_ONLY
     version: str | None = None
-    schema: pa.Schema | None = None
+    schema: Schema | None = None
     thread_safe: bool = False
-
-    def check(self) -> None:
-        self._require(callable(self.fn), "fn", "a function of one row")
-        checked_schema(self.schema, "flat_map(schema)")
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)

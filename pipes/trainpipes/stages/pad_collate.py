@@ -26,19 +26,17 @@ from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.column_function import (
+from trainpipes.stages.pack import Pack
+from trainpipes.stages.pad_columns import (
+    Column,
     EvenWriter,
     ObjectWriter,
+    Opaque,
+    Ragged,
     RaggedWriter,
     SequencesWriter,
     Write,
     Writer,
-)
-from trainpipes.stages.pack import Pack
-from trainpipes.stages.pad_columns import (
-    Column,
-    Opaque,
-    Ragged,
     check_fit,
     no_mask,
     of_arrow,

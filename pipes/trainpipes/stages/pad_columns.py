@@ -1,11 +1,11 @@
-"""What a column of a batch is to ``pad_collate``: ragged, even, or opaque."""
+"""What a column of a batch is to ``pad_collate``: ragged, even, or opaque; and what writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,11 @@ from trainpipes.columns.arrays import (
     is_number,
     one_chunk,
     python_to_arrow,
+    to_arrow,
     to_numpy,
 )
 from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.rectangles import RaggedRows
 from trainpipes.columns.row_types import as_array, fixed_shape
 from trainpipes.engine.layout import IntArray
 
@@ -267,3 +269,123 @@ def check_fit(values: Any, dtype: np.dtype[Any], row_of: Any) -> None:
             row_of(place),
             f"holds {values.reshape(-1)[place]}, which {dtype} cannot hold; give a wider dtype",
         )
+
+
+#: Puts a column into a batch, given its number.
+Write: TypeAlias = Callable[[dict[str, Any], int], None]
+
+
+class Writer(Protocol):
+    """A column of many rows."""
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes that an average row takes in a batch; inf where Python objects are made."""
+        ...
+
+    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
+        """What puts the column into batches of some rows.
+
+        Args:
+            index: the rows, int64 ``[rows]``; None for all.
+            bounds: first of them in each batch, and the end, int64 ``[batches + 1]``.
+        """
+        ...
+
+
+class RaggedWriter:
+    """Lists of numbers, padded."""
+
+    def __init__(self, name: str, rows: RaggedRows, mask: str | None) -> None:
+        self._name, self._rows, self._mask = name, rows, mask
+
+    @property
+    def row_bytes(self) -> float:
+        return self._rows.average_bytes
+
+    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
+        rectangles, name, mask = self._rows.rectangles(index, bounds), self._name, self._mask
+
+        def write(batch: dict[str, Any], k: int) -> None:
+            cells, real = rectangles[k]
+            batch[name] = torch.from_numpy(cells)
+            if mask is not None and real is not None:
+                batch[mask] = torch.from_numpy(real)
+
+        return write
+
+
+class EvenWriter:
+    """Numbers, or arrays of one shape."""
+
+    def __init__(self, name: str, values: Any, dtype: np.dtype[Any]) -> None:
+        self._name, self._values, self._dtype = name, values, dtype
+
+    @property
+    def row_bytes(self) -> float:
+        return float(np.prod(self._values.shape[1:], dtype=np.int64)) * self._dtype.itemsize
+
+    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
+        edges, name, dtype = bounds.tolist(), self._name, self._dtype
+        small = self._values.ndim == 1
+        values = self._values if index is None or not small else self._values[index]
+
+        def write(batch: dict[str, Any], k: int) -> None:
+            rows = slice(edges[k], edges[k + 1])
+            some = values[rows] if index is None or small else values[index[rows]]
+            batch[name] = torch.from_numpy(np.array(some, dtype=dtype, order="C"))
+
+        return write
+
+
+class ObjectWriter:
+    """Anything else: a list."""
+
+    row_bytes = float("inf")
+
+    def __init__(self, name: str, objects: Sequence[Any] | pa.Array) -> None:
+        self._name, self._objects = name, objects
+
+    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
+        edges, name, objects = bounds.tolist(), self._name, self._objects
+        if isinstance(objects, pa.Array):
+            some = objects if index is None else objects.take(to_arrow(index))
+            objects = some.to_pylist()
+        elif index is not None:
+            objects = [objects[row] for row in index.tolist()]
+
+        def write(batch: dict[str, Any], k: int) -> None:
+            batch[name] = list(objects[edges[k] : edges[k + 1]])
+
+        return write
+
+
+class SequencesWriter:
+    """Where the documents of packed rows start."""
+
+    row_bytes = 0.0
+
+    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
+        return lambda batch, _: add_sequences(batch)
+
+
+def add_sequences(batch: dict[str, Any]) -> None:
+    """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
+
+    They are about its tokens as one sequence of B * L (``batch["input_ids"].view(-1)``), in which each
+    document, and the padding at a row's end, is a sequence of its own:
+
+    - cu_seqlens: first token of each, and B * L; int32 ``[sequences + 1]``
+    - max_seqlen: tokens of the longest, an int
+
+    >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])}
+    >>> add_sequences(batch)
+    >>> batch["cu_seqlens"], batch["max_seqlen"]
+    (tensor([0, 2, 3, 4, 8], dtype=torch.int32), 4)
+    """
+    segments = batch["segment_ids"].numpy()
+    first = np.ones(segments.shape, dtype=np.bool_)
+    np.not_equal(segments[:, 1:], segments[:, :-1], out=first[:, 1:])
+    edges = np.append(np.flatnonzero(first), segments.size).astype(np.int32)
+    batch["cu_seqlens"] = torch.from_numpy(edges)
+    batch["max_seqlen"] = int(np.diff(edges).max(initial=0))

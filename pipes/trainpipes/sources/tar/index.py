@@ -122,7 +122,7 @@ def _look(files: FileList, job: Scan) -> Layout:
     if samples is not None:
         pass
     elif not kind and isinstance(data, LocalBytes):
-        samples = read_samples(Forward(chunks_of(memoryview(data.mapped()))))
+        samples = read_samples(Forward(chunks_of(memoryview(data.mapped()))))  # type: ignore[arg-type]
     else:
         with closing(data.stream()) as source:
             samples = read_samples(Forward(open_stream(source, kind)))
