@@ -17,7 +17,7 @@ from interpreters import python
 from trainpipes_recipes.demo import __main__ as demo
 from trainpipes_recipes.demo.comparison import compare
 from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
-from trainpipes_recipes.training import Step, read_log
+from trainpipes_recipes.demo.logged import Step, read_log
 
 LOG = [Step(n, f"hash-{n}", 5.0 - n / 100) for n in range(1, 101)]
 

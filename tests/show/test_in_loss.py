@@ -19,10 +19,14 @@ from tokenizer_fixtures import TEXTS, bpe, bracketed
 from trainpipes._internal.text import escaped
 from trainpipes.look.decoded import KnownIds, pieces_of, token_grids
 from trainpipes.tokenizers.load import load
-from trainpipes_recipes.training import next_token_loss
 
 V = 300
 ENGINES = {"bytes": load("bytes"), "bpe": load(bpe())}
+
+
+def next_token_loss(scores, labels):
+    """As models of transformers have it: the scores at t are compared with the label of t + 1."""
+    return torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 def marked(view, name=None, row=0):

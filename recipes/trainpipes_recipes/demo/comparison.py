@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainpipes_recipes.training import Step
+from trainpipes_recipes.demo.logged import Step
 
 __all__ = ["Comparison", "compare"]
 
