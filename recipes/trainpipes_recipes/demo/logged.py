@@ -43,17 +43,18 @@ class Log:
     """The steps of a run. Those that are made again, as they came after a checkpoint, are replaced."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, None
+        self._path, self._begun = path, False
 
     def __call__(self, step: int, batches: Sequence[Any], loss: torch.Tensor) -> None:
-        if self._file is None:
+        if not self._begun:
             kept = [line for line in _whole_lines(self._path) if json.loads(line)["step"] < step]
             beside = self._path.with_suffix(".new")
             beside.write_text("".join(kept))
             os.replace(beside, self._path)
-            self._file: Any = open(self._path, "a", buffering=1)  # noqa: SIM115
+            self._begun = True
         line = {"step": step, "batch": digest(list(batches)), "loss": loss.item()}
-        self._file.write(json.dumps(line) + "\n")
+        with open(self._path, "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def read_log(path: Path) -> list[Step]:
