@@ -56,8 +56,7 @@ def preference(
     it has no target: choose ``max_length`` so that few rows are.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
-            of rows.
+        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: for texts anything that ``tokenize`` takes: a ``tokenizer.json``, "bytes", an object.
             For conversations a fast tokenizer of transformers, or a local directory of one.
         prompt: column of the model's input. Left out, the first of prompt, question, instruction, input and
@@ -78,9 +77,8 @@ def preference(
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
-            folder. Batches and states are the same; the first batch of the first run waits longer.
-        storage_options: options of the file system, as fsspec takes them.
+        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
+        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}])

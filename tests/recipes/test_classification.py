@@ -206,7 +206,7 @@ def test_labels_that_look_alike_and_a_single_class_are_told_of(
 ) -> None:
     rows = [{"text": "a", "label": "Pos"}, {"text": "b", "label": "pos "}]
     classification(tp.from_dataset(rows), "bytes")
-    assert "labels 'Pos' and 'pos ' of column 'label' are two classes" in caplog.text
+    assert "column 'label' holds labels 'Pos' and 'pos ', which are two classes" in caplog.text
     classification(tp.from_dataset(rows[:1]), "bytes")
     assert "holds one class only, 'Pos'" in caplog.text
 

@@ -209,8 +209,8 @@ def test_classes_are_numbers_or_names(label: Any, classes: Any, number: int) -> 
     [
         ("ant", "dog", CLASSES, "holds 'dog', which is no class: the classes are 3: ant, bee, cat ("),
         (0, 3, CLASSES, "holds 3, which is no class: the classes are 3: ant, bee, cat ("),
-        (0, -1, None, "holds -1, which is no class: the classes are numbers from 0 on ("),
-        ("1", "dog", None, "holds 'dog', which is no class: name all classes, in the order"),
+        (0, -1, None, "holds -1, which is no class: the classes are numbers from 0 on"),
+        ("1", "dog", None, "holds 'dog', which is no class: the classes are numbers from 0 on, or names"),
         (0, None, None, "holds None, which is no class"),
         (b"c1", b"\xff", [f"c{n}" for n in range(12)], "are 12: c0, c1, c2, c3, c4, c5, c6, c7, c8, … ("),
     ],
@@ -281,5 +281,5 @@ def test_classes_say_the_numbers_of_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("classes", [2, "cat"])
 def test_classes_are_a_list_of_names(classes: Any) -> None:
     rows = tp.from_dataset([{"image": np.zeros((3, 4, 4), np.uint8), "label": 0}])
-    with pytest.raises(tp.ConfigError, match="list of the names of all classes, got"):
+    with pytest.raises(tp.ConfigError, match="must be the name of each class once, got"):
         images(rows, size=4, classes=classes)

@@ -165,8 +165,14 @@ def test_sft_learns_the_response_and_its_end(tokenizer):
         assert text.endswith(end)
 
 
+def with_targets(rows, tokenizer):
+    """Pairs with targets that end with the pad token."""
+    columns = {"prompt": "input_ids", "response": "target_ids"}
+    return rows.tokenize(tokenizer, columns, add_eos=True).batch(4).pad_collate()
+
+
 def test_seq2seq_learns_all_of_the_response():
-    view = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1, hf_names=False))
+    view = only(with_targets(pairs(), "bytes"))
     assert marked(view, "input_ids") == []
     assert marked(view, "target_ids")[0].startswith(" say ")
     hf = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1))
@@ -218,9 +224,7 @@ def test_masked_tokens_are_shown_with_what_they_were():
 
 def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe(), eos_token="</s>", pad_token="</s>")
-    view = only(
-        tp.recipe("seq2seq", varied(), tokenizer, batch_size=4, num_shards=1, hf_names=False)
-    )
+    view = only(with_targets(varied(), tokenizer))
     for row in range(4):
         (text,) = marked(view, "target_ids", row)
         assert text.count("</s>") == 1
