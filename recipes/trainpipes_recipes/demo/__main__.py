@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "none repeated, none changed."
     )
     print("Now with your own files, of two text columns, and any model of transformers:")
-    print(f"  {_python()} -m trainpipes_recipes.train_sft --model MODEL --files 'my/*.parquet'")
+    print("  python -m trainpipes_recipes.train_sft --model MODEL --files 'my/*.parquet'")
     return 0
 
 
@@ -166,8 +166,7 @@ class Trainer:
             )  # fmt: skip
             try:
                 while process.poll() is None:
-                    step = _last_step(log)
-                    if leg.until is not None and step >= leg.until:
+                    if leg.until is not None and len(read_log(log)) >= leg.until:
                         break
                     time.sleep(0.02)
             finally:
@@ -178,16 +177,6 @@ class Trainer:
         if process.returncode != wanted:
             said = (directory / "output.txt").read_text()[-2000:]
             raise SystemExit(f"{said}\n{name}: the trainer ended with {process.returncode}")
-
-
-def _last_step(log: Path) -> int:
-    """The number of the last whole line of a log that is being written."""
-    if not log.exists():
-        return 0
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = file.read().split(b"\n")
-    return int(lines[-2].split(b'"step": ')[1].split(b",")[0]) if len(lines) > 1 else 0
 
 
 def draw(
@@ -219,12 +208,6 @@ def draw(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
-
-
-def _python() -> str:
-    """This interpreter as one would type it."""
-    relative = os.path.relpath(sys.executable)
-    return sys.executable if relative.startswith("..") else relative
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
