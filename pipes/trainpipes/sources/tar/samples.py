@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,7 @@ GAP = 64 << 10
 MOST_MEMBER = (1 << 31) - 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Members(Layout):
     """Where the members of an archive's samples lie.
 
@@ -61,10 +61,10 @@ class Members(Layout):
         sizes: its bytes; -1 where there is none.
     """
 
-    compression: str = ""
-    keys: pa.Array = None
-    starts: dict[str, IntArray] = field(default_factory=dict)
-    sizes: dict[str, IntArray] = field(default_factory=dict)
+    compression: str
+    keys: pa.Array
+    starts: dict[str, IntArray]
+    sizes: dict[str, IntArray]
 
     def span(self, rows: IntArray) -> tuple[IntArray, IntArray]:
         """Where the members of samples begin and end, with their headers; those close together as one."""
@@ -158,11 +158,11 @@ class TarSamples(Format):
     def _batch(self, data: Any, layout: Members, rows: IntArray) -> pa.RecordBatch:
         places, parts = _content(data, layout, rows)
         columns = []
-        for field_ in self.schema:
-            if field_.name == KEY:
+        for field in self.schema:
+            if field.name == KEY:
                 columns.append(layout.keys.take(to_arrow(rows)))
                 continue
-            starts, sizes = layout.starts[field_.name][rows], layout.sizes[field_.name][rows]
+            starts, sizes = layout.starts[field.name][rows], layout.sizes[field.name][rows]
             number = np.searchsorted(places, starts, side="right") - 1
             own = starts - places[number] if len(places) else starts
             lengths = np.maximum(sizes, 0)
@@ -170,12 +170,12 @@ class TarSamples(Format):
                 _check_headers(parts, number, own, sizes)
             each = zip(number.tolist(), own.tolist(), (own + lengths).tolist(), strict=True)
             content = b"".join([parts[n][a:b] for n, a, b in each if a < b])
-            offsets = np.append(0, np.cumsum(lengths)).astype(offset_dtype(field_.type))
+            offsets = np.append(0, np.cumsum(lengths)).astype(offset_dtype(field.type))
             valid = to_arrow(sizes >= 0).buffers()[1] if (sizes < 0).any() else None
             buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(content)]
-            columns.append(pa.Array.from_buffers(field_.type, len(rows), buffers))
-            if field_.type in (pa.string(), pa.large_string()):
-                _check_text(columns[-1], field_.name)
+            columns.append(pa.Array.from_buffers(field.type, len(rows), buffers))
+            if field.type in (pa.string(), pa.large_string()):
+                _check_text(columns[-1], field.name)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
@@ -327,10 +327,9 @@ def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> 
         starts[kind][row_of[which]] = archive["starts"][which]
         sizes[kind][row_of[which]] = archive["sizes"][which]
     keys = python_to_arrow(archive["keys"], pa.string())
-    return Members(
-        layout.rows, layout.start, layout.stop, layout.schema, b"", archive["compression"], keys,
-        starts, sizes,
-    )  # fmt: skip
+    numbers = layout.rows, layout.start, layout.stop, layout.schema
+    compression = archive["compression"]
+    return Members(*numbers, compression=compression, keys=keys, starts=starts, sizes=sizes)
 
 
 def _refuse(
