@@ -135,14 +135,6 @@ def test_drop_last_leaves_out_the_last_one_if_another_row_might_have_joined_it()
     assert sizes([3, 3, 6]) == [2, 1]
 
 
-def test_the_length_is_not_known_and_can_be_estimated() -> None:
-    rng = np.random.default_rng(0)
-    pipe = source(rng.integers(1, 40, 6000).tolist()).sharding_filter(4).batch(max_tokens=512)
-    with pytest.raises(TypeError, match=r"how many items batch\(max_tokens=512\) makes"):
-        len(pipe)
-    assert abs(tp.Loader(pipe).estimate_len() / len(list(pipe)) - 1) < 0.05
-
-
 def test_a_batch_of_rows_is_known_in_states_as_it_was() -> None:
     assert Batch(batch_size=8).identity() == {"stage": "batch", "batch_size": 8, "drop_last": False}
     counted = Batch(max_tokens=64).identity()
@@ -159,46 +151,3 @@ def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
             rows.batch(max_tokens=9).load_state_dict(
                 rows.batch(4).state_dict(), allow_changes=allowed
             )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, r"batch\(batch_size\) must be an integer of 1 or more"),
-        (
-            {"batch_size": 4, "max_tokens": 9},
-            r"batch_size\) must be left out where max_tokens is given, got 4",
-        ),
-        ({"max_tokens": 0}, r"batch\(max_tokens\) must be an integer of 1 or more"),
-        ({"max_tokens": 9, "max_rows": 0}, r"batch\(max_rows\)"),
-        ({"max_tokens": 9, "overflow": "drop"}, r'must be "raise" or "alone", got \'drop\''),
-        ({"batch_size": 4, "max_rows": 2}, r"must be given with max_tokens, got \("),
-        ({"batch_size": 4, "column": "x"}, r"must be given with max_tokens, got \("),
-        ({"batch_size": 4, "drop_last": 1}, "True or False"),
-    ],
-)
-def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(tp.ConfigError, match=message):
-        source([1]).batch(**options)
-
-
-@pytest.mark.parametrize(
-    ("table", "error", "message"),
-    [
-        ({"ids": [[1]]}, tp.SchemaError, r"no column 'input_ids'"),
-        ({"input_ids": ["a"]}, tp.SchemaError, r"how long a row is.*got string"),
-        ({"input_ids": [1.5]}, tp.SchemaError, r"how long a row is.*got double"),
-        ({"input_ids": [[1], None]}, tp.DataError, "is null"),
-        ({"input_ids": [1, -2]}, tp.DataError, "0 or more, got -2"),
-    ],
-)
-def test_columns_that_say_no_length_are_refused(
-    table: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        list(tp.from_arrow(pa.table(table)).batch(max_tokens=8))
-
-
-def test_rows_that_have_no_columns_are_refused() -> None:
-    with pytest.raises(tp.SchemaError, match="each row must be a dict, got int"):
-        list(tp.from_dataset([1, 2]).batch(max_tokens=8))
