@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from itertools import islice
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,7 +13,6 @@ import trainpipes as tp
 from drawn import examples
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch, Budget
-from trainpipes.testing import digest
 
 
 def table_of(lengths: list[int]) -> pa.Table:
@@ -63,30 +58,6 @@ def test_a_budget_is_kept_in_long_micro_batches_too(lengths: list[int], most: in
     found = Budget(250, most, "alone").cut(np.array(lengths, dtype=np.int64)).tolist()
     expected = plain_cut(lengths, 250, most)
     assert found == [0, *np.cumsum([len(batch) for batch in expected]).tolist()]
-
-
-@examples(40)
-@given(
-    lengths, st.sampled_from(["plain", "shards", "repeat", "each epoch", "drop_last"]), st.data()
-)
-def test_micro_batches_of_tokens_resume_at_each(lengths: list[int], kind: str, data: Any) -> None:
-    rows = source([*lengths, 3, 1, 2] * 2)
-    made = {
-        "plain": rows.batch(max_tokens=24),
-        "shards": rows.sharding_filter(3).shuffle(7).batch(max_tokens=24, max_rows=4),
-        "repeat": rows.repeat().batch(max_tokens=24),
-        "each epoch": rows.batch(max_tokens=24).repeat(),
-        "drop_last": rows.batch(max_tokens=24, drop_last=True),
-    }
-    pipe = made[kind].pad_collate()
-    items = [digest(item) for item in islice(pipe, 40)]
-    stop = data.draw(st.integers(0, max(0, len(items) - 1)))
-    iterator = iter(tp.Pipeline(pipe.stages))
-    for _ in range(stop):
-        next(iterator)
-    then = tp.Pipeline(pipe.stages)
-    then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-    assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:] or not items
 
 
 def test_no_tensor_has_more_cells_than_the_budget() -> None:

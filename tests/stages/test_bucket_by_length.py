@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from itertools import chain, islice
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.testing import digest
 
 
 def source(lengths: list[int]) -> tp.Pipeline:
@@ -86,30 +83,6 @@ def test_every_row_is_in_one_micro_batch_and_few_are_short(
     for batch in by_tokens:
         assert len(batch) <= 6
         assert len(batch) * max(lengths[row] for row in batch) <= tokens
-
-
-@examples(40)
-@given(lengths, st.sampled_from(["rows", "tokens", "shards", "each epoch", "across"]), st.data())
-def test_buckets_resume_within_windows_and_over_their_ends(
-    lengths: list[int], kind: str, data: Any
-) -> None:
-    rows = source([*lengths, 3, 1, 2] * 2)
-    made = {
-        "rows": rows.bucket_by_length(3, buffer_size=10),
-        "tokens": rows.bucket_by_length(max_tokens=24, buffer_size=10),
-        "shards": rows.sharding_filter(3).shuffle(7).bucket_by_length(3, buffer_size=5),
-        "each epoch": rows.bucket_by_length(3, buffer_size=10).repeat(),
-        "across": rows.repeat().bucket_by_length(3, buffer_size=10),
-    }
-    pipe = made[kind].pad_collate()
-    items = [digest(item) for item in islice(pipe, 40)]
-    stop = data.draw(st.integers(0, len(items) - 1))
-    iterator = iter(tp.Pipeline(pipe.stages))
-    for _ in range(stop):
-        next(iterator)
-    then = tp.Pipeline(pipe.stages)
-    then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-    assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:]
 
 
 def test_a_window_is_kept_in_runs_of_some_micro_batches() -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -101,46 +99,6 @@ def test_every_token_is_in_one_row_and_no_document_is_split_that_would_fit(
         assert sorted(found) == sorted(expected)
     elif most is None:
         assert all(0 not in row["segment_ids"] for row in rows[:-1])
-
-
-@examples(40)
-@given(
-    lengths, methods, st.integers(1, 13), st.integers(1, 9), st.integers(1, 3), st.sampled_from(
-        ["rows", "batches", "filtered", "each epoch", "across", "endless", "endless across"]
-    ), st.data(),
-)  # fmt: skip
-def test_a_packed_pipeline_resumes_over_the_ends_of_windows_and_epochs(
-    lengths: list[int], method: Any, length: int, window: int, shards: int, kind: str, data: Any
-) -> None:
-    rows = source([*lengths, 1, 2, 3] * 3)
-    if shards > 1:
-        rows = rows.sharding_filter(shards).shuffle(4)
-
-    def packed(rows: tp.Pipeline) -> tp.Pipeline:
-        return rows.pack(length, method=method, buffer_size=window)
-
-    pipe = {
-        "rows": lambda: packed(rows),
-        "batches": lambda: packed(rows).batch(3),
-        "filtered": lambda: packed(rows.filter(pc.list_value_length(pc.field("input_ids")) != 2)),
-        "each epoch": lambda: packed(rows).repeat(2).batch(3),
-        "across": lambda: packed(rows.repeat(2)).batch(3),
-        "endless": lambda: packed(rows).repeat(),
-        "endless across": lambda: packed(rows.repeat()),
-    }[kind]()
-    limit = 40
-    items = [digest(item) for item in islice(pipe, limit)]
-    for _ in range(4):
-        stop = data.draw(st.integers(0, len(items)))
-        first = tp.Pipeline(pipe.stages)
-        iterator = iter(first)
-        assert [digest(next(iterator)) for _ in range(stop)] == items[:stop]
-        state = json.loads(json.dumps(iterator.state_dict()))
-        then = tp.Pipeline(pipe.stages)
-        then.load_state_dict(state)
-        rest = [digest(item) for item in islice(then, limit - stop)]
-        if stop < len(items):
-            assert rest == items[stop:]
 
 
 def cursor(pipe: tp.Pipeline, taken: int) -> dict[str, Any]:
