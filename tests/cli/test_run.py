@@ -342,7 +342,12 @@ def test_both_sides_of_preferences_and_the_encoders_mask_count():
     [
         (docs(20).batch(3), 7, 20, 0),
         (docs(20), 20, 20, 0),
-        (docs(20).pack(64).batch(2).pad_collate(), 6, 11, sum(len(row["text"]) for row in TEXTS[:20])),
+        (
+            docs(20).pack(64).batch(2).pad_collate(),
+            6,
+            11,
+            sum(len(row["text"]) for row in TEXTS[:20]),
+        ),
         (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
         (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
         (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
