@@ -413,7 +413,7 @@ def test_rows_of_tensors_and_of_memory_maps_are_images_too(tmp_path: Path) -> No
 def test_stages_may_stand_above_batch_and_not_above_collate() -> None:
     below = [digest(batch) for batch in photos().flip().batch(4).collate()]
     assert [digest(batch) for batch in photos().batch(4).flip().collate()] == below
-    with pytest.raises(tp.ConfigError, match=r"put it before collate\(\)"):
+    with pytest.raises(tp.ConfigError, match=r"put it before pad_collate"):
         list(photos().batch(4).collate().flip())
 
 

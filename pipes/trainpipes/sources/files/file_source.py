@@ -112,9 +112,9 @@ class FileSource(FileRows):
         begin = int(np.searchsorted(ends, self.begins[first], side="right"))
         return range(begin, int(np.searchsorted(ends, stop)) + 1)
 
-    def fetched_bytes(self, file: int, number: int) -> float:
-        """Bytes that are fetched for one of the format's blocks; 0 if they are not fetched ahead."""
-        return self.format.fetched_bytes(self.layouts[file], number, self.columns)
+    def fetched_bytes(self, file: int, numbers: Sequence[int]) -> float:
+        """Bytes that are fetched for some of the format's blocks; 0 if they are not fetched ahead."""
+        return self.format.fetched_bytes(self.layouts[file], numbers, self.columns)
 
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
@@ -163,8 +163,15 @@ class FileSource(FileRows):
         more = self.format.block_key(layout, self.decoded_blocks(block, block))
         return [*super().block_key(block), *known, *more]
 
-    def note(self, file: int) -> str:
-        return self.format.note(self.layouts[file])
+    def fingerprint(self) -> dict[str, Any]:
+        lines = []
+        for file, name in enumerate(self._relative_names):
+            rows: Any = self._file_rows[file]
+            if self.format.known_by_blocks:
+                rows = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
+            note = self.format.note(self.layouts[file])
+            lines.append(f"{name}\0{int(self.sizes[file])}\0{rows}{note}")
+        return self.fingerprint_of(lines)
 
     def describe(self) -> list[tuple[str, str]]:
         return [*super().describe(), *self.format.describe(self.layouts)]
@@ -196,8 +203,8 @@ class NumberedFiles(FileSource, RandomAccessSource):
     def take(self, index: IntArray) -> Payload:
         if self._unfit is not None:
             raise ConfigError(
-                f"rows can be chosen by number in {self.format.name} files that are {self.format.fit}, and "
-                f"{self._unfit} is not: {self.format.otherwise}",
+                f"rows can be chosen by number in {self.format.fit}, and {self._unfit} is not: "
+                f"{self.format.otherwise}",
                 path=self._unfit,
             )
         if not len(index):

@@ -109,7 +109,7 @@ class StoredArray:
         return whole if self.field is None else whole[self.field]
 
     def check_sum(self, content: memoryview) -> None:
-        """Raise BadFileError unless a file's bytes have the checksum that its archive says, if there is one."""
+        """Raise BadFileError unless a file has the checksum that its archive says, if that says one."""
         start, stop, told = self.stored or (0, 0, 0)
         found = 0
         for place in range(start, stop, SUMMED):
