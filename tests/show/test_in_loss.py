@@ -85,9 +85,11 @@ def test_labels_that_are_shifted_already_are_shown_by_themselves(start):
     labels[:, :start] = -100
     shown = tp.show({"input_ids": whole[:, :-1], "labels": labels}, tokenizer="bytes")
     assert marked(shown.items[0], "input_ids") == []
-    (text,) = marked(shown.items[0], "labels")
-    assert text == ("99 100 101 102 103 104" if start else "bcdefgh")
-    assert shown.items[0].tokens[1].layout == ("numbers" if start else "own")
+    if start:  # which may be classes of tokens
+        assert len(shown.items[0].tokens) == 1
+        return
+    assert marked(shown.items[0], "labels") == ["bcdefgh"]
+    assert shown.items[0].tokens[1].layout == "own"
 
 
 def test_masked_tokens_are_in_the_loss_where_they_stand_and_the_first_one_too():
@@ -125,11 +127,11 @@ def test_targets_that_happen_to_be_as_long_as_the_prompt_are_a_text_of_their_own
     assert target.layout == "own"
 
 
-def test_classes_of_tokens_are_shown_as_numbers():
+def test_classes_of_tokens_are_no_text():
     batch = {"input_ids": ids_of([[101, 2054, 3000, 102]]), "labels": ids_of([[-100, 3, 0, -100]])}
     text = tp.show(batch, tokenizer="bytes").text()
-    assert "labels     -100⟦3 0⟧-100" in text
-    assert "2 of 4 tokens in the loss (50.0%); labels are shown as numbers" in text
+    assert "labels     tensor int64  [1, 4]  -100 to 3" in text
+    assert "⟦" not in text
 
 
 def test_labels_on_padding_are_told():

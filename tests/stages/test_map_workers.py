@@ -347,8 +347,7 @@ def test_rows_and_results_that_do_not_pickle_are_refused_with_the_row() -> None:
     [
         (
             {"num_workers": -1},
-            "map(num_workers) must be an integer of 0 or more (threads or processes that call the function), "
-            "got -1",
+            "map(num_workers) must be an integer of 0 or more, got -1",
         ),
         ({"method": "fork"}, 'map(method) must be "thread" or "process", got \'fork\''),
         (

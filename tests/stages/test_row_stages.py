@@ -235,7 +235,7 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
         (lambda rows: rows.add_labels(5), "the name of a column, got 5"),
         (lambda rows: rows.enumerate("x"), "enumerate"),
         (lambda rows: rows.enumerate(output_column=""), "the name of a column"),
-        (lambda rows: rows.flat_map(None), "must be a function of one row"),
+        (lambda rows: rows.flat_map(None), "must be a function"),
     ],
 )
 def test_bad_options_are_refused(made: Any, message: str) -> None:

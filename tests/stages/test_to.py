@@ -16,7 +16,7 @@ import trainpipes as tp
 from trainpipes._internal.messages import _warned
 from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
 from trainpipes.stage_node import node_of
-from trainpipes.stages.to import To
+from trainpipes.stages.device import To
 from trainpipes.testing import check_resume
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -14,7 +14,7 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import made_once
-from trainpipes.stages.label_column import refuse_taken, row_table
+from trainpipes.stages.columns import refuse_taken, row_table
 from trainpipes.stages.targets import IGNORED, Flags, OnError, have_target
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
