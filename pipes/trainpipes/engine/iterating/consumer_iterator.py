@@ -5,9 +5,7 @@ Owns the threads that work ahead. Used by the thread that iterates.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -18,12 +16,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.shards.items import ItemRows, Items, items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
-from trainpipes.engine.shards.turns import Turns
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position
-
-#: Seconds between two items from which somebody is at work in between, and how often in a row.
-AT_WORK, TIMES = 200e-6, 4
 
 
 @dataclass(frozen=True)
@@ -108,8 +102,7 @@ class ConsumerIterator:
         self._own = topology.shards(origin, plan.chain.num_shards)
         ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
         self._running = set(self._own) - ended
-        self._given = math.inf  # when the last item was given
-        self._busy = 0  # how often in a row somebody was at work between two items
+        self._gave = False  # whether it gave an item
         #: Of the item given last, where that is kept.
         self.rows: ItemRows | None = None
         #: The batch that it is.
@@ -123,8 +116,6 @@ class ConsumerIterator:
     def __next__(self) -> Any:
         if not self._started:
             self._start_work()
-        elif self._pool is not None:
-            self._look_ahead()
         items = self.items
         while self._running and self._next < self.end:
             m = self._next
@@ -141,34 +132,24 @@ class ConsumerIterator:
             if item is not ENDED:
                 step = (m - self._origin) // self._topology.world_size
                 self._m = self._origin + (step + 1) * self._topology.world_size
-                self._given = perf_counter()
+                self._gave = True
                 if self._options.with_rows:
                     item, self.rows = item
                     self.m = m
                 return item
         self._over = True
         self.close()
-        if self._given == math.inf and self._first.m == 0:
+        if not self._gave and self._first.m == 0:
             warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
 
     def _start_work(self) -> None:
-        """Have the windows of all shards known, so that none reads again what another has."""
         self._started = True
         items = self.items
         if self._options.workers is None:
             for stage in self._plan.chain.stages:
                 stage.settle(0 if self._pool is None else self._pool.threads)
-        for m in range(self._next, self._next + self._stride * len(self._own), self._stride):
-            if m < self.end:
-                items.work_ahead(m)
-
-    def _look_ahead(self) -> None:
-        """Where somebody is at work between two items, have other threads make the next ones; who only
-        collects them makes them as fast alone."""
-        self._busy = self._busy + 1 if perf_counter() - self._given > AT_WORK else 0
-        if self._busy >= TIMES:
-            self.items.make_ahead()
+        items.begin(self._next, self._stride, self.end)
 
     @property
     def items(self) -> Items:
@@ -189,8 +170,7 @@ class ConsumerIterator:
             finalize(self, self._pool.close)
         # The thread that iterates calls functions that are not ours.
         alone = not ours and (options.threads is None or plan.in_caller)
-        turns = Turns(self._stride, self.end)
-        return items_of(plan, self._first, turns, self._own, self._pool, alone, options.with_rows)
+        return items_of(plan, self._first, self._own, self._pool, alone, options.with_rows)
 
     def state(self) -> ConsumerState:
         """Where this consumer stands after the last item given."""
