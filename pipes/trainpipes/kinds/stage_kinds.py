@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,10 @@ from trainpipes.kinds.stage import Role, Stage, made_once
 if TYPE_CHECKING:
     from trainpipes.engine.planning.chain import Inputs
     from trainpipes.state.format import Position
+
+#: What is said of a function that raises what would end the rows.
+RAISED_STOP = "a function that was called for rows raised StopIteration"
+_Found = TypeVar("_Found")
 
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], RunSource]
@@ -499,36 +503,43 @@ class _Processed:
         self._stage = stage
         self._below = below
         #: Runs that workers of the stage have begun with, and what waits for them; or what went wrong.
-        self._begun: deque[tuple[Run, Callable[[], Run]] | Exception] = deque()
+        self._begun: deque[tuple[Run, Callable[[], Run] | None] | Exception] = deque()
 
     def begin(self) -> None:
         """Have workers of the stage begin with one more run. What goes wrong is raised in its turn."""
         try:
             below = self._below.next_run()
-            with naming_bad_text(below.block, self._stage):
-                rest = self._stage.submit_run(below)
-            self._begun.append((below, rest or partial(self._process, below)))
+            rest = self._called(self._stage.submit_run, below)
+            self._begun.append((below, rest))
         except Exception as error:
             self._begun.append(error)
 
     def next_run(self) -> Run:
         epochs = set()  # of which nothing was let through
         while True:
-            if self._begun:
-                begun = self._begun.popleft()
-                if isinstance(begun, Exception):
-                    raise begun
-                below, rest = begun
-                run = rest()
-            else:
-                below = self._below.next_run()
-                run = self._process(below)
+            begun = self._begun.popleft() if self._begun else (self._below.next_run(), None)
+            if isinstance(begun, Exception):
+                raise begun
+            below, rest = begun
+            run = self._called(
+                self._stage.process if rest is None else partial(_waited, rest), below
+            )
             if len(run):
                 return run
             epochs.add(round_of(below.cursors.state(0)))
             if len(epochs) > MOST_EMPTY_EPOCHS + 1:
                 raise kept_nothing(self._stage)
 
-    def _process(self, below: Run) -> Run:
-        with naming_bad_text(below.block, self._stage):
-            return self._stage.process(below)
+    def _called(self, function: Callable[[Run], _Found], below: Run) -> _Found:
+        """What a function of the stage makes of a run."""
+        try:
+            with naming_bad_text(below.block, self._stage):
+                return function(below)
+        except (
+            StopIteration
+        ) as error:  # of a function that the stage calls: the rows have not ended
+            raise RuntimeError(RAISED_STOP) from error
+
+
+def _waited(rest: Callable[[], Run], _: Run) -> Run:
+    return rest()

@@ -12,7 +12,7 @@ from trainpipes.engine.shards.shard_rows import end_epoch
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 from trainpipes.kinds.source import Place
-from trainpipes.kinds.stage_kinds import OpenChain
+from trainpipes.kinds.stage_kinds import RAISED_STOP, OpenChain
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
 def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
     """Raise an error from below, which says where its row stands."""
     if isinstance(error, StopIteration):
-        raise RuntimeError("a function that was called for rows raised StopIteration") from error
+        raise RuntimeError(RAISED_STOP) from error
     if isinstance(error, Exception):
         say_where(error, plan)
     raise error
