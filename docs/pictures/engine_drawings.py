@@ -19,13 +19,12 @@ ROW = (
     (("shard", "the next one of its shard", "ShardItems.take"),),
     (("sent", "made by a worker: sent in a message", "WorkerReceiver.take"),),
     (("consumer", "micro-batch m of this rank", "ConsumerIterator.__next__"),),
-    (("sync", "counts unknown: ranks end together", "EpochEndSync.__next__"),),
-    (("place", "pinned, or copied to a device", "Prefetcher.__next__"),),
+    (("ahead", "pinned or copied to a device, if asked for", "Lookahead.__next__"),),
     (("loop", "your loop", "PassIterator.__next__"),),
 )  # fmt: skip
 ROW_ARROWS = tuple((one[0][0], two[0][0]) for one, two in pairwise(ROW))
 #: Boxes that are not on every row's path, or every state's.
-OPTIONAL = ("sent", "sync", "place", "cursors", "changed")
+OPTIONAL = ("sent", "cursors", "changed")
 
 _SAVE = (
     ("ask", "save: your loop asks", "Loader.state_dict"),

@@ -23,9 +23,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trainpipes.engine.iterating.worker_end import end_in_peace
+from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
-from trainpipes.engine.iterating.worker_watch import WorkerWatch
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.items import items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
