@@ -132,7 +132,7 @@ class FileSource(FileBlocks):
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
         some = np.flatnonzero(np.diff(self.first_row)).tolist()
-        rows, size, reader = 0, 0, self.reader()
+        rows, size, reader = 0, 0, BlockReader(self)
         try:
             for file in some[:: -(-len(some) // files) or 1]:
                 place = partial(Place, self.files.names[file], row=0)
@@ -301,7 +301,7 @@ def scanned(
         source.schema = one_schema(different, columns, asker)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:
-        with_rows = source.reader()
+        with_rows = BlockReader(source)
         try:
             first = with_rows.first(filled[0])
         finally:
