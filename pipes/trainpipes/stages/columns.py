@@ -114,17 +114,14 @@ def columns_as(block: Block, format: str, asker: Stage) -> Any:
         raise error from None
 
 
-def row_table(run: Run, asker: Stage) -> tuple[Block, pa.Table]:
+def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
     """The rows of a run as Arrow columns: a block of them, and its table.
 
     Raises:
         ConfigError: they are tensors or other finished items by now.
         SchemaError: they have no columns.
     """
-    if run.items is not None:
-        raise ConfigError(
-            f"{asker} works on columns of rows: put it before pad_collate() or collate()"
-        )
+    asker._check_rows(run)
     block = columns_of(run.block, asker)
     table = block.data
     assert isinstance(table, pa.Table)

@@ -14,7 +14,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.errors import DataError, StateError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 
 #: Rows in a run, at most.
@@ -113,11 +113,7 @@ class _Rows:
             self._seen.add(round_of(self._run.cursors.state(0)))
             self._run = None
             if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-                raise DataError(
-                    f"{self._stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} epochs, so that "
-                    "repeat() would wait forever: check its function",
-                    stage=str(self._stage),
-                )
+                raise kept_nothing(self._stage)
 
     def _lot(self, run: Run) -> Run | None:
         """The next rows made of a run's; None where there are no more."""

@@ -13,7 +13,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.first_rows import find_schema
-from trainpipes.errors import ConfigError, DataError, SchemaError, TrainpipesError
+from trainpipes.errors import DataError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, blame
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as
@@ -56,11 +56,7 @@ class ColumnFunction(RunStage):
             DataError: there are more rows or fewer, or a null for which the format has no place.
             SchemaError: it returned what makes no columns.
         """
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} must come before pad_collate() or collate(), which make tensors of "
-                "columns; after them use map()"
-            )
+        self._check_rows(run)
         columns = columns_as(run.block, self.format, self)
         try:
             fn = self._draw_watch.around(self.fn)

@@ -11,8 +11,7 @@ from torch.utils.data import Sampler
 
 from trainpipes._internal.checks import Count, Ge, Natural, Seed, require, wrong
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost
-from trainpipes.errors import DataError
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, EmptyEpochGuard
+from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import CutStage, DealStage, OpenBelow, OrderStage, RepeatStage
@@ -246,10 +245,7 @@ class _Counter:
             epoch = innermost(run.cursors.state(0))["epoch"]
             if epoch != self._epoch:
                 if self._guard.next_epoch():
-                    raise DataError(
-                        "repeat() would wait forever: take() or skip() left nothing of "
-                        f"{MOST_EMPTY_EPOCHS} epochs in a row"
-                    )
+                    raise kept_nothing("take() or skip()")
                 self._passed = 0
                 self._state = run.cursors.state(0)
             self._epoch = epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -275,36 +275,25 @@ def check_fit(values: Any, dtype: np.dtype[Any], row_of: Any) -> None:
 Write: TypeAlias = Callable[[dict[str, Any], int], None]
 
 
-class Writer(Protocol):
-    """A column of many rows."""
+@dataclass(frozen=True)
+class Writer:
+    """A column of many rows.
 
-    @property
-    def row_bytes(self) -> float:
-        """Bytes that an average row takes in a batch; inf where Python objects are made."""
-        ...
+    Args:
+        row_bytes: bytes that an average row takes in a batch; inf where Python objects are made.
+        writes: what puts the column into batches of some rows: of the rows' numbers, int64 ``[rows]``, or
+            None for all; and the first of them in each batch, and the end, int64 ``[batches + 1]``.
+    """
 
-    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
-        """What puts the column into batches of some rows.
-
-        Args:
-            index: the rows, int64 ``[rows]``; None for all.
-            bounds: first of them in each batch, and the end, int64 ``[batches + 1]``.
-        """
-        ...
+    row_bytes: float
+    writes: Callable[[IntArray | None, IntArray], Write]
 
 
-class RaggedWriter:
+def ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
     """Lists of numbers, padded."""
 
-    def __init__(self, name: str, rows: RaggedRows, mask: str | None) -> None:
-        self._name, self._rows, self._mask = name, rows, mask
-
-    @property
-    def row_bytes(self) -> float:
-        return self._rows.average_bytes
-
-    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
-        rectangles, name, mask = self._rows.rectangles(index, bounds), self._name, self._mask
+    def writes(index: IntArray | None, bounds: IntArray) -> Write:
+        rectangles = rows.rectangles(index, bounds)
 
         def write(batch: dict[str, Any], k: int) -> None:
             cells, real = rectangles[k]
@@ -314,59 +303,43 @@ class RaggedWriter:
 
         return write
 
+    return Writer(rows.average_bytes, writes)
 
-class EvenWriter:
+
+def even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
     """Numbers, or arrays of one shape."""
+    small = values.ndim == 1
 
-    def __init__(self, name: str, values: Any, dtype: np.dtype[Any]) -> None:
-        self._name, self._values, self._dtype = name, values, dtype
-
-    @property
-    def row_bytes(self) -> float:
-        return float(np.prod(self._values.shape[1:], dtype=np.int64)) * self._dtype.itemsize
-
-    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
-        edges, name, dtype = bounds.tolist(), self._name, self._dtype
-        small = self._values.ndim == 1
-        values = self._values if index is None or not small else self._values[index]
+    def writes(index: IntArray | None, bounds: IntArray) -> Write:
+        edges = bounds.tolist()
+        rows = values if index is None or not small else values[index]
 
         def write(batch: dict[str, Any], k: int) -> None:
-            rows = slice(edges[k], edges[k + 1])
-            some = values[rows] if index is None or small else values[index[rows]]
+            part = slice(edges[k], edges[k + 1])
+            some = rows[part] if index is None or small else rows[index[part]]
             batch[name] = torch.from_numpy(np.array(some, dtype=dtype, order="C"))
 
         return write
 
+    return Writer(float(np.prod(values.shape[1:], dtype=np.int64)) * dtype.itemsize, writes)
 
-class ObjectWriter:
+
+def object_writer(name: str, objects: Sequence[Any] | pa.Array) -> Writer:
     """Anything else: a list."""
 
-    row_bytes = float("inf")
-
-    def __init__(self, name: str, objects: Sequence[Any] | pa.Array) -> None:
-        self._name, self._objects = name, objects
-
-    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
-        edges, name, objects = bounds.tolist(), self._name, self._objects
+    def writes(index: IntArray | None, bounds: IntArray) -> Write:
+        edges, found = bounds.tolist(), objects
         if isinstance(objects, pa.Array):
-            some = objects if index is None else objects.take(to_arrow(index))
-            objects = some.to_pylist()
+            found = (objects if index is None else objects.take(to_arrow(index))).to_pylist()
         elif index is not None:
-            objects = [objects[row] for row in index.tolist()]
+            found = [objects[row] for row in index.tolist()]
 
         def write(batch: dict[str, Any], k: int) -> None:
-            batch[name] = list(objects[edges[k] : edges[k + 1]])
+            batch[name] = list(found[edges[k] : edges[k + 1]])
 
         return write
 
-
-class SequencesWriter:
-    """Where the documents of packed rows start."""
-
-    row_bytes = 0.0
-
-    def writes(self, index: IntArray | None, bounds: IntArray) -> Write:
-        return lambda batch, _: add_sequences(batch)
+    return Writer(float("inf"), writes)
 
 
 def add_sequences(batch: dict[str, Any]) -> None:

@@ -67,8 +67,7 @@ class Drawn(RunStage):
 
     def draws(self, run: Run) -> npt.NDArray[np.float64]:
         """The number of each row, from 0 up to 1, float64."""
-        if run.bounds is not None or run.items is not None:
-            raise ConfigError(f"{self} chooses rows: put it before batch()")
+        self._check_rows(run, single=True)
         if self._key is None:
             hashes = self._names.hashes(run.block.ids)
         else:

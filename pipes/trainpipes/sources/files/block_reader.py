@@ -152,7 +152,7 @@ class BlockReader:
         if block == self._block:
             return
         source, file = self._source, int(self._source.file_of_block[block])
-        opened = self._ahead.take(self._first.get(block, block))
+        opened = self._ahead.take(self._first[block]) if block in self._first else None
         if file != self._file:
             self.close()
             self._ends = np.cumsum(source.layouts[file].rows)

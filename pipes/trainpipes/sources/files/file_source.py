@@ -15,7 +15,7 @@ from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.kinds.source import Place, RandomAccessSource, Reader
 from trainpipes.kinds.stage import is_ours
 from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, open_bytes
@@ -107,7 +107,7 @@ class FileSource(FileBlocks):
         own = is_ours(type(self.format)) and not hasattr(self.format, "decoder")
         return "the rows here cannot be read" if own else f"{self.decoder} failed here"
 
-    def reader(self) -> BlockReader:
+    def reader(self) -> Reader:
         return BlockReader(self)
 
     def data(self, file: int, requests: Requests | None = None) -> FileBytes:
@@ -132,7 +132,7 @@ class FileSource(FileBlocks):
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
         some = np.flatnonzero(np.diff(self.first_row)).tolist()
-        rows, size, reader = 0, 0, self.reader()
+        rows, size, reader = 0, 0, BlockReader(self)
         try:
             for file in some[:: -(-len(some) // files) or 1]:
                 place = partial(Place, self.files.names[file], row=0)
@@ -225,6 +225,13 @@ class NumberedFiles(FileSource, RandomAccessSource):
         odd = (n for n, layout in each if unfit(layout, local[int(files.system_of[n])]))
         return next((files.names[n] for n in odd), None)
 
+    def reader(self) -> Reader:
+        return self if self.by_number else BlockReader(self)
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        begin = int(self.begins[block])
+        return self._taken(int(self.file_of_block[block]), slice(begin + start, begin + stop))
+
     def take(self, index: IntArray) -> Payload:
         if self._unfit is not None:
             raise ConfigError(
@@ -246,8 +253,9 @@ class NumberedFiles(FileSource, RandomAccessSource):
         back[order] = np.arange(len(order))
         return take_payload(join_payloads(parts), back)
 
-    def _taken(self, file: int, rows: IntArray) -> Payload:
-        place = Place(self.files.names[file], row=int(rows[0]) if len(rows) else None)
+    def _taken(self, file: int, rows: IntArray | slice) -> Payload:
+        first = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else None
+        place = Place(self.files.names[file], row=first)
         with explained(place, self.failed, self.kept_in, (Exception,)):
             data, layout = self.data(file), self.layouts[file]
             found = self.format.take(data, layout, rows, self.columns)
@@ -293,7 +301,7 @@ def scanned(
         source.schema = one_schema(different, columns, asker)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:
-        with_rows = source.reader()
+        with_rows = BlockReader(source)
         try:
             first = with_rows.first(filled[0])
         finally:

@@ -177,9 +177,10 @@ class Format(ABC):
         return float(sum(stop - start for start, stop in merged(ranges)))
 
     def take(
-        self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
+        self, data: FileBytes, layout: Layout, rows: Any, columns: Sequence[str] | None
     ) -> Any:
-        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them."""
+        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them. The
+        numbers are an array; where ``by_number`` is set, also a slice."""
         raise NotImplementedError
 
     def unfit(self, layout: Layout, local: bool) -> bool:

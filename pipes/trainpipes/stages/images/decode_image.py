@@ -266,8 +266,7 @@ class DecodeImage(RunStage):
         return self._with(run, rows, self._each(rows))
 
     def _rows(self, run: Run) -> list[Any]:
-        if run.items is not None or (run.bounds is not None and not self.keeps_rows):
-            raise ConfigError(f"{self} decodes the image of each row: put it before batch()")
+        self._check_rows(run, single=not self.keeps_rows)
         return run.block.rows()
 
     def _each(self, rows: Sequence[Any]) -> list[dict[str, Any] | Exception]:

@@ -29,11 +29,12 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import RowKey, row_words
 from trainpipes.engine.layout import random_key
-from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.errors import DataError, SchemaError
 from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.decode_image import Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.row_hash import unit
 from trainpipes.stages.token_columns import cell
 
 
@@ -58,12 +59,12 @@ class ImageStage(RunStage):
 
     def process(self, run: Run) -> Run:
         block = run.block
-        rows = self._rows(run)
+        self._check_rows(run)
         column = self.options["column"]
         drawn = self._drawn(block)
         found: list[dict[str, Any]] = []
         try:
-            for row, numbers in zip(rows, drawn, strict=True):
+            for row, numbers in zip(block.rows(), drawn, strict=True):
                 image = image_of(row, column, self)
                 found.append({**row, column: self.changed(image, numbers)})
         except Exception as error:
@@ -73,15 +74,6 @@ class ImageStage(RunStage):
             blame(refused, self, int(block.ids[len(found)]))
             raise refused from None
         return run.with_block(block.with_data(found))
-
-    def _rows(self, run: Run) -> Sequence[Any]:
-        """The rows, batches or not."""
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} works on the image of each row, and after collate() there are only "
-                "batches: put it before collate()"
-            )
-        return run.block.rows()
 
     def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
         """The numbers of each row."""
@@ -114,7 +106,7 @@ class RandomImageStage(ImageStage):
             self._key.generator(words).bit_generator.random_raw(self.draws)
             for words in row_words(block).tolist()
         ]
-        numbers = (np.array(raw, dtype=np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        numbers = unit(np.array(raw, dtype=np.uint64))
         drawn: list[list[float]] = numbers.reshape(len(block), self.draws).tolist()
         return drawn
 
