@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from sources.native_formats import opened
+from sources.every_format import opened
 from trainpipes.testing import digest
 
 
