@@ -346,7 +346,7 @@ def test_no_files_is_an_error_that_says_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(tp.MissingFilesError, match="got none"):
         inspect_files([])
     (tmp_path / "a.bin").write_bytes(b"x")
-    with pytest.raises(tp.ConfigError, match=r"a\.bin.*known are \.parquet"):
+    with pytest.raises(tp.ConfigError, match=r"must end in \.parquet.*a\.bin"):
         inspect_files(tmp_path)
 
 

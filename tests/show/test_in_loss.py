@@ -19,10 +19,14 @@ from tokenizer_fixtures import TEXTS, bpe, bracketed
 from trainpipes._internal.text import escaped
 from trainpipes.look.decoded import KnownIds, pieces_of, token_grids
 from trainpipes.tokenizers.load import load
-from trainpipes_recipes.training import next_token_loss
 
 V = 300
 ENGINES = {"bytes": load("bytes"), "bpe": load(bpe())}
+
+
+def next_token_loss(scores, labels):
+    """As models of transformers have it: the scores at t are compared with the label of t + 1."""
+    return torch.nn.functional.cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 def marked(view, name=None, row=0):
@@ -163,8 +167,14 @@ def test_sft_learns_the_response_and_its_end(tokenizer):
         assert text.endswith(end)
 
 
+def with_targets(rows, tokenizer):
+    """Pairs with targets that end with the pad token."""
+    columns = {"prompt": "input_ids", "response": "target_ids"}
+    return rows.tokenize(tokenizer, columns, add_eos=True).batch(4).pad_collate()
+
+
 def test_seq2seq_learns_all_of_the_response():
-    view = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1, hf_names=False))
+    view = only(with_targets(pairs(), "bytes"))
     assert marked(view, "input_ids") == []
     assert marked(view, "target_ids")[0].startswith(" say ")
     hf = only(tp.recipe("seq2seq", pairs(), "bytes", batch_size=4, num_shards=1))
@@ -216,9 +226,7 @@ def test_masked_tokens_are_shown_with_what_they_were():
 
 def test_a_tokenizer_that_pads_with_its_end_token_ends_once():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe(), eos_token="</s>", pad_token="</s>")
-    view = only(
-        tp.recipe("seq2seq", varied(), tokenizer, batch_size=4, num_shards=1, hf_names=False)
-    )
+    view = only(with_targets(varied(), tokenizer))
     for row in range(4):
         (text,) = marked(view, "target_ids", row)
         assert text.count("</s>") == 1

@@ -131,7 +131,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
     """
     if not urls:
         raise MissingFilesError(
-            "inspect_files(files) takes a path, folder, glob or URL, or a list of them, got none"
+            "inspect_files(files) must be a path, folder, glob or URL, or a list of them, got none"
         )
     if all(map(_is_memmap, urls)):
         return _memmap(urls)
@@ -143,9 +143,8 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
     del sizes[""]
     if not sizes:
         raise ConfigError(
-            f"files are read by the ends of their names, got {len(files):,}, such as "
-            f"{cut(files.names[0])}; known are {', '.join(ends_of_names()[:12])}, …: rename them, or read "
-            "them with a reader of trainpipes, such as tp.read_json(...)"
+            f"inspect_files(files) must end in {', '.join(ends_of_names()[:12])}, …, got {len(files):,} "
+            f"others, such as {cut(files.names[0])}; rename them"
         )
     reader = max(sizes, key=lambda one: sizes[one])
     found = Found(reader, list(urls))

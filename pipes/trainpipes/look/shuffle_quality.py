@@ -120,8 +120,9 @@ def shuffle_quality(
     lengths = np.array([most] if files is None else files, dtype=np.int64)
     if numbers.ndim != 1 or most > lengths.sum() or numbers.min(initial=0) < 0:
         raise ConfigError(
-            f"shuffle_quality(order) has row numbers from 0 to {int(lengths.sum()) - 1}, as the files "
-            f"say; got {numbers.dtype}{list(numbers.shape)} up to {most - 1}"
+            f"shuffle_quality(order) must be row numbers from 0 to {int(lengths.sum()) - 1}, as the files "
+            f"say, got {numbers.dtype}{list(numbers.shape)} up to {most - 1}; give files= the rows of each "
+            "file"
         )
     return _measured(numbers, lengths, batch_size or BATCH_SIZE)
 

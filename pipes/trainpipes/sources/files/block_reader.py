@@ -75,7 +75,7 @@ class BlockReader:
                 file, last, before = own, -1, -2
             numbers = [n for n in source.decoded_blocks(block, block) if n != last]
             last = numbers[-1] if numbers else last
-            size = sum(source.fetched_bytes(file, n) for n in numbers)
+            size = source.fetched_bytes(file, numbers)
             large = size > self._largest and not source.format.fetches_parts
             if block == self._block or not size or large:
                 continue
@@ -147,7 +147,7 @@ class BlockReader:
         if block == self._block:
             return
         source, file = self._source, int(self._source.file_of_block[block])
-        opened = self._ahead.take(self._first.get(block, block))
+        opened = self._ahead.take(self._first[block]) if block in self._first else None
         if file != self._file:
             self.close()
             self._ends = np.cumsum(source.layouts[file].rows)
@@ -187,7 +187,7 @@ class BlockReader:
 
     def _size(self, first: int) -> float:
         source, file = self._source, int(self._source.file_of_block[first])
-        return sum(source.fetched_bytes(file, n) for n in self._wanted.get(first, ()))
+        return source.fetched_bytes(file, self._wanted.get(first, ()))
 
     def _next(self) -> Any:
         """The next batch that has rows."""
@@ -227,8 +227,6 @@ class BlockReader:
                 change = self._change(int(source.file_of_block[block]))
             except Exception as failed:
                 return explanation(failed, place, source.failed, source.kept_in, (Exception,))
-            if isinstance(error, OtherBytesError):
-                change = change or str(error)
             if change:
                 return changed(place, change)
         if isinstance(error, _OtherRowsError):
@@ -278,6 +276,9 @@ def explanation(
         return located(place, error)
     if isinstance(error, DataError | MemoryError):
         return error
+    if isinstance(error, OtherBytesError):
+        forget(kept_in)
+        return changed(place, str(error))
     if isinstance(error, FileNotFoundError):
         return gone(place)
     if isinstance(error, PermissionError):

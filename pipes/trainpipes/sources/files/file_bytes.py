@@ -242,29 +242,6 @@ class KeptFiles:
         return result
 
 
-class MappedFiles:
-    """Local files that are mapped, shared by all readers of a process; any thread may ask. Pickled, it
-    is empty."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[int, pa.Buffer] = {}
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return type(self), ()
-
-    def buffer(self, files: FileList, file: int, place: Place) -> pa.Buffer:
-        """A file's bytes, which are those that were listed: one that was written since is not touched."""
-        check_unchanged(files, file, place)
-        with self._lock:
-            found = self._buffers.get(file)
-            if found is None:
-                found = self._buffers[file] = mapped(files.paths[file])
-                while len(self._buffers) > MAPPED:
-                    del self._buffers[next(iter(self._buffers))]
-            return found
-
-
 class RemoteBytes:
     """A file on another machine."""
 
@@ -326,6 +303,20 @@ class RemoteBytes:
         return ""
 
 
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch as one.
+
+    >>> merged([(5, 9), (0, 3), (3, 4)])
+    [(0, 4), (5, 9)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            start, stop = found[-1][0], max(stop, found.pop()[1])
+        found.append((start, stop))
+    return found
+
+
 class FetchedBytes:
     """The bytes of a file, some of which are here.
 
@@ -339,12 +330,8 @@ class FetchedBytes:
     def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
         self.name, self.size, self.version = data.name, data.size, data.version
         self.checked, self._data = data.checked, data
-        merged: list[tuple[int, int]] = []
-        for start, stop in sorted(ranges):
-            if merged and start <= merged[-1][1]:
-                start, stop = merged[-1][0], max(stop, merged.pop()[1])
-            merged.append((start, stop))
-        self._ranges, self._parts = merged, data.read(merged)
+        self._ranges = merged(ranges)
+        self._parts = data.read(self._ranges)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         found = [self._part(*one) for one in ranges]

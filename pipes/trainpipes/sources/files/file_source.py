@@ -15,7 +15,7 @@ from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.kinds.source import Place, RandomAccessSource, Reader
 from trainpipes.kinds.stage import is_ours
 from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, open_bytes
@@ -94,7 +94,7 @@ class FileSource(FileRows):
         own = is_ours(type(self.format)) and not hasattr(self.format, "decoder")
         return "the rows here cannot be read" if own else f"{self.decoder} failed here"
 
-    def reader(self) -> BlockReader:
+    def reader(self) -> Reader:
         return BlockReader(self)
 
     def data(self, file: int, requests: Requests | None = None) -> FileBytes:
@@ -112,9 +112,9 @@ class FileSource(FileRows):
         begin = int(np.searchsorted(ends, self.begins[first], side="right"))
         return range(begin, int(np.searchsorted(ends, stop)) + 1)
 
-    def fetched_bytes(self, file: int, number: int) -> float:
-        """Bytes that are fetched for one of the format's blocks; 0 if they are not fetched ahead."""
-        return self.format.fetched_bytes(self.layouts[file], number, self.columns)
+    def fetched_bytes(self, file: int, numbers: Sequence[int]) -> float:
+        """Bytes that are fetched for some of the format's blocks; 0 if they are not fetched ahead."""
+        return self.format.fetched_bytes(self.layouts[file], numbers, self.columns)
 
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
@@ -163,8 +163,15 @@ class FileSource(FileRows):
         more = self.format.block_key(layout, self.decoded_blocks(block, block))
         return [*super().block_key(block), *known, *more]
 
-    def note(self, file: int) -> str:
-        return self.format.note(self.layouts[file])
+    def fingerprint(self) -> dict[str, Any]:
+        lines = []
+        for file, name in enumerate(self._relative_names):
+            rows: Any = self._file_rows[file]
+            if self.format.known_by_blocks:
+                rows = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
+            note = self.format.note(self.layouts[file])
+            lines.append(f"{name}\0{int(self.sizes[file])}\0{rows}{note}")
+        return self.fingerprint_of(lines)
 
     def describe(self) -> list[tuple[str, str]]:
         return [*super().describe(), *self.format.describe(self.layouts)]
@@ -183,6 +190,7 @@ class NumberedFiles(FileSource, RandomAccessSource):
     def __init__(self, *store_and_format: Any, **how: Any) -> None:
         super().__init__(*store_and_format, **how)
         self.by_number = self.format.by_number and self._unfit is None
+        self._ends: IntArray = np.cumsum(self._file_rows, dtype=np.int64)
 
     @cached_property
     def _unfit(self) -> str | None:
@@ -193,22 +201,28 @@ class NumberedFiles(FileSource, RandomAccessSource):
         odd = (n for n, layout in each if unfit(layout, local[int(files.system_of[n])]))
         return next((files.names[n] for n in odd), None)
 
+    def reader(self) -> Reader:
+        return self if self.by_number else BlockReader(self)
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        begin = int(self.begins[block])
+        return self._taken(int(self.file_of_block[block]), slice(begin + start, begin + stop))
+
     def take(self, index: IntArray) -> Payload:
         if self._unfit is not None:
             raise ConfigError(
-                f"rows can be chosen by number in {self.format.name} files that are {self.format.fit}, and "
-                f"{self._unfit} is not: {self.format.otherwise}",
+                f"rows can be chosen by number in {self.format.fit}, and {self._unfit} is not: "
+                f"{self.format.otherwise}",
                 path=self._unfit,
             )
         if not len(index):
             return self._taken(0, index)
-        ends = np.cumsum(self._file_rows)
-        files = np.searchsorted(ends, index, side="right")
+        files = np.searchsorted(self._ends, index, side="right")
         order = np.argsort(files, kind="stable")
         found, firsts = np.unique(files[order], return_index=True)
         parts: list[Payload] = []
         for file, places in zip(found.tolist(), np.split(order, firsts[1:]), strict=True):
-            rows = index[places] - (int(ends[file]) - self._file_rows[file])
+            rows = index[places] - (int(self._ends[file]) - self._file_rows[file])
             parts.append(self._taken(file, rows))
         if len(parts) == 1:  # the sort was stable, so that rows stand as they were asked for
             return parts[0]
@@ -216,8 +230,9 @@ class NumberedFiles(FileSource, RandomAccessSource):
         back[order] = np.arange(len(order))
         return take_payload(join_payloads(parts), back)
 
-    def _taken(self, file: int, rows: IntArray) -> Payload:
-        place = Place(self.files.names[file], row=int(rows[0]) if len(rows) else None)
+    def _taken(self, file: int, rows: IntArray | slice) -> Payload:
+        first = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else None
+        place = Place(self.files.names[file], row=first)
         with explained(place, self.failed, self.kept_in, (Exception,)):
             data, layout = self.data(file), self.layouts[file]
             found = self.format.take(data, layout, rows, self.columns)

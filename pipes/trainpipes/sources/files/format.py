@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes
+from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, merged
 
 
 class OtherBytesError(Exception):
@@ -102,14 +102,14 @@ class Format(ABC):
     name: str
     suffixes: tuple[str, ...] = ("",)
     key: str = ""
-    #: What messages call blocks.
-    blocks_called = "blocks"
+    #: What messages call blocks, and whether a state knows the rows of each.
+    blocks_called, known_by_blocks = "blocks", False
     #: Whether ``fetch`` gets a part of what is large, so that it can be called for blocks of any size.
     fetches_parts = False
     #: Whether rows can be read by their numbers, by ``take``; and whether that is as good as by blocks.
     random_access = by_number = False
-    #: Which files these are, and what to do with others, as text.
-    fit, otherwise = "on this machine", "shuffle within a buffer"
+    #: In which files, and what to do with others, as text.
+    fit, otherwise = "files that are on this machine", "shuffle within a buffer"
 
     @abstractmethod
     def scan(self, file: FileBytes) -> Layout:
@@ -169,14 +169,18 @@ class Format(ABC):
         ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
         return self.open(FetchedBytes(data, ranges), layout)
 
-    def fetched_bytes(self, layout: Layout, block: int, columns: Sequence[str] | None) -> float:
-        """About how many bytes ``fetch`` gets for a block; 0 if it is not to be called."""
-        return float(sum(stop - start for start, stop in self.ranges(layout, block, columns)))
+    def fetched_bytes(
+        self, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+    ) -> float:
+        """About how many bytes ``fetch`` gets; 0 if it is not to be called."""
+        ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
+        return float(sum(stop - start for start, stop in merged(ranges)))
 
     def take(
-        self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
+        self, data: FileBytes, layout: Layout, rows: Any, columns: Sequence[str] | None
     ) -> Any:
-        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them."""
+        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them. The
+        numbers are an array; where ``by_number`` is set, also a slice."""
         raise NotImplementedError
 
     def unfit(self, layout: Layout, local: bool) -> bool:

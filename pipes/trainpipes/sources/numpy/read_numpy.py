@@ -160,16 +160,16 @@ class NumpyFormat(Format):
         start, stop = _rows(layout, block)
         if _is_whole(arrays, data.local):
             content = io.BytesIO(data.read([(0, size)])[0])
-            found = [array.unpacked(content) for array in arrays]
-        elif data.local:
-            found = [array[start:stop] for array in _mapped(data, arrays)]
+            yield _as_tensors([array.unpacked(content) for array in arrays], arrays, columns)
+        elif data.local:  # beside others that are not
+            yield self.take(data, layout, slice(start, stop), columns)
         else:
             parts = data.read(self.ranges(layout, block, columns))
             found = [a.view(part, stop - start) for a, part in zip(arrays, parts, strict=True)]
-        yield _as_tensors(found, arrays, columns)
+            yield _as_tensors(found, arrays, columns)
 
     def take(
-        self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
+        self, data: FileBytes, layout: Layout, rows: IntArray | slice, columns: Sequence[str] | None
     ) -> TensorRows:
         _, arrays = _wanted(layout, columns)
         return _as_tensors([array[rows] for array in _mapped(data, arrays)], arrays, columns)
@@ -214,8 +214,12 @@ def _as_tensors(
 ) -> TensorRows:
     """Rows in memory of their own."""
     assert columns is not None
-    own = [np.require(a, array.row_dtype, "CW") for a, array in zip(found, arrays, strict=True)]
-    return TensorRows(tuple(map(torch.from_numpy, own)), tuple(columns))
+    tensors = []
+    for rows, array in zip(found, arrays, strict=True):
+        kind = array.row_dtype
+        own = rows.flags.owndata and rows.flags.c_contiguous and rows.dtype == kind
+        tensors.append(torch.from_numpy(rows if own else np.array(rows, kind, order="C")))
+    return TensorRows(tuple(tensors), tuple(columns))
 
 
 def _check_alike(
