@@ -103,9 +103,9 @@ def no_joining() -> None:
 
 def no_late_cutting() -> None:
     """Micro-batches are made with their group."""
-    from trainpipes.stages import pad_collate
+    from trainpipes.columns import lazy_batches
 
-    pad_collate.LATE_BYTES = -1
+    lazy_batches.LATE_BYTES = -1
 
 
 def no_making_ahead() -> None:

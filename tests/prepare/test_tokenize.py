@@ -94,7 +94,6 @@ RECIPES: dict[str, Make] = {
     "masked_lm / cut": lambda f: tp.recipe("masked_lm", f, words(), max_length=5, **SMALL),
     "sft": lambda f: tp.recipe("sft", f, "bytes", max_length=30, **SMALL),
     "seq2seq": lambda f: tp.recipe("seq2seq", f, "bytes", **SMALL),
-    "seq2seq / names": lambda f: tp.recipe("seq2seq", f, "bytes", hf_names=False, **SMALL),
     "chat": lambda f: tp.recipe("chat", f, small_tokenizer(), **SMALL),
     "chat / packed": lambda f: tp.recipe(
         "chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL
@@ -523,8 +522,6 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
     ):
         with pytest.raises(tp.ConfigError, match=message):
             tp.recipe("sft", done.folder, **options)
-    with pytest.raises(tp.SchemaError, match=r"needs a column 'target_ids'.* --recipe seq2seq"):
-        tp.recipe("seq2seq", done.folder, "bytes", max_length=30, hf_names=False)
     with pytest.raises(tp.ConfigError, match=r"seq2seq\(labels\): the files were tokenized with"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
     apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart")

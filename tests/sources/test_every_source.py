@@ -248,7 +248,7 @@ def test_the_same_rows_in_any_format_give_the_same_batches(tmp_path, rows):
             seen[name] = [digest(item) for item in items]
         collated = writer.read(paths, rows).sharding_filter(4).shuffle(60, seed=3)
         if not writer.text:
-            batches = collated.tokenize("bytes", ["text"]).batch(8).pad_collate()
+            batches = collated.tokenize("bytes", "text").batch(8).pad_collate()
             seen[name] += [digest(batch) for batch in batches]
     assert len({tuple(found) for found in seen.values()}) == 1
     assert all(found == orders["parquet"] for found in orders.values())
@@ -436,8 +436,8 @@ def test_rows_of_several_formats_are_joined_and_mixed(tmp_path):
 def test_rows_of_text_are_kept_by_a_cache(tmp_path):
     paths = write(tmp_path, "json lines", COUNTS, 50)
     read = WRITERS["json lines"].read(paths, 50)
-    plain = read.tokenize("bytes", ["text"]).shuffle(40, seed=1).batch(8).pad_collate()
-    kept = read.tokenize("bytes", ["text"]).cache(tmp_path / "kept").shuffle(40, seed=1)
+    plain = read.tokenize("bytes", "text").shuffle(40, seed=1).batch(8).pad_collate()
+    kept = read.tokenize("bytes", "text").cache(tmp_path / "kept").shuffle(40, seed=1)
     for _ in range(2):
         again = [digest(batch) for batch in kept.batch(8).pad_collate()]
         assert again == [digest(batch) for batch in tp.Pipeline(plain.stages)]

@@ -229,7 +229,7 @@ class Pool:
         own = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
-            self._changed.wait_for(lambda: self._running <= own, PATIENCE)
+            self._changed.wait_for(lambda: self._running - self._waiting <= own, PATIENCE)
 
     def resume(self) -> None:
         with self._lock:
@@ -269,20 +269,23 @@ class Pool:
             self._running += 1
 
     def begin_server_wait(self) -> bool:
-        """A task of this thread waits for a server: another thread may work meanwhile. Returns whether one
-        does."""
+        """A task of this thread waits for a server, and holds no lock: another thread may work meanwhile, and
+        a fork need not wait for it. Returns whether that is so."""
         with self._lock:
             if self._waiting >= MOST_WAITING:
                 return False
             self._waiting += 1
+            if self._paused:
+                self._changed.notify_all()
             thread = self._next_thread() if self._next_task() is not None else None
         if thread is not None:
             thread.start()
         return True
 
     def end_server_wait(self) -> None:
-        """It works again."""
+        """It works again, unless a fork is under way."""
         with self._lock:
+            self._changed.wait_for(lambda: not self._paused, PATIENCE)
             self._waiting -= 1
 
 
@@ -307,7 +310,8 @@ def waits() -> Iterator[None]:
 
 @contextmanager
 def waits_for_server() -> Iterator[None]:
-    """Around a wait for a server, which takes no core: another thread works meanwhile."""
+    """Around a wait for a server, which takes no core: another thread works meanwhile, and a fork need not
+    wait for it."""
     pool: Pool | None = getattr(_own, "pool", None)
     if pool is None or not pool.begin_server_wait():
         yield

@@ -55,6 +55,15 @@ class RunStage(Stage):
         Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
         """
 
+    def _check_rows(self, run: Run, single: bool = False) -> None:
+        """Raise ConfigError where rows are collated already, or with ``single`` in batches."""
+        if run.items is not None:
+            raise ConfigError(
+                f"{self} works on rows: put it before pad_collate() or collate(), or use map() after them"
+            )
+        if single and run.bounds is not None:
+            raise ConfigError(f"{self} works on single rows: put it before batch()")
+
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         """Have workers of the stage begin with a run, and what waits for them and gives what ``process``
         would; None where there are none."""
@@ -127,11 +136,7 @@ class TableStage(RunStage):
         return int(rows.ids[good]) if len(table) else None
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} works on columns, and after pad_collate() or collate() there are none: put "
-                "it before them"
-            )
+        self._check_rows(run)
         block = run.block
         table = table_of(block.data, self)
         epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from trainpipes_recipes.demo.comparison import Comparison, compare
-from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.training import Step, read_log
+from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
+from trainpipes_recipes.demo.logged import Step, read_log
+from trainpipes_recipes.samples import write_configs, write_tokenizer
 
 __all__ = ["draw", "main"]
 
@@ -58,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     pairs = list(function_pairs(args.every))
     paths = write_parquet(pairs, output / "data")
-    train_tokenizer(pairs, output / "tokenizer.json", vocabulary=1024)
+    write_tokenizer(output / "tokenizer", pairs)
+    write_configs(output)
     print(
         f"{len(pairs):,} functions of Python's standard library (signature + docstring -> body) in "
         f"{len(paths)} Parquet files"
@@ -95,17 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"All {whole.compared} batches are the same, bit for bit, and so are all losses: none lost, "
         "none repeated, none changed."
     )
-    print("Now with your own files (two text columns, any names):")
-    print(
-        f"  {_python()} -m trainpipes_recipes.train_sft --files 'my/*.parquet' --prompt prompt "
-        "--response response --tokenizer tokenizer.json --steps 500"
-    )
-    print("  (--tokenizer bytes needs no file; run it again to go on where it was stopped)")
+    print("Now with your own files, of two text columns, and any model of transformers:")
+    print("  python -m trainpipes_recipes.train_sft --model MODEL --files 'my/*.parquet'")
     return 0
 
 
 class Trainer:
-    """Runs ``train_sft`` in processes of its own.
+    """Runs ``train_sft`` in processes of its own, on the CPU.
 
     Args:
         output: where the corpus is, and where the runs go.
@@ -118,13 +117,16 @@ class Trainer:
         self._output = output
         self._every = checkpoint_every
         self._command = [
-            *(sys.executable, "-m", "trainpipes_recipes.train_sft"),
-            *("--files", str(output / "data" / "*.parquet")),
-            *("--tokenizer", str(output / "tokenizer.json")),
-            *("--steps", str(steps), "--checkpoint-every", str(checkpoint_every)),
-            *("--batch-size", str(batch_size), "--buffer-size", "2048"),
-            *("--log-every", "1", "--log-batches", "--max-length", "128", "--width", "96"),
-            *("--threads", "1", "--device", "cpu"),
+            *(sys.executable, "-m", "trainpipes_recipes.demo.logged", "train_sft"),
+            *(
+                "--files",
+                str(output / "data" / "*.parquet"),
+                "--tokenizer",
+                str(output / "tokenizer"),
+            ),
+            *("--model", str(output / "model"), "--scratch", "--lr", "2e-3"),
+            *("--steps", str(steps), "--save-every", str(checkpoint_every)),
+            *("--batch-size", str(batch_size), "--max-length", "128"),
         ]
 
     def run(self, name: str, legs: Sequence[Leg]) -> list[list[Step]]:
@@ -134,12 +136,11 @@ class Trainer:
             What each process that was killed had logged by then, from the run's start.
         """
         directory = self._output / name
-        for old in ("checkpoint.pt", "log.jsonl"):
-            (directory / old).unlink(missing_ok=True)
-        directory.mkdir(exist_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
         killed = []
-        for number, leg in enumerate(legs):
-            self._leg(name, leg, resume=number > 0)
+        for leg in legs:
+            self._leg(name, leg)
             steps = read_log(directory / "log.jsonl")
             who = f"{name}, {leg}"
             if leg.until is None:
@@ -153,20 +154,19 @@ class Trainer:
                 )
         return killed
 
-    def _leg(self, name: str, leg: Leg, resume: bool) -> None:
+    def _leg(self, name: str, leg: Leg) -> None:
         directory = self._output / name
         log = directory / "log.jsonl"
-        command = [*self._command, "--checkpoint-dir", str(directory)]
-        command += ["--num-workers", str(leg.workers), "--resume", "must" if resume else "never"]
+        command = [*self._command, "--output", str(directory), "--num-workers", str(leg.workers)]
         with open(directory / "output.txt", "a") as output:
             # A session of its own, so that its workers are killed with it, as a scheduler does.
             process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
+                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            )  # fmt: skip
             try:
                 while process.poll() is None:
-                    step = _last_step(log)
-                    if leg.until is not None and step >= leg.until:
+                    if leg.until is not None and len(read_log(log)) >= leg.until:
                         break
                     time.sleep(0.02)
             finally:
@@ -177,16 +177,6 @@ class Trainer:
         if process.returncode != wanted:
             said = (directory / "output.txt").read_text()[-2000:]
             raise SystemExit(f"{said}\n{name}: the trainer ended with {process.returncode}")
-
-
-def _last_step(log: Path) -> int:
-    """The number of the last whole line of a log that is being written."""
-    if not log.exists():
-        return 0
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = file.read().split(b"\n")
-    return int(lines[-2].split(b'"step": ')[1].split(b",")[0]) if len(lines) > 1 else 0
 
 
 def draw(
@@ -218,12 +208,6 @@ def draw(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
-
-
-def _python() -> str:
-    """This interpreter as one would type it."""
-    relative = os.path.relpath(sys.executable)
-    return sys.executable if relative.startswith("..") else relative
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

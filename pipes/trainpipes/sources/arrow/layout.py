@@ -15,12 +15,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.format import Layout, packed, unpacked
+from trainpipes.sources.files.format import Layout, packed
+from trainpipes.sources.files.schema import plain
 
 #: Gives bytes ``start`` to ``stop`` of a file, of several ranges at once.
 Fetch = Callable[[list[tuple[int, int]]], list[bytes]]
@@ -62,7 +64,7 @@ class Message:
 
 
 @dataclass
-class ArrowLayout:
+class Messages:
     """The messages of an Arrow file.
 
     Args:
@@ -75,46 +77,51 @@ class ArrowLayout:
     batches: list[Message] = field(default_factory=list)
     dictionaries: list[tuple[int, Message]] = field(default_factory=list)
 
-    def kept(self, schema: pa.Schema) -> Layout:
-        """What an index keeps of it."""
-        rows, start, stop, compressed = (
-            np.array([getattr(batch, name) for batch in self.batches], dtype=np.int64)
-            for name in ("rows", "start", "stop", "compressed")
-        )
-        messages = [
+    def add(self, message: Message) -> None:
+        if message.kind == DICTIONARY:
+            self.dictionaries.append((len(self.batches), message))
+        elif message.kind == BATCH and message.rows:
+            self.batches.append(message)
+        elif message.kind not in (DICTIONARY, BATCH):
+            raise BadFileError(
+                f"damaged: a message of kind {message.kind} at byte {message.start:,}"
+            )
+
+    def layout(self, schema: pa.Schema) -> Layout:
+        """What an index keeps of them."""
+        spans = np.array([(b.rows, b.start, b.stop) for b in self.batches], dtype=np.int64)
+        rows, start, stop = spans.reshape(-1, 3).T
+        dictionaries = [
             [before, one.start, one.stop, one.dictionary, one.delta]
             for before, one in self.dictionaries
         ]
-        extra = packed(span=self.schema, dictionaries=messages, compressed=compressed)
-        return Layout(rows, start, stop, schema, extra)
-
-    @staticmethod
-    def of(layout: Layout) -> ArrowLayout:
-        """The messages of a file of which this was kept."""
-        extra = unpacked(layout.extra)
-        columns = (layout.start, layout.stop, layout.rows, extra["compressed"].astype(bool))
-        each = zip(*(column.tolist() for column in columns), strict=True)
-        return ArrowLayout(
-            tuple(extra["span"]),
-            [Message(start, stop, BATCH, rows, small) for start, stop, rows, small in each],
-            [
-                (before, Message(start, stop, DICTIONARY, dictionary=number, delta=delta))
-                for before, start, stop, number, delta in extra["dictionaries"]
-            ],
+        extra = packed(
+            schema=self.schema,
+            compressed=any(batch.compressed for batch in self.batches),
+            dictionaries=dictionaries if any(_encoded(field.type) for field in schema) else None,
         )
-
-    def needed(self, batch: int) -> list[Message]:
-        """The dictionaries that a record batch is decoded with, in order."""
-        found: dict[int, list[Message]] = {}
-        for before, message in self.dictionaries:
-            if before <= batch:
-                earlier = found.get(message.dictionary, []) if message.delta else []
-                found[message.dictionary] = [*earlier, message]
-        return sorted((m for each in found.values() for m in each), key=lambda m: m.start)
+        return Layout(rows, start, stop, pa.schema([plain(field) for field in schema]), extra)
 
 
-def read_layout(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
-    """The layout and the schema of an Arrow file of ``size`` bytes.
+def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
+    """Where the messages of the schema and the dictionaries lie that a record batch is decoded with; none
+    where a file has no dictionaries.
+
+    Args:
+        about: what ``Messages.layout`` has kept besides.
+        batch: its number.
+    """
+    if about["dictionaries"] is None:
+        return []
+    found: dict[int, list[tuple[int, int]]] = {}
+    for before, start, stop, number, delta in about["dictionaries"]:
+        if before <= batch:
+            found[number] = [*(found.get(number, ()) if delta else ()), (start, stop)]
+    return [tuple(about["schema"]), *sorted(one for each in found.values() for one in each)]
+
+
+def read_layout(fetch: Fetch, size: int) -> Layout:
+    """The record batches of an Arrow file of ``size`` bytes.
 
     Raises:
         BadFileError: it is none, or is damaged; says how.
@@ -139,17 +146,17 @@ def read_layout(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
     raise BadFileError(f"not an Arrow file (starts with {head[:8]!r})")
 
 
-def _stream(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
-    layout, schema, nodes = _begun(fetch, 0, size)
-    at = layout.schema[1]
+def _stream(fetch: Fetch, size: int) -> Layout:
+    found, schema, nodes = _begun(fetch, 0, size)
+    at = found.schema[1]
     while at < size:
         message = _message(fetch, at, size, nodes)
         if message is None:
             _check_end(fetch, at + END, size)
             break
-        _add(layout, message)
+        found.add(message)
         at = message.stop
-    return layout, schema
+    return found.layout(schema)
 
 
 def _check_end(fetch: Fetch, at: int, size: int) -> None:
@@ -161,7 +168,7 @@ def _check_end(fetch: Fetch, at: int, size: int) -> None:
         )
 
 
-def _file(fetch: Fetch, size: int, head: bytes) -> tuple[ArrowLayout, pa.Schema]:
+def _file(fetch: Fetch, size: int, head: bytes) -> Layout:
     tail = fetch([(max(0, size - 10), size)])[0]
     if size < 30 or tail[-6:] != MAGIC:
         raise BadFileError(f"cut short: {size:,} bytes, its footer is missing")
@@ -171,11 +178,11 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[ArrowLayout, pa.Schema]
     end = size - 10 - length
     footer = fetch([(end, size - 10)])[0]
     first = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
-    layout, schema, nodes = _begun(fetch, first, size)
+    found, schema, nodes = _begun(fetch, first, size)
     if not _schema_of(footer, tail).equals(schema, check_metadata=True):
         raise BadFileError("damaged: its footer and its first message have different schemas")
     table = _Table.root(footer)
-    spans = [layout.schema]
+    spans = [found.schema]
     for number in (2, 3):  # dictionaries, record batches
         blocks = table.blocks(number)
         if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
@@ -185,10 +192,10 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[ArrowLayout, pa.Schema]
             message = _message(fetch, start, size, nodes, head)
             if message is None or message.stop != start + header + body:
                 raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
-            _add(layout, message)
+            found.add(message)
             spans.append((message.start, message.stop))
     _check_side_by_side(spans, end)
-    return layout, schema
+    return found.layout(schema)
 
 
 def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
@@ -214,15 +221,15 @@ def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
             )
 
 
-def _begun(fetch: Fetch, at: int, size: int) -> tuple[ArrowLayout, pa.Schema, struct.Struct]:
-    """A layout with the schema's message, the schema, and the nodes that each record batch has."""
+def _begun(fetch: Fetch, at: int, size: int) -> tuple[Messages, pa.Schema, struct.Struct]:
+    """The schema's message, the schema, and the nodes that each record batch has."""
     first = _message(fetch, at, size)
     if first is None or first.kind != SCHEMA:
         raise BadFileError("damaged: it does not begin with a schema")
     span = first.start, first.stop
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(fetch([span])[0]))
-        return ArrowLayout(span), schema, _nodes(schema)
+        return Messages(span), schema, _nodes(schema)
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(f"damaged schema: {one_line(error)}") from error
 
@@ -243,13 +250,12 @@ def _fields(kind: pa.DataType) -> int:
     return 1 + sum(_fields(kind.field(n).type) for n in range(kind.num_fields))
 
 
-def _add(layout: ArrowLayout, message: Message) -> None:
-    if message.kind == DICTIONARY:
-        layout.dictionaries.append((len(layout.batches), message))
-    elif message.kind == BATCH and message.rows:
-        layout.batches.append(message)
-    elif message.kind not in (DICTIONARY, BATCH):
-        raise BadFileError(f"damaged: a message of kind {message.kind} at byte {message.start:,}")
+def _encoded(kind: pa.DataType) -> bool:
+    """Whether values of a type, or some within, come by a dictionary."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _encoded(kind.storage_type)
+    inner = (kind.field(n).type for n in range(kind.num_fields))
+    return bool(pa.types.is_dictionary(kind)) or any(map(_encoded, inner))
 
 
 def _message(

@@ -104,7 +104,8 @@ class FileRows(FileBlocks):
 
     def fingerprint(self) -> dict[str, Any]:
         each = zip(self._relative_names, self.sizes.tolist(), self._file_rows, strict=True)
-        return self.fingerprint_of([f"{name}\0{size}\0{rows}" for name, size, rows in each])
+        lines = [f"{name}\0{size}\0{rows}" for name, size, rows in each]
+        return self.fingerprint_of(lines)
 
     def block_key(self, block: int) -> Any:
         """The file by its name below the common root, size, and time of change or etag; and the rows."""

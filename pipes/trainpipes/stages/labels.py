@@ -1,4 +1,4 @@
-"""``encode_labels``: labels to class numbers."""
+"""``encode_labels`` and ``add_labels``: what a model is to predict."""
 
 from __future__ import annotations
 
@@ -8,20 +8,125 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 
-from trainpipes._internal.checks import column_name, require, several, whole_number, wrong
+from trainpipes._internal.checks import (
+    ColumnName,
+    Each,
+    Ge,
+    require,
+    several,
+    whole_number,
+    wrong,
+)
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import list_array, to_arrow, to_numpy
+from trainpipes.columns.arrays import (
+    first_null,
+    is_list,
+    is_number,
+    is_text,
+    list_array,
+    one_chunk,
+    to_arrow,
+    to_numpy,
+)
+from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.stage import made_once
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.kinds.blame import in_column
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import LabelColumn, refuse_taken, row_table
+from trainpipes.stages.columns import refuse_taken, row_table
+from trainpipes.stages.targets import IGNORED
+from trainpipes.stages.token_columns import check_beside, ids_of, label_dtype, numbers_of
+
+
+class LabelColumn:
+    """A column of labels, one a row or a list of them, read as texts or as integers.
+
+    Args:
+        column: texts, integers, bools, floats that are whole numbers, or lists of these.
+        name: what it is called.
+        asker: the stage, for messages.
+        ids: the numbers of its rows, for messages.
+
+    Raises:
+        DataError: a null, or a float that is no whole number; names the row.
+        SchemaError: it holds something else.
+
+    Attributes:
+        values: int64 ``[n]``, or an Arrow array of texts.
+        lengths: labels of each row; None where each has one.
+    """
+
+    def __init__(self, column: Any, name: str, asker: Stage, ids: IntArray) -> None:
+        self.name, self._asker, self._ids = name, asker, ids
+        array, self.lengths = one_chunk(column), None
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        kind = array.type
+        if pa.types.is_fixed_size_list(kind):
+            array = array.cast(pa.list_(kind.value_type))
+        if is_list(array.type):
+            self._refuse_null(array)
+            self.lengths = to_numpy(array.value_lengths()).astype(np.int64)
+            array = array.flatten()
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        self._refuse_null(array)
+        if pa.types.is_null(array.type):  # without a row
+            array = array.cast(pa.int64())
+        if is_text(array.type):
+            self.values = array
+        elif is_number(array.type):
+            self.values = self._whole(to_numpy(array))
+        else:
+            raise SchemaError(
+                f"{asker}: column {name!r} must hold labels, which are texts, integers, bools or lists of "
+                f"these, got {kind}: make texts of them with map(), or name another column",
+                stage=str(asker),
+            )
+
+    @property
+    def is_text(self) -> bool:
+        """Whether labels are texts."""
+        return isinstance(self.values, pa.Array)
+
+    def fail(self, place: int, message: str) -> DataError:
+        """What to raise over a label, by its place in ``values``."""
+        row = place
+        if self.lengths is not None:
+            row = int(np.searchsorted(np.cumsum(self.lengths), place, side="right"))
+        return in_column(BadCell(row, message), self.name, self._asker, self._ids)
+
+    def _refuse_null(self, array: pa.Array) -> None:
+        if array.null_count:
+            raise self.fail(
+                first_null(array),
+                "holds a null, which is no label: leave such rows out with filter(), or give them a label "
+                "with map()",
+            )
+
+    def _whole(self, values: Any) -> IntArray:
+        """Numbers as int64."""
+        found: IntArray
+        with np.errstate(invalid="ignore"):
+            found = values.astype(np.int64)
+        bad = np.flatnonzero((found != values) | ((found < 0) != (values < 0)))
+        if len(bad):
+            place = int(bad[0])
+            raise self.fail(
+                place,
+                f"holds {values[place]}, and a label is a text or a whole number: for numbers to predict "
+                "leave encode_labels() out",
+            )
+        return found
+
 
 Label: TypeAlias = "str | int"
 
@@ -69,15 +174,13 @@ class EncodeLabels(RunStage):
     needs_columns = True
     free = frozenset({"counts"})
 
-    column: str = "label"
+    column: ColumnName = "label"
     _: KW_ONLY
     classes: int | Sequence[Label] | Mapping[Label, int]
-    output_column: str = "labels"
-    counts: Sequence[int] | None = None
+    output_column: ColumnName = "labels"
+    counts: Annotated[Sequence[int], Each(Ge(0))] | None = None
 
     def check(self) -> None:
-        column_name(self.column, "encode_labels(column)")
-        column_name(self.output_column, "encode_labels(output_column)")
         given: Any = self.classes
         rule = "encode_labels(classes)"
         if isinstance(given, int):
@@ -100,10 +203,8 @@ class EncodeLabels(RunStage):
             raise wrong(rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them")
         require(given, rule, "one or more", given)
         if self.counts is not None:
-            good = several(self.counts) and len(self.counts) == self.num_classes
+            good = len(self.counts) == self.num_classes
             self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
-            for count in self.counts:
-                whole_number(count, 0, "encode_labels(counts)", "rows of a class")
 
     @property
     def num_classes(self) -> int:
@@ -216,3 +317,63 @@ def _check_label(value: Any, rule: str) -> None:
 def _plain(value: Any) -> Label:
     """A label as JSON has it: True and False are 1 and 0."""
     return value if isinstance(value, str) else int(value)
+
+
+class AddLabels(RunStage):
+    """Adds a column "labels": the token ids, or -100 where nothing is to be predicted.
+
+    In: rows with a column of token ids. Out: the same rows with "labels", lists of the same lengths. Labels
+    are not shifted: the label at position t is the token at t, which the logits at t - 1 predict. Cursor:
+    none of its own. Costs about 1 ns a token.
+
+    ``tokenize(labels=...)`` makes labels from columns of text, and ``pack`` adds them where rows have none.
+
+    Args:
+        column: the token ids.
+        where: a column of lists of numbers or bools, as long as those of ``column``: an id is a label where
+            it is not 0. None: every id is one.
+        ignore: ids that get -100, such as those of special tokens.
+
+    Raises:
+        DataError: a null, or lists of different lengths; names the row.
+        SchemaError: a column is not there, or holds no lists of integers; or there is a column "labels"
+            already.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 0]], "answer": [[0, 1, 1, 0]]}))
+    >>> next(iter(rows.add_labels(where="answer").select("labels")))
+    {'labels': [-100, 6, 7, -100]}
+    >>> next(iter(rows.add_labels(ignore=[0]).select("labels")))
+    {'labels': [5, 6, 7, -100]}
+    """
+
+    needs_columns = True
+
+    column: ColumnName = "input_ids"
+    _: KW_ONLY
+    where: ColumnName | None = None
+    ignore: int | Sequence[int] = ()
+
+    def check(self) -> None:
+        ids: Any = [self.ignore] if isinstance(self.ignore, int) else self.ignore
+        self._require(several(ids), "ignore", "a token id, or several")
+        for token in ids:
+            whole_number(token, 0, "add_labels(ignore)")
+        self._set(ignore=list(ids) or ())
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self)
+        asked = [self.column, *([] if self.where is None else [self.where])]
+        need_columns(table.column_names, asked, self)
+        refuse_taken(table, ["labels"], self)
+        values, lengths = ids_of(block, self.column, self)
+        labels = values.astype(label_dtype(values))
+        if self.where is not None:
+            flags, own = numbers_of(block, self.where, self)
+            check_beside(block, self.where, own, self.column, lengths, self)
+            labels[flags == 0] = IGNORED
+        if self.ignore:
+            labels[np.isin(values, self.ignore)] = IGNORED
+        return run.with_block(
+            block.with_data(table.append_column("labels", list_array(labels, lengths)))
+        )
