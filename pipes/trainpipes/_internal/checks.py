@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
@@ -165,9 +166,18 @@ def column_names(value: Any, option: str, least: int = 1) -> list[str]:
 
 
 def _once(names: Sequence[str], option: str) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(repeated(names))
     if twice:
         raise ConfigError(f"{option} must name each column once, got {shown(twice[0])} twice")
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """The names that come more than once, in order.
+
+    >>> repeated(["b", "a", "c", "a", "b", "b"])
+    ['b', 'a']
+    """
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def need(package: str, what: str, oldest: str = "") -> None:

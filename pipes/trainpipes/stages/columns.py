@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_names, require
+from trainpipes._internal.checks import column_names, repeated, require
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
@@ -84,7 +84,7 @@ class Rename(RunStage):
     def _renamed(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, list(self.names), self)
         renamed = [self.names.get(name, name) for name in table.column_names]
-        twice = sorted({name for name in renamed if renamed.count(name) > 1})
+        twice = sorted(repeated(renamed))
         if twice:
             raise ConfigError(f"{self}: columns need different names, got {twice} twice")
         return table.rename_columns(renamed)

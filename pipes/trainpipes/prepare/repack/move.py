@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import gathered
 from trainpipes.engine.layout import IntArray
@@ -154,7 +155,7 @@ class Move:
         schema = first.schema
         once = [] if isinstance(self.once, bool) else self.once
         need_columns(schema.names, [*self.sort, *once], f"{CALLER}()")
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        twice = sorted(repeated(schema.names))
         if twice:
             raise SchemaError(
                 f"{CALLER}(): rows have the column {twice[0]!r} twice: give each a name of its own",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.text import amount, shown
 from trainpipes.columns.arrays import gathered
 from trainpipes.columns.content import table_digest
@@ -48,12 +49,11 @@ class FromArrow(Source):
             raise ConfigError(
                 f"from_arrow(table) takes a pyarrow.Table, got {type(self.table).__name__}"
             )
-        names = self.table.column_names
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
+        twice = repeated(self.table.column_names)
+        if twice:
             raise ConfigError(
-                f"from_arrow(table) takes columns of different names, got {shown(twice)} twice: rename them "
-                "with table.rename_columns([...])"
+                f"from_arrow(table) takes columns of different names, got {shown(twice[0])} twice: rename "
+                "them with table.rename_columns([...])"
             )
 
     def open(self) -> ArrowSource:

@@ -80,14 +80,14 @@ def schema_of(
             path=found[0][0],
             stage=asker,
         )
-    wanted = pa.schema(list(chosen(whole, columns, asker, found[0][0]).values()))
+    fields = chosen(whole, columns, asker, found[0][0])
     sampled, size = 0, 0.0
     for n in looked_at:
         extra = unpacked(store.layout(n).extra)
         sampled += extra["sampled_rows"]
         each = zip(store.layout(n).schema.names, extra["sampled_bytes"], strict=True)
-        size += sum(bytes_ for name, bytes_ in each if name in wanted.names)
-    return wanted, size / sampled if sampled else None
+        size += sum(bytes_ for name, bytes_ in each if name in fields)
+    return pa.schema(list(fields.values())), size / sampled if sampled else None
 
 
 def _check_headers(

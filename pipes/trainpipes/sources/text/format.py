@@ -19,6 +19,9 @@ from trainpipes.engine.layout import IntArray
 
 Bytes = npt.NDArray[np.uint8]
 
+#: Bytes of a row, unless a reader is told otherwise; and the most that Arrow holds in a text.
+MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
+
 #: Ends of the names of compressed files, after those of the format.
 ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
 
@@ -71,6 +74,7 @@ class TextFormat(ABC):
         reader: the stage that reads it.
         suffixes: what names of its files in folders end with.
         between: bytes that may stand before and behind a row.
+        max_row_bytes: of a row at most: what has more is no text, or made to fill the memory.
     """
 
     name: ClassVar[str]
@@ -79,10 +83,12 @@ class TextFormat(ABC):
     suffixes: ClassVar[tuple[str, ...]]
     between: ClassVar[bytes] = b"\r\n"
 
+    max_row_bytes: int
+
     @property
     def settings(self) -> dict[str, Any]:
         """The options on which the ends of rows and the inferred types depend; of JSON types."""
-        return {}
+        return {"max_row_bytes": self.max_row_bytes}
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         """Where the rows of a file begin; None if its first bytes do not say, and more are to be shown.

@@ -5,20 +5,34 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
+from trainpipes._internal.checks import byte_count, require
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.text.blocks import BlockSource
-from trainpipes.sources.text.format import TextFormat
+from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
 
 
 class TextReader(FileReader):
     """A stage that reads rows of text.
 
-    A class below this one has the options ``block_rows``, ``errors``, ``index`` and ``storage_options``; and
-    ``columns``, ``schema`` and ``infer`` if the rows of its format say which columns they have.
+    A class below this one has the options ``block_rows``, ``max_row_bytes``, ``errors``, ``index`` and
+    ``storage_options``; and ``columns``, ``schema`` and ``infer`` if the rows of its format say which columns
+    they have.
     """
 
     has_blocks = True
+    free = FileReader.free | {"max_row_bytes"}
+
+    def check(self) -> None:
+        super().check()
+        option = f"{self.name}(max_row_bytes)"
+        rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
+        require(self.most_row_bytes <= MOST_ROW_BYTES, option, rule, self.options["max_row_bytes"])
+
+    @property
+    def most_row_bytes(self) -> int:
+        """Bytes of a row at most."""
+        return byte_count(self.options["max_row_bytes"], f"{self.name}(max_row_bytes)")
 
     @property
     @abstractmethod
