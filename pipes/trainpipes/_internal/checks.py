@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError, MissingExtraError
+from trainpipes.errors import ConfigError, MissingExtraError, UnreadableError
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
@@ -121,6 +122,28 @@ def byte_count(value: Any, option: str, least: int = 1) -> int:
     rule = f'a number of bytes{bound}, such as 500_000_000 or "500MB"'
     require(number_of_bytes and value >= least, option, rule, given)
     return int(value)
+
+
+def refuse_special(path: str, mode: int | None = None) -> None:
+    """Raise if a local path is a pipe, a socket or a device: to open one may wait without end.
+
+    Args:
+        path: where; what is not there is not refused.
+        mode: by ``os.stat``, where that is known.
+
+    Raises:
+        UnreadableError: it is one.
+    """
+    if mode is None:
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):
+            return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnreadableError(
+            f"{path} must be a file, got a pipe, a socket or a device: write what comes from it to a file",
+            path=path,
+        )
 
 
 def local_path(value: Any, option: str) -> str:

@@ -37,12 +37,13 @@ from trainpipes.prepare.repack.passes import (
 )
 from trainpipes.prepare.repack.pieces import below, discard
 from trainpipes.prepare.repack.shuffle import file_edges
+from trainpipes.sources.files.patterns import WORK
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
 from trainpipes.storage.executor import Executor, Ray, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import WORK, LocalPlace, Place, place_at
+from trainpipes.storage.places import LocalPlace, Place, place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import write_arrow
 from trainpipes.storage.writers.write import FILE_BYTES, check_lengths

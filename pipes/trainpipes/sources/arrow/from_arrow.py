@@ -91,7 +91,8 @@ class ArrowSource(RandomAccessSource):
         return Place(row=int(self._starts[block]) + row)
 
     def fingerprint(self) -> dict[str, Any]:
-        digest = hashlib.sha256(str(self._table.schema).encode())
+        names = self._table.schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        digest = hashlib.sha256(names.encode())
         for position in (0, len(self._table) // 2, len(self._table) - 1):
             if 0 <= position < len(self._table):
                 digest.update(repr(self._table.slice(position, 1).to_pylist()).encode())
@@ -105,8 +106,9 @@ class ArrowSource(RandomAccessSource):
         """A digest of the block's rows."""
         if block not in self._keys:
             digest, sink = hashlib.sha256(), pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, self._table.schema) as writer:
-                writer.write_table(self.read(block, 0, int(self.lengths[block])))
+            rows = self.read(block, 0, int(self.lengths[block])).replace_schema_metadata(None)
+            with pa.ipc.new_stream(sink, rows.schema) as writer:
+                writer.write_table(rows)
             digest.update(sink.getvalue())
             self._keys[block] = digest.hexdigest()
         return self._keys[block]

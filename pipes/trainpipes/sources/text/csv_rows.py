@@ -28,7 +28,6 @@ from trainpipes.sources.text.format import (
     Cutter,
     Start,
     TextFormat,
-    with_endings,
 )
 from trainpipes.sources.text.row_errors import BOM
 
@@ -149,7 +148,6 @@ class Csv(TextFormat):
         "a row has a cell for each column, and quotes around cells with delimiters"
     )
     reader: ClassVar[str] = "read_csv"
-    suffixes: ClassVar[tuple[str, ...]] = with_endings((".csv", *TABBED))
 
     delimiter: str | None = None
     quote: str | None = '"'

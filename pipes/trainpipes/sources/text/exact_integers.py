@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.columns.arrays import one_chunk, to_numpy
+from trainpipes.columns.arrays import one_chunk, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 
 #: Up to here each integer is a float of its own.
@@ -66,7 +66,7 @@ def refuse_rounded_cells(
         return
     texts = as_text(list(large))
     for name, rows in large.items():
-        for cell in texts.column(name).take(pa.array(rows)).to_pylist():
+        for cell in texts.column(name).take(to_arrow(rows)).to_pylist():
             written = CELL.fullmatch(cell or "")
             if written:
                 _refuse(name, _rounded(int(written[1]), table.schema.field(name).type))

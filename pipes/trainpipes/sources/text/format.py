@@ -7,7 +7,6 @@ format is a frozen dataclass of options, and can be pickled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -21,14 +20,6 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Bytes of a row, unless a reader is told otherwise; and the most that Arrow holds in a text.
 MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
-
-#: Ends of the names of compressed files, after those of the format.
-ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
-
-
-def with_endings(suffixes: Sequence[str]) -> tuple[str, ...]:
-    """Ends of names, of compressed files too."""
-    return tuple(suffix + ending for suffix in suffixes for ending in ENDINGS)
 
 
 class Cutter(Protocol):
@@ -72,7 +63,6 @@ class TextFormat(ABC):
         name: as messages call it.
         rule: what a row is, for messages.
         reader: the stage that reads it.
-        suffixes: what names of its files in folders end with.
         between: bytes that may stand before and behind a row.
         max_row_bytes: of a row at most: what has more is no text, or made to fill the memory.
     """
@@ -80,7 +70,6 @@ class TextFormat(ABC):
     name: ClassVar[str]
     rule: ClassVar[str] = "rows are text"
     reader: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]]
     between: ClassVar[bytes] = b"\r\n"
 
     max_row_bytes: int

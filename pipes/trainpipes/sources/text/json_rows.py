@@ -27,7 +27,6 @@ from trainpipes.sources.text.format import (
     Cutter,
     Start,
     TextFormat,
-    with_endings,
 )
 from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
 from trainpipes.sources.text.lines import LineCutter
@@ -153,7 +152,6 @@ class Json(TextFormat):
     name: ClassVar[str] = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
-    suffixes: ClassVar[tuple[str, ...]] = with_endings((".jsonl", ".json", ".ndjson"))
     between: ClassVar[bytes] = b"," + WHITE
 
     exact: bool = False
@@ -221,9 +219,9 @@ class Json(TextFormat):
         if cells > most:
             few = ", ".join(sorted(key.decode("utf-8", "replace") for key in keys)[:3])
             raise BadFileError(
-                f"{len(rows):,} rows have {len(keys):,} different fields ({few}, ...), which would be columns "
-                f"of {cells:,} values, most of them null: say the columns that are wanted by schema=, or keep "
-                "such objects as text, by json.dumps()"
+                f"{len(rows):,} rows have {len(keys):,} different fields ({few}, ...), which would be "
+                f"columns of {cells:,} values, most of them null: say the columns that are wanted by "
+                "schema=, or keep such objects as text, by json.dumps()"
             )
 
     def empty_as(self, schema: pa.Schema) -> None:

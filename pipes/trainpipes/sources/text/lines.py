@@ -18,7 +18,6 @@ from trainpipes.sources.text.format import (
     Cutter,
     Start,
     TextFormat,
-    with_endings,
 )
 from trainpipes.sources.text.row_errors import BOM
 
@@ -112,7 +111,6 @@ class PlainText(TextFormat):
 
     name: ClassVar[str] = "text"
     reader: ClassVar[str] = "read_text"
-    suffixes: ClassVar[tuple[str, ...]] = with_endings((".txt", ".text", ".md"))
 
     unit: Unit = "line"
     column: str = "text"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from trainpipes._internal.checks import byte_count, require
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
+from trainpipes.sources.files.file_rows import suffixes_of
 from trainpipes.sources.text.blocks import BlockSource
 from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
 
@@ -43,7 +44,7 @@ class TextReader(FileReader):
         """The rows of the files that the stages below list and let through."""
         form, given = self.form, self.options
         return BlockSource(
-            self.listed(files, form.suffixes),
+            self.listed(files, suffixes_of(self.name)),
             form,
             columns=given.get("columns"),
             schema=given.get("schema"),

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from trainpipes._internal.checks import refuse_special
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import (
@@ -28,7 +29,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.list_files import FileList, ListFiles
-from trainpipes.sources.files.listing import open_system
+from trainpipes.sources.files.listing import is_local, open_system
 from trainpipes.sources.files.row_names import names_below
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
@@ -174,6 +175,8 @@ def _by_folder(files: FileList, below: list[str], asker: str) -> tuple[FileList,
 
 def _read_csv(path: str, options: Mapping[str, Any], seconds: float) -> pa.Table:
     system, inner = open_system(path, options, seconds)
+    if is_local(system):
+        refuse_special(inner)
     try:
         content = Requests(seconds).call(system, "cat_file", inner)
         return pyarrow.csv.read_csv(pa.BufferReader(content))
