@@ -116,7 +116,7 @@ class FileRows(FileBlocks):
 #: What reads files, by the ends of their names.
 READERS = {
     "read_parquet": (".parquet", ".pq"),
-    "read_json": (".jsonl", ".ndjson", ".json"),
+    "read_json": (".jsonl", ".json", ".ndjson"),
     "read_csv": (".csv", ".tsv", ".tab"),
     "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
     "read_text": (".txt", ".text", ".md"),
