@@ -102,8 +102,8 @@ class Format(ABC):
     name: str
     suffixes: tuple[str, ...] = ("",)
     key: str = ""
-    #: What messages call blocks, and whether a state knows the rows of each.
-    blocks_called, known_by_blocks = "blocks", False
+    #: What messages call blocks, whether they number them, and whether a state knows the rows of each.
+    blocks_called, places_blocks, known_by_blocks = "blocks", False, False
     #: Whether ``fetch`` gets a part of what is large, so that it can be called for blocks of any size.
     fetches_parts = False
     #: Whether rows can be read by their numbers, by ``take``; and whether that is as good as by blocks.
@@ -177,9 +177,10 @@ class Format(ABC):
         return float(sum(stop - start for start, stop in merged(ranges)))
 
     def take(
-        self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
+        self, data: FileBytes, layout: Layout, rows: Any, columns: Sequence[str] | None
     ) -> Any:
-        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them."""
+        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them. The
+        numbers are an array; where ``by_number`` is set, also a slice."""
         raise NotImplementedError
 
     def unfit(self, layout: Layout, local: bool) -> bool:

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, BinaryIO
 
@@ -70,7 +70,7 @@ class StoredArray:
         size = prod(self.shape[1:]) * self.dtype.itemsize
         return self.start + start * size, self.start + stop * size
 
-    @property
+    @cached_property
     def row_dtype(self) -> np.dtype[Any]:
         """The type of a row's elements."""
         own = self.dtype if self.field is None else self.dtype[self.field]

@@ -43,8 +43,8 @@ class ReadNumpy(FileReader):
     chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Each process compares the
     checksum of each array of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB.
     Files of ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits
-    files of about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which
-    are not compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python
+    files of about 10 MB. Of other remote files only the rows that are needed are fetched, so that no checksum
+    is compared; all are fetched ahead. Big-endian numbers come in this machine's byte order. Python
     objects are never loaded, since that runs code.
 
     Args:
@@ -122,7 +122,7 @@ class NumpyFormat(Format):
 
     name, suffixes = "NumPy", (".npy", ".npz")
     random_access = by_number = True
-    fit = "on this machine and not compressed"
+    fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"
 
     def __init__(
@@ -160,16 +160,16 @@ class NumpyFormat(Format):
         start, stop = _rows(layout, block)
         if _is_whole(arrays, data.local):
             content = io.BytesIO(data.read([(0, size)])[0])
-            found = [array.unpacked(content) for array in arrays]
-        elif data.local:
-            found = [array[start:stop] for array in _mapped(data, arrays)]
+            yield _as_tensors([array.unpacked(content) for array in arrays], arrays, columns)
+        elif data.local:  # beside others that are not
+            yield self.take(data, layout, slice(start, stop), columns)
         else:
             parts = data.read(self.ranges(layout, block, columns))
             found = [a.view(part, stop - start) for a, part in zip(arrays, parts, strict=True)]
-        yield _as_tensors(found, arrays, columns)
+            yield _as_tensors(found, arrays, columns)
 
     def take(
-        self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
+        self, data: FileBytes, layout: Layout, rows: IntArray | slice, columns: Sequence[str] | None
     ) -> TensorRows:
         _, arrays = _wanted(layout, columns)
         return _as_tensors([array[rows] for array in _mapped(data, arrays)], arrays, columns)
@@ -203,6 +203,7 @@ def _is_whole(arrays: Iterable[StoredArray], local: bool) -> bool:
 def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
     """Arrays of a local file. Their checksums are compared when it is first read."""
     content = data.mapped()
+    assert content is not None
     for array in arrays:
         if array.stored is not None:
             data.once(array.member, partial(array.check_sum, memoryview(content)))
@@ -214,8 +215,12 @@ def _as_tensors(
 ) -> TensorRows:
     """Rows in memory of their own."""
     assert columns is not None
-    own = [np.require(a, array.row_dtype, "CW") for a, array in zip(found, arrays, strict=True)]
-    return TensorRows(tuple(map(torch.from_numpy, own)), tuple(columns))
+    tensors = []
+    for rows, array in zip(found, arrays, strict=True):
+        kind = array.row_dtype
+        own = rows.flags.owndata and rows.flags.c_contiguous and rows.dtype == kind
+        tensors.append(torch.from_numpy(rows if own else np.array(rows, kind, order="C")))
+    return TensorRows(tuple(tensors), tuple(columns))
 
 
 def _check_alike(
