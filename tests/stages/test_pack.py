@@ -235,17 +235,6 @@ def test_other_columns_are_packed_where_they_are_named_and_left_out_where_not() 
     assert batch["weight"].dtype == torch.float32
 
 
-@EVERY
-def test_rows_that_are_dicts_or_tensors_are_packed_as_arrow_rows_are(method: Any) -> None:
-    pipe = source([4] * 9).pack(6, method=method, buffer_size=4)
-    expected = [digest(row) for row in pipe]
-    dicts = tp.from_dataset([{"input_ids": ids} for ids in ids_of([4] * 9)])
-    tensors = tp.from_tensors(input_ids=torch.tensor(ids_of([4] * 9)))
-    for rows in (dicts, tensors, source([4] * 9).map(dict)):
-        found = [digest(row) for row in rows.pack(6, method=method, buffer_size=4)]
-        assert found == expected
-
-
 def test_pad_collate_makes_tensors_and_says_where_sequences_start() -> None:
     rows = source([3, 2, 8, 5, 1, 4])
     pipe = rows.pack(8, method="first_fit", buffer_size=6).batch(2).pad_collate()
@@ -265,13 +254,6 @@ def test_pad_collate_makes_tensors_and_says_where_sequences_start() -> None:
         assert batch["cu_seqlens"].dtype == torch.int32
         assert batch["cu_seqlens"].tolist() == [0, *np.cumsum(sizes).tolist()]
         assert batch["max_seqlen"] == max(sizes)
-
-
-def test_pad_collate_has_the_same_of_rows_that_were_dicts_on_the_way() -> None:
-    packed = source(MIXED).pack(8, buffer_size=7)
-    expected = list(packed.batch(4).pad_collate())
-    found = list(packed.map(dict).batch(4).pad_collate())
-    assert [digest(batch) for batch in found] == [digest(batch) for batch in expected]
 
 
 def test_the_dtype_of_packed_tensors_can_be_chosen() -> None:
