@@ -67,6 +67,31 @@ def test_a_process_that_is_not_forked_from_here_resumes_the_whole_chain(folder):
         )
 
 
+WORKERS = [
+    "batch / tokens",
+    "bucket_by_length / tokens",
+    "flat_map / rows",
+    "image_transform",
+    "pack",
+    "pack / concat",
+]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"threads": 2, "name": n} for n in FINITE),
+        *({"num_workers": 2, "name": n} for n in WORKERS),
+    ],
+    ids=str,
+)
+def test_threads_and_workers_give_the_same(how, folder):
+    make = FINITE[how["name"]]
+    options = {name: value for name, value in how.items() if name != "name"}
+    expected = [digest(item) for item in tp.Loader(make(folder), threads=0)]
+    assert [digest(item) for item in tp.Loader(make(folder), **options)] == expected
+
+
 @pytest.mark.parametrize("name", FINITE)
 def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
     import pickle
