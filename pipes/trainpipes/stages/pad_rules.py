@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -65,6 +66,11 @@ class Rule:
     value: PadValue | None = None
     mask: Annotated[str | bool, mask_name] | None = None
     dtype: Annotated[torch.dtype, numpy_dtype] | None = None
+
+    @cached_property
+    def numpy(self) -> np.dtype[Any] | None:
+        """NumPy's name for the dtype."""
+        return None if self.dtype is None else numpy_dtype(self.dtype, "dtype")
 
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
         """The rule of one column: this one, but for what ``columns`` says of it."""
