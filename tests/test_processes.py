@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.engine.pool import Pool, Urgency, waits
+from trainpipes.engine.pool import Pool, waits
 
 WITHOUT_SHARED_MEMORY = """
 import os, tempfile
@@ -97,13 +97,13 @@ def test_a_forked_child_does_not_do_what_its_parent_has_queued(tmp_path: Any) ->
         with waits():  # a fork does not wait for it
             go_on.wait(60)
 
-    pool.submit(wait, Urgency.ITEMS)
+    pool.submit(wait)
     assert busy.wait(60)
     done = tmp_path / "done"
-    pool.submit(lambda: done.open("a").write(f"{os.getpid()}\n"), Urgency.READING)
+    pool.submit(lambda: done.open("a").write(f"{os.getpid()}\n"))
 
     def child() -> None:
-        own = pool.submit(lambda: 1, Urgency.READING)
+        own = pool.submit(lambda: 1)
         assert pool.result(own) == 1
         pool.join()
 

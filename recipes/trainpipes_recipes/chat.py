@@ -54,7 +54,7 @@ def chat(
 
     Args:
         files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: a fast tokenizer of transformers, or a local directory of one.
+        tokenizer: a fast tokenizer of transformers, or the name or folder of one.
         messages: column of the conversations. Left out, the first of messages, conversations, conversation,
             dialog and chat that is there; the choice is logged.
         tools: column of the tools that the assistant may call: lists of JSON schemas, or such lists as JSON

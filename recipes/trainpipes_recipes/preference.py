@@ -58,7 +58,7 @@ def preference(
     Args:
         files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: for texts anything that ``tokenize`` takes: a ``tokenizer.json``, "bytes", an object.
-            For conversations a fast tokenizer of transformers, or a local directory of one.
+            For conversations a fast tokenizer of transformers, or the name or folder of one.
         prompt: column of the model's input. Left out, the first of prompt, question, instruction, input and
             query that is there; the choice is logged. Conversations that start with the prompt need none.
         chosen: column of the better response. Left out, it and ``rejected`` are chosen + rejected or other

@@ -12,7 +12,8 @@ All of it is made of the source of Python's standard library, except for the pic
     ids/train.bin          the texts as token ids, uint16, one after the other
     pictures/              JPEGs of circles, squares and crosses, a folder each (needs Pillow)
     tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
-    model/  vision/        configs of a small causal language model and of a small network for pictures
+    model/config.json      of a small causal language model
+    vision/config.json     of a small network for pictures
 """
 
 from __future__ import annotations

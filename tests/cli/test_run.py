@@ -340,20 +340,26 @@ def test_both_sides_of_preferences_and_the_encoders_mask_count():
 @pytest.mark.parametrize(
     ("pipe", "steps", "rows", "tokens"),
     [
-        (docs(20).batch(3), 7, 20, sum(len(row["text"]) for row in TEXTS[:20])),
-        (docs(20), 20, 20, sum(len(row["text"]) for row in TEXTS[:20])),
+        (docs(20).batch(3), 7, 20, 0),
+        (docs(20), 20, 20, 0),
+        (
+            docs(20).pack(64).batch(2).pad_collate(),
+            6,
+            11,
+            sum(len(row["text"]) for row in TEXTS[:20]),
+        ),
         (tp.from_tensors(x=torch.zeros(10, 2, 2), y=torch.arange(10)).batch(4).collate(), 3, 10, 0),
         (tp.from_tensors(torch.arange(10)).batch(4).collate(), 3, 10, 0),
         (tp.from_tensors(torch.arange(10), torch.zeros(10, 3)).batch(4).collate(), 3, 10, 0),
         (tp.from_iterable(lambda: iter(range(10))).batch(4), 3, 10, 0),
     ],
-    ids=["rows as dicts", "rows alone", "by name", "a tensor", "two tensors", "numbers"],
+    ids=["rows as dicts", "rows alone", "packed", "by name", "a tensor", "two tensors", "numbers"],
 )
 def test_rows_of_every_kind_of_batch_count(pipe, steps, rows, tokens):
     report = measure(tp.Loader(pipe), epochs=1)
     counts = report.counts
     assert (counts.steps, counts.rows, counts.tokens) == (steps, rows, tokens)
-    assert report.padding_share is None
+    assert (report.padding_share is None) == (tokens == 0)
 
 
 def slow(row):

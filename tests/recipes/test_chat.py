@@ -383,7 +383,7 @@ def test_what_is_missing_is_told() -> None:
         with pytest.raises(tp.ConfigError, match="roles must be a dict of names and"):
             chat(rows(GOOD), TOKENIZER, roles=roles)  # type: ignore[arg-type]
     with pytest.raises(
-        tp.ConfigError, match="must be a transformers tokenizer or a local directory"
+        tp.ConfigError, match="must be a tokenizer of transformers, or the name or folder"
     ):
         chat(rows(GOOD), "bytes")
 

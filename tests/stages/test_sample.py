@@ -210,12 +210,6 @@ def test_choices_do_not_follow_row_numbers():
     assert abs(np.corrcoef(kept[:-1], kept[1:])[0, 1]) < 0.02
 
 
-def test_how_many_are_left_is_not_known_before(folder):
-    part = tp.list_files(folder / "data").read_parquet().sample(0.5).batch(4)
-    with pytest.raises(TypeError, match=r"sample\(0.5\)"):
-        len(part)
-
-
 # Hashes
 
 
@@ -305,32 +299,6 @@ def test_names_are_told_from_the_folder_that_was_asked_for():
 # Bad input
 
 
-TABLE = pa.table({"x": [1, 2, None], "tags": [["a"], [], ["b"]]})
-BAD: dict[str, tuple[Any, type[Exception], str]] = {
-    "a fraction above 1": (lambda p: p.sample(1.5), tp.ConfigError, "from 0 to 1, got 1.5"),
-    "a negative fraction": (lambda p: p.sample(-0.1), tp.ConfigError, "got -0.1"),
-    "a list": (lambda p: p.sample([0.5]), tp.ConfigError, r"got \[0.5\]"),
-    "a bool": (lambda p: p.sample(True), tp.ConfigError, "got True"),
-    "parts that sum to less": (lambda p: p.split({"a": 0.5, "b": 0.4}), tp.ConfigError, "sum to 1, got 0.9"),
-    "parts that sum to more": (lambda p: p.split({"a": 0.5, "b": 0.6}), tp.ConfigError, "sum to 1, got 1.1"),
-    "an empty part": (lambda p: p.split({"a": 1.0, "b": 0.0}), tp.ConfigError, "'b': 0.0"),
-    "parts that are a list": (lambda p: p.split([0.5, 0.5]), tp.ConfigError, "must be a dict"),
-    "no parts": (lambda p: p.split({}), tp.ConfigError, "must be a dict"),
-    "part numbers": (lambda p: p.split({1: 1.0}), tp.ConfigError, "names and fractions"),
-    "an empty key": (lambda p: p.sample(0.5, key=[]), tp.ConfigError, "a column name or several"),
-    "a seed that is none": (lambda p: p.sample(0.5, seed="a"), tp.ConfigError, "must be an integer, got .a."),
-    "after batch": (lambda p: p.batch(2).sample(0.5), tp.ConfigError, r"put it before batch\(\)"),
-    "on paths": (lambda p: tp.list_files("x").sample(0.5).read_parquet(), tp.ConfigError, "file paths"),
-    "another column": (lambda p: list(p.sample(0.5, key="y")), tp.SchemaError, "no column 'y'; there are"),
-    "a column of lists": (lambda p: list(p.sample(0.5, key="tags")), tp.SchemaError, "is list<"),
-    "rows that are no dicts": (
-        lambda p: list(tp.from_dataset([1, 2]).sample(0.5, key="x")), tp.SchemaError,
-        "must be a dict, got int",
-    ),
-    "a null key": (lambda p: list(p.sample(0.5, key="x")), tp.DataError, r"column 'x' is null.*row 2\)"),
-}  # fmt: skip
-
-
 def held_out(seed: int = 0) -> tp.Pipeline:
     return tp.from_arrow(pa.table({"x": range(1000)})).split(
         {"train": 0.6, "rest": 0.4}, seed=seed
@@ -369,13 +337,6 @@ def test_a_split_of_a_part_has_the_shares_that_it_is_given():
     by_key = held_out().split({"valid": 0.5, "test": 0.5}, key="x")
     assert abs(len(list(by_key["valid"])) - len(list(by_key["test"]))) < 100
     assert abs(len(list(held_out().sample(0.5))) - 200) < 50
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_what_makes_no_choice_is_refused(kind):
-    make, error, said = BAD[kind]
-    with pytest.raises(error, match=said):
-        make(tp.from_arrow(TABLE))
 
 
 def test_a_null_names_its_file_and_row(tmp_path):

@@ -198,20 +198,6 @@ def test_pin_and_to_without_an_accelerator_say_so(recwarn: pytest.WarningsRecord
         next(iter(batches().to("cuda")))
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda: batches().to("gpu"), 'such as "cuda" or "cuda:1", got \'gpu\''),
-        (lambda: batches().to(None), "got None"),
-        (lambda: batches().to("cpu", depth=-1), "depth"),
-        (lambda: batches().to("cpu", non_blocking=1), "True or False, got 1"),
-    ],
-)  # fmt: skip
-def test_bad_options_are_refused(made: Any, message: str) -> None:
-    with pytest.raises(tp.ConfigError, match=message):
-        made()
-
-
 def test_it_is_no_part_of_a_state() -> None:
     state = batches().state_dict()
     pipe = batches().to("cpu", depth=1)

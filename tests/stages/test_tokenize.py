@@ -237,7 +237,7 @@ class TestWhereATokenizerComesFrom:
         monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", found)
         stage = Tokenize(tokenizer=name)
         assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
-        assert asked == [(name, {"trust_remote_code": False})]
+        assert asked == [(name, {"local_files_only": False, "trust_remote_code": False})]
         known = None
         with pytest.raises(
             ConfigError, match=f"'{name}' is not a path.*: no network; .*download {name}"

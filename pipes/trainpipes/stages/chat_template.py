@@ -36,7 +36,7 @@ class ChatTemplate(Tokenizes):
     that writes earlier turns differently once others follow (such as without their reasoning) is refused.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, or a local directory of one. Nothing is downloaded.
+        tokenizer: a fast tokenizer of transformers, or the name or folder of one, as in ``tokenize``.
         column: the conversations.
         labels: whether to add "labels".
         max_length: the most tokens of a row; the end of a longer one is cut off.

@@ -223,9 +223,12 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
 def with_same_keys(rows: Sequence[Any]) -> list[Any]:
     """Rows, of which those that are dicts have the same keys: torch leaves out those that the first one
     lacks."""
-    keys = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
-    if keys is not None and any(isinstance(row, Mapping) and row.keys() != keys for row in rows):
-        raise ValueError("rows have different keys")
+    if rows and isinstance(rows[0], Mapping):
+        # Of as many keys each, one that lacks a key is found when the rows are stacked.
+        alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
+        keys = rows[0].keys()
+        if not alike and any(isinstance(row, Mapping) and row.keys() != keys for row in rows):
+            raise ValueError("rows have different keys")
     return list(rows)
 
 

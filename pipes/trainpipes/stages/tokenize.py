@@ -89,7 +89,7 @@ class Tokenize(Tokenizes):
             ``shuffle``; "keep" keeps them and says nothing.
         engine: what does the work for a tokenizer that the package ``tokenizers`` reads. "auto" takes
             gigatoken, which is faster, where it is installed (extra "fast") and the tokenizer is BPE. It is
-            compared with ``tokenizers`` on the first 256 rows in each process and then on every row whose
+            compared with ``tokenizers`` on the first 64 rows in each process and then on every row whose
             number is a multiple of 1,000; a difference is an error. "tokenizers" never uses gigatoken.
             ``pipe.explain()`` says which one is used and why. A state is resumed with the one that saved it.
 
