@@ -102,10 +102,7 @@ class BlockReader:
             UnreachableError: the server does not answer, or denies access.
         """
         source = self._source
-        length, begin = int(source.lengths[block]), int(source.begins[block])
-        if not 0 <= start <= stop <= length:
-            called = source.blocks_called.removesuffix("s")
-            raise IndexError(f"rows {start} to {stop} of a {called} with {length} rows")
+        begin = source.begin_of(block, start, stop)
         row, end = begin + start, begin + stop
         parts: list[Any] = []
         try:
