@@ -301,7 +301,8 @@ def scanned(
     """
     store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
     store.complete(lambda job: format.scan(job.data), asker, **how)
-    source = FileSource(store, format, columns=columns, schema=schema, known=known)
+    kind = NumberedFiles if format.random_access else FileSource
+    source = kind(store, format, columns=columns, schema=schema, known=known)
     if schema is not None:
         source.said_of_schema = "schema= has"
     different = different_schemas(files.names, [each.schema for each in source.layouts])
