@@ -108,6 +108,13 @@ def no_late_cutting() -> None:
     lazy_batches.LATE_BYTES = -1
 
 
+def no_making_ahead() -> None:
+    """Micro-batches are made when they are taken, whoever is at work in between."""
+    from trainpipes.engine.shards import items
+
+    items.AT_WORK = float("inf")
+
+
 def no_reading_ahead() -> None:
     """A window is read when its first row is asked for."""
     from trainpipes.engine.reading import open_windows
@@ -143,6 +150,7 @@ SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "columns of a window looked at once": (no_memory_of_tables, serial),
     "windows read ahead: first epoch": (no_reading_ahead, first_epoch),
     "windows read ahead: what a trainer waits": (no_reading_ahead, waiting),
+    "batches made ahead: what a trainer waits": (no_making_ahead, waiting),
     "memory shared with workers": (no_shared_memory, workers),
 }
 

@@ -15,7 +15,6 @@ import trainpipes as tp
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.rectangles import Rectangles
 from trainpipes.sources.files.block_reader import BlockReader
-from trainpipes.stages.pad_collate import PadCollate
 
 
 @pytest.fixture
@@ -133,23 +132,6 @@ def test_two_threads_read_the_first_windows_at_once(
     own = threading.current_thread().name
     next(iter(tp.Loader(pipe, threads=2)))
     assert len(met - {own}) == 2
-
-
-def test_who_only_collects_makes_batches_without_other_threads(
-    pipe: tp.Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by: list[str] = []
-    process = PadCollate.process
-
-    def note(*given: Any) -> Any:
-        by.append(threading.current_thread().name)
-        return process(*given)
-
-    monkeypatch.setattr(PadCollate, "process", note)
-    for _ in range(3):
-        list(tp.Loader(pipe, threads=2))
-    own = threading.current_thread().name
-    assert by.count(own) > len(by) / 2
 
 
 class TestPassesThatFollowEachOther:

@@ -8,8 +8,11 @@ iterates.
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableSequence
+import math
+from collections.abc import Collection, MutableSequence, Sequence
+from functools import partial
 from heapq import heappop, heappush
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -29,6 +32,9 @@ from trainpipes.state.format import Position
 
 #: Runs that workers of a stage are given ahead of their turn.
 SUBMITTED = 3
+#: Seconds between two items from which somebody is at work in between. Then the pool makes the next items,
+#: where they are made when they are taken: so many, once fewer than half of them are left.
+AT_WORK, MADE_AHEAD = 200e-6, 16
 
 
 class ItemRows(NamedTuple):
@@ -127,11 +133,15 @@ class ShardItems:
         self._due: list[tuple[int, int]] = []
         self._in_work: set[int] = set()
         self._most = 0 if pool is None else pool.threads + MOST_WAITING
+        self._stride = 0  # from one batch to the next
+        self._made_to = 0  # the batch up to which the pool makes items
+        self._given = math.inf  # when the last item was given
 
     def begin(self, m: int, stride: int, end: float) -> None:
         """Have windows of all lanes known, so that none reads again what another has, and runs in work."""
         if self._pool is None and self._opener.has_workers:
             self._most = SUBMITTED
+        self._stride = stride
         for first in range(m, m + stride * self._own, stride):
             if first < end:
                 lane = first % self._lanes
@@ -144,13 +154,29 @@ class ShardItems:
         lane = m % self._lanes
         found = self._of(lane)
         comes_to_run = not found.left
+        if self._pool is not None and perf_counter() - self._given > AT_WORK:
+            self._make_ahead(m, self._pool)
         item = found.take()
         if comes_to_run and self._most:
             self._in_work.discard(lane)
             if item is not ENDED:
                 heappush(self._due, (m + (found.left + 1) * self._lanes, lane))
             self._work_ahead()
+        self._given = perf_counter()
         return item
+
+    def _make_ahead(self, m: int, pool: Pool) -> None:
+        """Have the pool make the items after batch ``m`` that would be made when they are taken."""
+        first = max(m + self._stride, self._made_to)
+        if not self._stride or first > m + MADE_AHEAD // 2 * self._stride:
+            return
+        self._made_to = m + (MADE_AHEAD + 1) * self._stride
+        coming: list[tuple[LazyBatches, int]] = []
+        for number in range(first, self._made_to, self._stride):
+            ahead = (number - m) // self._lanes  # items of its lane before it
+            coming += self._of(number % self._lanes).late(ahead)
+        if coming:
+            pool.submit(partial(_make_items, coming))
 
     def _work_ahead(self) -> None:
         """Have those runs in work that are needed first."""
@@ -174,6 +200,12 @@ class ShardItems:
                 self._opener, lane, self._position, self._pool, self._unroll
             )
         return found
+
+
+def _make_items(coming: Sequence[tuple[LazyBatches, int]]) -> None:
+    """Make items that wait for that; those that have been taken are passed over."""
+    for items, place in coming:
+        items[place]
 
 
 def items_of(

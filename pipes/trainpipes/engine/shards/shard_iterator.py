@@ -9,6 +9,7 @@ from collections.abc import MutableSequence
 from functools import partial
 from typing import Any
 
+from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Unroll
 from trainpipes.engine.pool import Pool, Ticket
 from trainpipes.engine.shards.opener import ShardOpener
@@ -65,6 +66,11 @@ class ShardIterator:
     def left(self) -> int:
         """Items left of the run at hand."""
         return 0 if self._run is None else self._run.last - self._k
+
+    def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
+        """The item after so many others, where it waits to be taken before it is made."""
+        is_late = ahead < self.left and isinstance(self._items, LazyBatches)
+        return [(self._items, self._k + ahead)] if is_late else []
 
     def take(self) -> Any:
         """The shard's next item; ENDED if there is none, and then ever after."""

@@ -25,12 +25,12 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
 
 
 class FileBlocks(RowSource):
-    """Rows of files in blocks; no block spans two files. A class below this one sets the attributes.
+    """Rows of files in blocks. A class below this one sets the attributes.
 
     Attributes:
         files: the files.
         sizes: bytes of each file, int64 ``[files]``.
-        file_of_block: the file that each block is in, int64 ``[blocks]``.
+        file_of_block: the file that each block is in, int64 ``[blocks]``; None where blocks are of several.
         blocks_called: what the format calls blocks.
     """
 
