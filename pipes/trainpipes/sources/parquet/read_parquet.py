@@ -35,7 +35,7 @@ class ReadParquet(FileReader):
     row group, and how many rows of it.
 
     All footers are read before the first row: about 0.1 ms for a local file, one request for a remote file,
-    16 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
+    64 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
     does not grow with their size (7 MB for a row group of 1 GB). Up to 16 MiB of a remote file are held:
     a small row group is fetched whole, a large one part by part, with all columns of a part at once.
 
