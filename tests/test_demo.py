@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import pytest
 
 from interpreters import python
 from trainpipes_recipes.demo import __main__ as demo
-from trainpipes_recipes.demo.comparison import compare
 from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
-from trainpipes_recipes.demo.logged import Step, read_log
+from trainpipes_recipes.demo.logged import Step, compare, read_log
 
 LOG = [Step(n, f"hash-{n}", 5.0 - n / 100) for n in range(1, 101)]
 
@@ -98,13 +96,7 @@ def test_a_small_demo_ends_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if forked:  # each trainer from an interpreter that has torch
-        start = demo.Trainer._leg
-
-        def leg(trainer: demo.Trainer, *given: Any, **options: Any) -> None:
-            trainer._command[: trainer._command.index("-m")] = python()
-            start(trainer, *given, **options)
-
-        monkeypatch.setattr(demo.Trainer, "_leg", leg)
+        monkeypatch.setattr(demo, "PYTHON", python())
     options = ["--steps", "30", "--every", "24", "--batch-size", "16", "--checkpoint-every", "5"]
     assert demo.main(["--output", str(tmp_path), *options]) == 0
     said = capsys.readouterr().out
@@ -118,16 +110,17 @@ def test_a_small_demo_ends_well(
 def test_the_demo_fails_when_a_batch_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(trainer: object, name: str, legs: Sequence[demo.Leg]) -> list[list[Step]]:
-        steps = LOG if len(legs) == 1 else renumbered(LOG[:40] + LOG[41:])
+    def train(folder: Path, *_: Any, until: int | None = None, **__: Any) -> list[Step]:
+        lost = renumbered(LOG[:40] + LOG[41:])
+        folder.mkdir(exist_ok=True)
         lines = [
-            json.dumps({"step": s.number, "batch": s.batch, "loss": s.loss}) + "\n" for s in steps
+            json.dumps({"step": s.number, "batch": s.batch, "loss": s.loss}) + "\n"
+            for s in (LOG if folder.name == "uninterrupted" else lost)
         ]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "log.jsonl").write_text("".join(lines))
-        return [LOG[:30] for leg in legs if leg.until]
+        (folder / "log.jsonl").write_text("".join(lines))
+        return LOG[:30]
 
-    monkeypatch.setattr(demo.Trainer, "run", run)
+    monkeypatch.setattr(demo, "train", train)
     assert demo.main(["--output", str(tmp_path), "--steps", "100", "--every", "90"]) == 1
     said = capsys.readouterr().out
     assert "99 batches compared: 1 lost (first at 41)" in said

@@ -10,7 +10,7 @@ __all__ = ["OPTIONAL", "ROW", "ROW_ARROWS", "STATE", "STATE_ARROWS", "row_path",
 
 #: From a file to the loop that trains.
 ROW = (
-    (("read", "a row group is decoded", "ParquetReader.read"),),
+    (("read", "a row group is decoded", "BlockReader.read"),),
     (("join", "joined with the others of its window", "Joining.add"),),
     (("window", "a window: rows, and their order", "Window.content"),),
     (("rows", "rows of a few micro-batches", "Window.take"),),

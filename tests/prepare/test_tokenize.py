@@ -21,7 +21,7 @@ import trainpipes as tp
 from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
-from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.sources.files.file_source import FileSource
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.storage import Processes, Threads
 from trainpipes.storage.output_file import OutputFile
@@ -537,13 +537,13 @@ def test_files_of_texts_are_listed_no_more_often_than_before(
 ) -> None:
     files = parquet(tmp_path / "in")
     opened = []
-    read = ParquetSource.__init__
+    read = FileSource.__init__
 
-    def counted(self: ParquetSource, *args: Any, **options: Any) -> None:
+    def counted(self: FileSource, *args: Any, **options: Any) -> None:
         opened.append(self)
         read(self, *args, **options)
 
-    monkeypatch.setattr(ParquetSource, "__init__", counted)
+    monkeypatch.setattr(FileSource, "__init__", counted)
     tp.recipe("pretrain", files, "bytes")
     assert len(opened) == 1
 

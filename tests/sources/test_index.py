@@ -23,7 +23,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
-from sources.native_formats import opened
+from sources.every_format import opened
 from trainpipes._internal import messages
 from trainpipes.sources.files import index_store
 from trainpipes.sources.files.format import packed, unpacked

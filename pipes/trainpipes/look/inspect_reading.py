@@ -34,7 +34,7 @@ from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
-from trainpipes.sources.remote.retry import Requests, Stopped
+from trainpipes.sources.remote.retry import Stopped
 
 #: Formats without a header: a file is read once to count its rows.
 SCANNED: dict[str, dict[str, Any]] = {
@@ -93,7 +93,7 @@ class Found:
         remote: whether files are on another machine.
         count: number of files, also of those that are not looked at.
         bytes: of all files.
-        files: those that were looked at: all as one, or one by one where that fails.
+        files: those that were looked at: all as one, or in parts where that fails.
         others: names of files beside them that another reader reads.
         unreadable: why files cannot be read, by name.
         scale: bytes of all files, for each byte of those looked at.
@@ -177,41 +177,42 @@ def _memmap(urls: Sequence[str]) -> Found:
 
 
 def _look(found: Found, files: FileList) -> None:
-    """Open files as a pipeline opens them: together, or each by itself to say which cannot be read."""
+    """Open files as a pipeline opens them. What cannot be opened together is opened in halves, down to the
+    files that cannot be read."""
+
+    def look(numbers: list[int]) -> list[DataFile]:
+        some = files.pick(np.array(numbers, dtype=np.int64))
+        name, size = hidden(some.names[0]), int(np.maximum(some.sizes, 0).sum())
+        try:
+            return [_file(name, size, _opened(found.reader, some))]
+        except (UnreachableError, Stopped, MemoryError, MissingExtraError):
+            raise
+        except Exception as error:
+            if len(numbers) == 1:
+                found.unreadable[name] = reason_of(name, error)
+                return []
+        half = len(numbers) // 2
+        return look(numbers[:half]) + look(numbers[half:])
+
     wanted = _wanted_files(found, files)
     if found.reader == "read_images":
         for file in np.flatnonzero(files.sizes == 0).tolist():
             found.unreadable[hidden(files.names[file])] = "empty: 0 bytes"
         wanted = np.flatnonzero(files.sizes != 0).tolist()
-
-    def look(*numbers: int) -> DataFile:
-        some = files.pick(np.array(numbers, dtype=np.int64))
-        size = int(np.maximum(some.sizes, 0).sum())
-        return _file(hidden(some.names[0]), size, _opened(found.reader, some))
-
-    def look_alone(file: int, _: Requests) -> DataFile | str:
-        try:
-            return look(file)
-        except (UnreachableError, Stopped, MemoryError, MissingExtraError):
-            raise
-        except Exception as error:
-            return reason_of(hidden(files.names[file]), error)
-
-    left: list[int] = []
-    try:
-        found.files = [look(*wanted)] if wanted else []
-    except (UnreachableError, MemoryError, MissingExtraError):
-        raise
-    except Exception:  # one of them is damaged, or unlike the others
-        left = wanted
-    looked = each_file(
-        files, look_alone, "inspect_files()", "data", wanted=left, least=1, job="looking at files"
-    )
-    for number, one in looked.items():
-        if isinstance(one, str):
-            found.unreadable[hidden(files.names[number])] = one
-        else:
-            found.files.append(one)
+    if found.reader in SCANNED:  # each is read to its end, once
+        job = "looking at files"
+        looked = each_file(
+            files,
+            lambda n, _: look([n]),
+            "inspect_files()",
+            "data",
+            wanted=wanted,
+            least=1,
+            job=job,
+        )
+        found.files = [one for several in looked.values() for one in several]
+    elif wanted:
+        found.files = look(wanted)
     found.bytes = found.bytes or sum(file.size for file in found.files)
     if len(wanted) < len(files) and found.reader in SCANNED:
         found.scale = found.bytes / max(1, sum(file.size for file in found.files))

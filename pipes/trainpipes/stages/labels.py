@@ -184,16 +184,13 @@ class EncodeLabels(RunStage):
         given: Any = self.classes
         rule = "encode_labels(classes)"
         if isinstance(given, int):
-            whole_number(given, 1, rule, "how many classes there are", most=2**31)
+            whole_number(given, 1, rule, most=2**31)
         elif isinstance(given, Mapping):
-            for name, number in given.items():
-                _check_label(name, rule)
-                whole_number(number, 0, rule, f"the class of {name!r}", most=2**31)
-            self._set(classes={_plain(name): int(number) for name, number in given.items()})
+            numbers = [whole_number(number, 0, rule, most=2**31) for number in given.values()]
+            names = [_label(name, rule) for name in given]
+            self._set(classes=dict(zip(names, numbers, strict=True)))
         elif several(given):
-            for name in given:
-                _check_label(name, rule)
-            names = [_plain(name) for name in given]
+            names = [_label(name, rule) for name in given]
             if len(set(names)) < len(names):
                 twice = Counter(names).most_common(1)[0][0]
                 raise ConfigError(f"{rule} must name each label once, got {twice!r} twice")
@@ -280,24 +277,21 @@ class EncodeLabels(RunStage):
     def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
         count = self.num_classes
         if isinstance(label, int) and self._stay:
-            cure = (
-                "rows without a label are left out with filter()"
-                if label < 0
-                else f"classes are 0 to {count - 1}; give more, or leave such rows out with filter()"
+            cure = "rows without a label are left out with filter()"
+            if label >= 0:
+                cure = (
+                    f"classes are 0 to {count - 1}; give more, or leave such rows out with filter()"
+                )
+            problem = f"{label}, of {count:,} classes: {cure}"
+        elif isinstance(self.classes, int):
+            problem = f"{label!r}, and classes={count} is for labels that are integers: list them"
+        else:
+            names = list(self._numbers)
+            problem = (
+                f"{label!r}, which classes do not have{near_label(label, names)}; they are "
+                f"{shown(names, 200)}: add it, or leave such rows out with filter()"
             )
-            return labels.fail(place, f"holds the label {label}, of {count:,} classes: {cure}")
-        if isinstance(self.classes, int):
-            return labels.fail(
-                place,
-                f"holds the label {label!r}, and classes={count} is for labels that are integers: "
-                "pass a list of the labels",
-            )
-        names = list(self._numbers)
-        return labels.fail(
-            place,
-            f"holds the label {label!r}, which classes do not have{near_label(label, names)}; they are "
-            f"{shown(names, 200)}: add it, or leave such rows out with filter()",
-        )
+        return labels.fail(place, f"holds the label {problem}")
 
 
 def near_label(label: Label, labels: Sequence[Label]) -> str:
@@ -309,13 +303,10 @@ def near_label(label: Label, labels: Sequence[Label]) -> str:
     return nearest(text, [one for one in labels if isinstance(one, str)])
 
 
-def _check_label(value: Any, rule: str) -> None:
+def _label(value: Any, rule: str) -> Label:
+    """A label as JSON has it: True and False are 1 and 0."""
     if not isinstance(value, str | int | np.integer | np.bool_):
         raise ConfigError(f"{rule}: a label must be a text or an integer, got {shown(value)}")
-
-
-def _plain(value: Any) -> Label:
-    """A label as JSON has it: True and False are 1 and 0."""
     return value if isinstance(value, str) else int(value)
 
 

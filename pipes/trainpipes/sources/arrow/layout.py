@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,52 +63,12 @@ class Message:
     delta: bool = False
 
 
-@dataclass
-class Messages:
-    """The messages of an Arrow file.
-
-    Args:
-        schema: where the schema's message begins and ends.
-        batches: record batches in order, those without rows left out.
-        dictionaries: each with the number of batches that stand before it.
-    """
-
-    schema: tuple[int, int]
-    batches: list[Message] = field(default_factory=list)
-    dictionaries: list[tuple[int, Message]] = field(default_factory=list)
-
-    def add(self, message: Message) -> None:
-        if message.kind == DICTIONARY:
-            self.dictionaries.append((len(self.batches), message))
-        elif message.kind == BATCH and message.rows:
-            self.batches.append(message)
-        elif message.kind not in (DICTIONARY, BATCH):
-            raise BadFileError(
-                f"damaged: a message of kind {message.kind} at byte {message.start:,}"
-            )
-
-    def layout(self, schema: pa.Schema) -> Layout:
-        """What an index keeps of them."""
-        spans = np.array([(b.rows, b.start, b.stop) for b in self.batches], dtype=np.int64)
-        rows, start, stop = spans.reshape(-1, 3).T
-        dictionaries = [
-            [before, one.start, one.stop, one.dictionary, one.delta]
-            for before, one in self.dictionaries
-        ]
-        extra = packed(
-            schema=self.schema,
-            compressed=any(batch.compressed for batch in self.batches),
-            dictionaries=dictionaries if any(_encoded(field.type) for field in schema) else None,
-        )
-        return Layout(rows, start, stop, pa.schema([plain(field) for field in schema]), extra)
-
-
 def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
     """Where the messages of the schema and the dictionaries lie that a record batch is decoded with; none
     where a file has no dictionaries.
 
     Args:
-        about: what ``Messages.layout`` has kept besides.
+        about: what the layout has kept besides.
         batch: its number.
     """
     if about["dictionaries"] is None:
@@ -138,25 +98,46 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
         raise BadFileError("a Parquet file: use read_parquet()")
     try:
         if head.startswith(MAGIC):
-            return _file(fetch, size, head)
+            return _kept(*_file(fetch, size, head))
         if head[:4] == b"\xff\xff\xff\xff":
-            return _stream(fetch, size)
+            return _kept(*_stream(fetch, size))
     except (struct.error, IndexError) as error:
         raise BadFileError(f"damaged: a header cannot be understood ({error})") from error
     raise BadFileError(f"not an Arrow file (starts with {head[:8]!r})")
 
 
-def _stream(fetch: Fetch, size: int) -> Layout:
-    found, schema, nodes = _begun(fetch, 0, size)
-    at = found.schema[1]
+def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
+    """What an index keeps of the messages of a file; record batches without rows are left out."""
+    batches: list[tuple[int, int, int]] = []
+    dictionaries = []
+    for one in messages[1:]:
+        if one.kind == DICTIONARY:
+            dictionaries.append([len(batches), one.start, one.stop, one.dictionary, one.delta])
+        elif one.kind != BATCH:
+            raise BadFileError(f"damaged: a message of kind {one.kind} at byte {one.start:,}")
+        elif one.rows:
+            batches.append((one.rows, one.start, one.stop))
+    rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
+    encoded = any(_encoded(field.type) for field in schema)
+    extra = packed(
+        schema=[messages[0].start, messages[0].stop],
+        compressed=any(one.compressed for one in messages),
+        dictionaries=dictionaries if encoded else None,
+    )
+    return Layout(rows, start, stop, pa.schema([plain(field) for field in schema]), extra)
+
+
+def _stream(fetch: Fetch, size: int) -> tuple[list[Message], pa.Schema]:
+    first, schema, nodes = _begun(fetch, 0, size)
+    found, at = [first], first.stop
     while at < size:
         message = _message(fetch, at, size, nodes)
         if message is None:
             _check_end(fetch, at + END, size)
             break
-        found.add(message)
+        found.append(message)
         at = message.stop
-    return found.layout(schema)
+    return found, schema
 
 
 def _check_end(fetch: Fetch, at: int, size: int) -> None:
@@ -168,7 +149,7 @@ def _check_end(fetch: Fetch, at: int, size: int) -> None:
         )
 
 
-def _file(fetch: Fetch, size: int, head: bytes) -> Layout:
+def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schema]:
     tail = fetch([(max(0, size - 10), size)])[0]
     if size < 30 or tail[-6:] != MAGIC:
         raise BadFileError(f"cut short: {size:,} bytes, its footer is missing")
@@ -177,25 +158,23 @@ def _file(fetch: Fetch, size: int, head: bytes) -> Layout:
         raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
     end = size - 10 - length
     footer = fetch([(end, size - 10)])[0]
-    first = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
-    found, schema, nodes = _begun(fetch, first, size)
+    begin = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
+    first, schema, nodes = _begun(fetch, begin, size)
     if not _schema_of(footer, tail).equals(schema, check_metadata=True):
         raise BadFileError("damaged: its footer and its first message have different schemas")
     table = _Table.root(footer)
-    spans = [found.schema]
-    for number in (2, 3):  # dictionaries, record batches
-        blocks = table.blocks(number)
-        if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
-            raise BadFileError("damaged: its footer names bytes that it does not have")
-        heads = fetch([(start, start + header) for start, header, _ in blocks])
-        for (start, header, body), head in zip(blocks, heads, strict=True):
-            message = _message(fetch, start, size, nodes, head)
-            if message is None or message.stop != start + header + body:
-                raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
-            found.add(message)
-            spans.append((message.start, message.stop))
-    _check_side_by_side(spans, end)
-    return found.layout(schema)
+    blocks = [*table.blocks(2), *table.blocks(3)]  # dictionaries, record batches
+    if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
+        raise BadFileError("damaged: its footer names bytes that it does not have")
+    heads = fetch([(start, start + header) for start, header, _ in blocks])
+    found = [first]
+    for (start, header, body), said in zip(blocks, heads, strict=True):
+        message = _message(fetch, start, size, nodes, said)
+        if message is None or message.stop != start + header + body:
+            raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
+        found.append(message)
+    _check_side_by_side([(one.start, one.stop) for one in found], end)
+    return found, schema
 
 
 def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
@@ -221,15 +200,14 @@ def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
             )
 
 
-def _begun(fetch: Fetch, at: int, size: int) -> tuple[Messages, pa.Schema, struct.Struct]:
+def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct.Struct]:
     """The schema's message, the schema, and the nodes that each record batch has."""
     first = _message(fetch, at, size)
     if first is None or first.kind != SCHEMA:
         raise BadFileError("damaged: it does not begin with a schema")
-    span = first.start, first.stop
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(fetch([span])[0]))
-        return Messages(span), schema, _nodes(schema)
+        schema = pa.ipc.read_schema(pa.py_buffer(fetch([(first.start, first.stop)])[0]))
+        return first, schema, _nodes(schema)
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(f"damaged schema: {one_line(error)}") from error
 

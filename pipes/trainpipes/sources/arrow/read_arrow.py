@@ -114,7 +114,7 @@ class ArrowFormat(Format):
 
     name, suffixes = "Arrow", (".arrow", ".arrows", ".feather", ".ipc")
     random_access = True
-    fit = "on this machine, not compressed and without dictionaries"
+    fit = "Arrow files that are on this machine, not compressed and without dictionaries"
     otherwise = "write it anew, or shuffle within a buffer"
 
     def scan(self, file: FileBytes) -> Layout:

@@ -50,9 +50,9 @@ class BlockReader:
         weakref.finalize(self, self._requests.stop)
         most = source.files.prefetch_bytes
         self._largest = max(FETCHED, most // 4)
-        self._ahead = Ahead(self._fetch, self._size, most)
-        self._wanted: dict[int, list[int]] = {}  # the format's blocks that are fetched at once,
-        self._first: dict[int, int] = {}  # by the first block that needs them
+        self._wanted = _Wanted(source, self._requests)
+        self._ahead = Ahead(self._wanted.fetch, self._wanted.size, most)
+        self._first: dict[int, int] = {}  # of blocks that are fetched at once, for each
         self._block = self._file = -1
         self._opened: Any = None  # the file, as the format has it
         self._ends: IntArray = np.zeros(0, dtype=np.int64)  # of the format's blocks in it
@@ -65,7 +65,8 @@ class BlockReader:
         """Say which blocks will be read next, in order: those on other machines are fetched, several side by
         side, and small ones that follow each other at once."""
         source = self._source
-        self._wanted, self._first = {}, {}
+        wanted: dict[int, list[int]] = {}
+        self._first = {}
         file, last, before, total = -1, -1, -2, 0.0
         for block in blocks:
             own = int(source.file_of_block[block])
@@ -83,9 +84,12 @@ class BlockReader:
                 first, total = self._first[before], total + size
             else:
                 first, total = block, size
-            self._wanted.setdefault(first, []).extend(numbers)
+            wanted.setdefault(first, []).extend(numbers)
             self._first[block], before = first, block
-        self._ahead.expect(list(self._wanted))
+        if len(wanted) == 1 and sum(map(len, wanted.values())) == 1:
+            wanted = {}  # it is not ahead of anything
+        self._wanted.numbers = wanted
+        self._ahead.expect(list(wanted))
 
     def read(self, block: int, start: int, stop: int) -> Payload:
         """Rows ``start`` to ``stop`` of a block.
@@ -100,7 +104,8 @@ class BlockReader:
         source = self._source
         length, begin = int(source.lengths[block]), int(source.begins[block])
         if not 0 <= start <= stop <= length:
-            raise IndexError(f"rows {start} to {stop} of a block with {length} rows")
+            called = source.blocks_called.removesuffix("s")
+            raise IndexError(f"rows {start} to {stop} of a {called} with {length} rows")
         row, end = begin + start, begin + stop
         parts: list[Any] = []
         try:
@@ -177,18 +182,6 @@ class BlockReader:
         self._batches = iter(source.format.decode(self._opened, layout, number, source.columns))
         self._number = number
 
-    def _fetch(self, first: int) -> Any:
-        """A file with bytes that are needed from a block on; in any thread."""
-        source = self._source
-        file = int(source.file_of_block[first])
-        data = source.data(file, self._requests)
-        numbers = self._wanted.get(first, [])
-        return source.format.fetch(data, source.layouts[file], numbers, source.columns)
-
-    def _size(self, first: int) -> float:
-        source, file = self._source, int(self._source.file_of_block[first])
-        return source.fetched_bytes(file, self._wanted.get(first, ()))
-
     def _next(self) -> Any:
         """The next batch that has rows."""
         while (batch := next(self._batches, None)) is not None:
@@ -239,6 +232,34 @@ class BlockReader:
         data = source.data(file, self._requests)
         data.read([(0, min(1, data.size))])
         return source.format.change(data, source.layouts[file])
+
+
+class _Wanted:
+    """What is fetched ahead. Not a part of the reader: that goes, with what it has open, when nobody refers
+    to it.
+
+    Args:
+        source: the files.
+        requests: makes those to servers.
+
+    Attributes:
+        numbers: the format's blocks that are fetched at once, by the first block that needs them.
+    """
+
+    def __init__(self, source: FileSource, requests: Requests) -> None:
+        self._source, self._requests = source, requests
+        self.numbers: dict[int, list[int]] = {}
+
+    def fetch(self, first: int) -> Any:
+        """A file with bytes that are needed from a block on; in any thread."""
+        source, file = self._source, int(self._source.file_of_block[first])
+        data, numbers = source.data(file, self._requests), self.numbers.get(first, [])
+        return source.format.fetch(data, source.layouts[file], numbers, source.columns)
+
+    def size(self, first: int) -> float:
+        """Bytes of these."""
+        file = int(self._source.file_of_block[first])
+        return self._source.fetched_bytes(file, self.numbers.get(first, ()))
 
 
 def _part(batch: Any, first: int, last: int) -> Any:

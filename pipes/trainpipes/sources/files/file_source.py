@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from trainpipes.kinds.stage import is_ours
 from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, open_bytes
 from trainpipes.sources.files.file_errors import unreadable
-from trainpipes.sources.files.file_rows import FileRows
+from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.format import Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
@@ -29,7 +29,7 @@ from trainpipes.sources.files.schema import cast_to, chosen, different_schemas, 
 from trainpipes.sources.remote.retry import Requests
 
 
-class FileSource(FileRows):
+class FileSource(FileBlocks):
     """Rows of files. Can be pickled, as the format can.
 
     A block of the source is a range of rows of one file: one of the format's blocks, unless ``edges`` says
@@ -45,6 +45,7 @@ class FileSource(FileRows):
         row_bytes: of an average row in memory.
         block_bytes: of each block; None to tell by their place in files.
         known: names the format in keys of a cache.
+        besides: what a state knows the rows by besides the files.
 
     Attributes:
         format: see above.
@@ -53,6 +54,9 @@ class FileSource(FileRows):
         schema: Arrow schema of every table that a reader gives; None if there are no rows to tell.
         said_of_schema: what messages say of those that have it.
         kept_in: the file in which the layouts are kept, if they are.
+        first_block: number of each file's first block, int64 ``[files + 1]``.
+        first_row: number of each file's first row, int64 ``[files + 1]``.
+        begins: the row of its file that each block begins with, int64 ``[blocks]``.
     """
 
     said_of_schema = "the others have"
@@ -69,19 +73,28 @@ class FileSource(FileRows):
         row_bytes: float | None = None,
         block_bytes: npt.NDArray[np.float64] | None = None,
         known: Any = None,
+        besides: Mapping[str, Any] | None = None,
     ) -> None:
         self.format, self.columns, self._known = format, columns, known
+        self._besides = dict(besides or {})
         self._kept = KeptFiles()
         self.layouts = store.layouts() if layouts is None else layouts
         self.kept_in, self.schema, self.row_bytes = store.kept_in, schema, row_bytes
-        rows = [np.append(0, np.cumsum(each.rows)) for each in self.layouts]
-        super().__init__(store.files, rows if edges is None else edges)
-        self.sizes, self.blocks_called = store.sizes, format.blocks_called
+        self.files, self.sizes, self.blocks_called = store.files, store.sizes, format.blocks_called
+        rows = [layout.rows for layout in self.layouts]
+        blocks = rows if edges is None else [np.diff(edge) for edge in edges]
+        counts = [len(each) for each in blocks]
+        self.lengths = np.concatenate([np.empty(0, dtype=np.int64), *blocks])
+        self.first_block: IntArray = np.cumsum([0, *counts])
+        self.file_of_block: IntArray = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        ends = np.append(0, np.cumsum(self.lengths))
+        self.first_row: IntArray = ends[self.first_block]
+        self.begins: IntArray = ends[:-1] - self.first_row[self.file_of_block]
         self.block_bytes = block_bytes
         if block_bytes is None:
-            each_file = zip(edges or rows, rows, self.layouts, strict=True)
-            spread = np.concatenate([np.empty(0), *(_spread(*each) for each in each_file)])
-            self.block_bytes = spread if spread.any() else None
+            spread = map(_spread, blocks, self.layouts)
+            self.block_bytes = np.concatenate([np.empty(0), *spread])
+            self.block_bytes = self.block_bytes if self.block_bytes.any() else None
 
     @property
     def decoder(self) -> str:
@@ -118,8 +131,8 @@ class FileSource(FileRows):
 
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
-        some = np.flatnonzero(self._file_rows).tolist()
-        rows, size, reader = 0, 0, self.reader()
+        some = np.flatnonzero(np.diff(self.first_row)).tolist()
+        rows, size, reader = 0, 0, BlockReader(self)
         try:
             for file in some[:: -(-len(some) // files) or 1]:
                 place = partial(Place, self.files.names[file], row=0)
@@ -157,30 +170,42 @@ class FileSource(FileRows):
         )
 
     def block_key(self, block: int) -> Any:
-        """As of any file; and what names the format, and its rows."""
-        layout = self.layouts[int(self.file_of_block[block])]
+        """The file by its name below the common root, size, and time of change or etag; the rows; and what
+        names the format, and tells its rows from others."""
+        file, first = int(self.file_of_block[block]), int(self.begins[block])
+        name, stamp = self._relative_names[file], self.files.stamps[file]
         known = [] if self._known is None else [self._known]
-        more = self.format.block_key(layout, self.decoded_blocks(block, block))
-        return [*super().block_key(block), *known, *more]
+        more = self.format.block_key(self.layouts[file], self.decoded_blocks(block, block))
+        rows = [first, int(self.lengths[block])]
+        return [name, int(self.sizes[file]), stamp, *rows, *known, *more]
 
     def fingerprint(self) -> dict[str, Any]:
-        lines = []
+        lines, counts = [], np.diff(self.first_row).tolist()
         for file, name in enumerate(self._relative_names):
-            rows: Any = self._file_rows[file]
+            rows: Any = counts[file]
             if self.format.known_by_blocks:
                 rows = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
             note = self.format.note(self.layouts[file])
             lines.append(f"{name}\0{int(self.sizes[file])}\0{rows}{note}")
-        return self.fingerprint_of(lines)
+        return {**self._besides, **self.fingerprint_of(lines)}
+
+    def place(self, block: int, row: int) -> Place:
+        """File, row in the file, and the format's block where that is named."""
+        file = int(self.file_of_block[block])
+        number = block - int(self.first_block[file]) if self.format.places_blocks else None
+        return Place(self.files.names[file], number, int(self.begins[block]) + row)
 
     def describe(self) -> list[tuple[str, str]]:
         return [*super().describe(), *self.format.describe(self.layouts)]
 
 
-def _spread(edges: IntArray, rows: IntArray, layout: Layout) -> npt.NDArray[np.float64]:
+def _spread(blocks: IntArray, layout: Layout) -> npt.NDArray[np.float64]:
     """Bytes of each block of a file, of those of the format's blocks."""
-    sizes = np.append(0, np.cumsum(layout.stop - layout.start))
-    found: npt.NDArray[np.float64] = np.diff(np.interp(edges, rows, sizes))
+    sizes = layout.stop - layout.start
+    if blocks is layout.rows:
+        return sizes.astype(np.float64)
+    ends, rows, total = (np.append(0, np.cumsum(each)) for each in (blocks, layout.rows, sizes))
+    found: npt.NDArray[np.float64] = np.diff(np.interp(ends, rows, total))
     return found
 
 
@@ -190,7 +215,6 @@ class NumberedFiles(FileSource, RandomAccessSource):
     def __init__(self, *store_and_format: Any, **how: Any) -> None:
         super().__init__(*store_and_format, **how)
         self.by_number = self.format.by_number and self._unfit is None
-        self._ends: IntArray = np.cumsum(self._file_rows, dtype=np.int64)
 
     @cached_property
     def _unfit(self) -> str | None:
@@ -217,13 +241,12 @@ class NumberedFiles(FileSource, RandomAccessSource):
             )
         if not len(index):
             return self._taken(0, index)
-        files = np.searchsorted(self._ends, index, side="right")
+        files = np.searchsorted(self.first_row, index, side="right") - 1
         order = np.argsort(files, kind="stable")
         found, firsts = np.unique(files[order], return_index=True)
         parts: list[Payload] = []
         for file, places in zip(found.tolist(), np.split(order, firsts[1:]), strict=True):
-            rows = index[places] - (int(self._ends[file]) - self._file_rows[file])
-            parts.append(self._taken(file, rows))
+            parts.append(self._taken(file, index[places] - self.first_row[file]))
         if len(parts) == 1:  # the sort was stable, so that rows stand as they were asked for
             return parts[0]
         back = np.empty_like(order)
@@ -278,7 +301,7 @@ def scanned(
         source.schema = one_schema(different, columns, asker)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:
-        with_rows = source.reader()
+        with_rows = BlockReader(source)
         try:
             first = with_rows.first(filled[0])
         finally:

@@ -102,8 +102,8 @@ class Format(ABC):
     name: str
     suffixes: tuple[str, ...] = ("",)
     key: str = ""
-    #: What messages call blocks, and whether a state knows the rows of each.
-    blocks_called, known_by_blocks = "blocks", False
+    #: What messages call blocks, whether they number them, and whether a state knows the rows of each.
+    blocks_called, places_blocks, known_by_blocks = "blocks", False, False
     #: Whether ``fetch`` gets a part of what is large, so that it can be called for blocks of any size.
     fetches_parts = False
     #: Whether rows can be read by their numbers, by ``take``; and whether that is as good as by blocks.

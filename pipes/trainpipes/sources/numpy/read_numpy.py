@@ -43,8 +43,8 @@ class ReadNumpy(FileReader):
     chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Each process compares the
     checksum of each array of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB.
     Files of ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits
-    files of about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which
-    are not compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python
+    files of about 10 MB. Of other remote files only the rows that are needed are fetched, so that no checksum
+    is compared; all are fetched ahead. Big-endian numbers come in this machine's byte order. Python
     objects are never loaded, since that runs code.
 
     Args:
@@ -122,7 +122,7 @@ class NumpyFormat(Format):
 
     name, suffixes = "NumPy", (".npy", ".npz")
     random_access = by_number = True
-    fit = "on this machine and not compressed"
+    fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"
 
     def __init__(
@@ -203,6 +203,7 @@ def _is_whole(arrays: Iterable[StoredArray], local: bool) -> bool:
 def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
     """Arrays of a local file. Their checksums are compared when it is first read."""
     content = data.mapped()
+    assert content is not None
     for array in arrays:
         if array.stored is not None:
             data.once(array.member, partial(array.check_sum, memoryview(content)))
