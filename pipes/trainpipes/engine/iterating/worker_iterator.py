@@ -80,7 +80,7 @@ class WorkerIterator:
         origin: int,
         options: RunOptions = SERIAL,
     ) -> None:
-        self._plan = plan = plan.resized(position.sizes)
+        self._plan = plan = plan.resized(position.sizes, position.m)
         self._topology = topology
         self._first = position
         self._origin = origin
