@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import Ge, require, wrong
+from trainpipes._internal.checks import Ge, repeated, require, wrong
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
@@ -99,6 +99,6 @@ def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
     masks: dict[str, str] = dict(mask or {})
     masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}
     names = list(masks.values())
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(repeated(names))
     require(not twice, "pad_collate(mask)", "another name for each mask", twice)
     return masks
