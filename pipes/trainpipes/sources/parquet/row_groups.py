@@ -134,20 +134,28 @@ class RowGroups(Format):
         self, data: ParquetFile, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
         assert isinstance(layout, RowGroupLayout)
+        names = self.schema.names
         for batch in data.batches(block):
-            found = []
-            for field in self.schema:
-                place = batch.schema.get_field_index(field.name)
-                if field.name in layout.folder:
-                    found.append(repeated(layout.folder[field.name], len(batch)))
-                elif place < 0:
-                    raise OtherBytesError(CHANGED)
-                elif self.replace:
-                    column = cast_to(batch.column(place), field, lambda: Place(data.name))
-                    found.append(replaced(column))
-                else:
-                    found.append(batch.column(place))
-            yield pa.RecordBatch.from_arrays(found, names=self.schema.names)
+            as_it_is = not (self.replace or layout.folder) and batch.schema.names == names
+            yield batch if as_it_is else self._with_folders(batch, layout, data.name)
+
+    def _with_folders(
+        self, batch: pa.RecordBatch, layout: RowGroupLayout, name: str
+    ) -> pa.RecordBatch:
+        """Rows with all columns, in order, and text that is UTF-8 if that is asked for."""
+        found = []
+        for field in self.schema:
+            place = batch.schema.get_field_index(field.name)
+            if field.name in layout.folder:
+                found.append(repeated(layout.folder[field.name], len(batch)))
+            elif place < 0:
+                raise OtherBytesError(CHANGED)
+            elif self.replace:
+                column = cast_to(batch.column(place), field, lambda: Place(name))
+                found.append(replaced(column))
+            else:
+                found.append(batch.column(place))
+        return pa.RecordBatch.from_arrays(found, names=self.schema.names)
 
     def change(self, data: FileBytes, layout: Layout) -> str:
         assert isinstance(layout, RowGroupLayout)
