@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
+from trainpipes.sources.files.file_rows import suffixes_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -56,6 +57,27 @@ class Start:
     header: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Where some rows of a file stand, for messages.
+
+    Args:
+        path: the file.
+        start: what its first bytes say.
+        line: line feeds before it.
+        begin: bytes before it, decompressed.
+        row: rows before it.
+        compressed: whether the file is.
+    """
+
+    path: str
+    start: Start
+    line: int
+    begin: int
+    row: int
+    compressed: bool
+
+
 class TextFormat(ABC):
     """A format of rows in text.
 
@@ -73,6 +95,11 @@ class TextFormat(ABC):
     between: ClassVar[bytes] = b"\r\n"
 
     max_row_bytes: int
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What names of its files in folders end with."""
+        return suffixes_of(self.reader)
 
     @property
     def settings(self) -> dict[str, Any]:
