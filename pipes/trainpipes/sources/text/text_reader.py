@@ -59,7 +59,7 @@ class TextReader(FileReader):
         columns, schema = given.get("columns"), given.get("schema")
         infer, block_rows = given.get("infer", "first"), given["block_rows"]
         blocks = TextBlocks(form, replace=given["errors"] == "replace", block_rows=block_rows)
-        listed = self.listed(files, form.suffixes)
+        listed = self.listed(files)
         key = json.dumps([form.settings, block_rows, PIECE_BYTES, infer], sort_keys=True)
         for attempt in range(2):
             store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)

@@ -34,8 +34,6 @@ from trainpipes.sources.files.row_names import names_below
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.whole_files.read_bytes import BLOCK_ROWS, WholeFiles
 
-#: Those of torchvision's ImageFolder.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 #: What the column of a labels file with the images' names may be called.
 NAMES = ("file_name", "filename", "file", "path", "image")
 
@@ -93,7 +91,7 @@ class ReadImages(FileReader):
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
         """The images that the stages below list and let through."""
-        listed = self.listed(files, SUFFIXES)
+        listed = self.listed(files)
         more = None
         if self.labels == "folder":
             listed, more = _by_folder(listed, _below(files[0], listed), str(self))
