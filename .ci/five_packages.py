@@ -34,7 +34,7 @@ def chain(folder: Path) -> tp.Pipeline:
         .read_parquet(columns=["prompt", "response"])
         .sharding_filter(num_shards=12)
         .shuffle(buffer_size=256, seed=0)
-        .tokenize("bytes", columns=["prompt", "response"], add_eos=True, labels="response")
+        .tokenize("bytes", concat=["prompt", "response"], add_eos=True, labels="response")
         .batch(16)
         .pad_collate()
     )

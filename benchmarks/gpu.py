@@ -200,7 +200,7 @@ class Bench:
 
     def tokenized(self) -> tp.Pipeline:
         text = tp.list_files(self.text.files).read_parquet(columns=["text"])
-        return text.tokenize(self.text.tokenizer, columns=["text"])
+        return text.tokenize(self.text.tokenizer, columns="text")
 
     def trainer(self, batch: Any) -> Callable[[Any], None]:
         """A model and its optimizer: what trains on a batch. Compiled, if that works here."""

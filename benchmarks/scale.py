@@ -31,10 +31,11 @@ from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import Layout, even_cuts, segments
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
+from trainpipes.sources.files.file_source import FileSource
+from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.parquet import read_parquet as parquet
-from trainpipes.sources.parquet.index import ParquetIndex
-from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.sources.parquet.footers import RowGroupLayout
+from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.state.format import Position
 
 SECONDS, GIGABYTES = 5.0, 1.0
@@ -67,7 +68,7 @@ def make_up(row_groups: int, folder: Path) -> None:
         np.save(folder / name, array)
 
 
-def footers(folder: Path) -> tuple[FileList, ParquetIndex]:
+def footers(folder: Path) -> FileSource:
     """The same as the library would hold it, had it read them."""
     first_group, rows, group_bytes = (
         np.load(folder / f"{name}.npy") for name in ("first_group", "rows", "group_bytes")
@@ -77,9 +78,19 @@ def footers(folder: Path) -> tuple[FileList, ParquetIndex]:
     zeros = np.zeros(len(sizes), dtype=np.int64)
     listed = FileList(names, names, sizes, zeros, (), [""] * len(names))
     schema = pa.schema([("input_ids", pa.list_(pa.int32()))])
-    row_bytes = float(group_bytes.sum() / rows.sum())
-    return listed, ParquetIndex(
-        sizes, zeros, zeros, first_group, rows, group_bytes, schema, row_bytes
+    layouts = []
+    for file, size in enumerate(sizes.tolist()):
+        own = slice(*first_group[file : file + 2].tolist())
+        nowhere = np.zeros(own.stop - own.start, dtype=np.int64)
+        numbers = {"footer": 8, "checksum": 0, "group_bytes": group_bytes[own], "size": size}
+        layouts.append(RowGroupLayout(rows[own], nowhere, nowhere, schema, **numbers))
+    return FileSource(
+        IndexStore(listed, "read_parquet", "Parquet", index=False),
+        RowGroups(None, schema),
+        layouts=layouts,
+        schema=schema,
+        row_bytes=float(group_bytes.sum() / rows.sum()),
+        block_bytes=group_bytes.astype(np.float64),
     )
 
 
@@ -103,8 +114,6 @@ def peak() -> float:
 
 def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
     """Everything that a worker does before it reads, and what it would read."""
-    files, index = footers(folder)
-    parquet.read_index = lambda *_, **__: index  # type: ignore[assignment]
     shards = ranks * workers
     stages = (
         tp.list_files("/data/crawl").read_parquet().sharding_filter(shards)
@@ -113,7 +122,7 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
     before = peak()
     clock = Clock()
     with clock.phase("row groups as blocks"):
-        source = ParquetSource(files, None)
+        source = footers(folder)
         plan = Plan.of([stage.fresh() for stage in stages], source)
         assert plan.inputs.blocks.rows
     with clock.phase("identity of data and stages"):
@@ -145,10 +154,10 @@ def plan_one_rank(folder: Path, ranks: int, workers: int) -> dict[str, Any]:
         "window rows": int(np.diff(layout.window(middle, 0))[0]),
         "state": len(json.dumps(state)),
         "identity": len(identity),
-        "files": len(files),
+        "files": len(source.files),
         "opened": opened,
         "row groups": blocks,
-        "balance": balance(starts, order, index, layout),
+        "balance": balance(starts, order, source, layout),
         "seek": seek(plan, ranks),
     }
 
@@ -172,10 +181,11 @@ def files_of(
     return len(set(file_of_block[list(blocks)].tolist())), len(blocks)
 
 
-def balance(starts: Any, order: Any, index: ParquetIndex, layout: Layout) -> dict[str, list[float]]:
+def balance(starts: Any, order: Any, source: FileSource, layout: Layout) -> dict[str, list[float]]:
     """For spans of even rows and of even bytes, most over mean rows, most over mean bytes, and the
     share of bytes that is left when the first span ends, if all give bytes at one pace."""
-    sizes = index.group_bytes[order].astype(np.float64)
+    assert source.block_bytes is not None
+    sizes = source.block_bytes[order]
     bytes_before = np.concatenate([[0.0], np.cumsum(sizes)])
     found = {}
     cuts = {

@@ -103,16 +103,16 @@ def no_joining() -> None:
 
 def no_late_cutting() -> None:
     """Micro-batches are made with their group."""
-    from trainpipes.stages import pad_collate
+    from trainpipes.columns import lazy_batches
 
-    pad_collate.LATE_BYTES = -1
+    lazy_batches.LATE_BYTES = -1
 
 
 def no_making_ahead() -> None:
     """Micro-batches are made when they are taken, whoever is at work in between."""
-    from trainpipes.engine.iterating import consumer_iterator
+    from trainpipes.engine.shards import items
 
-    consumer_iterator.TIMES = 1 << 62
+    items.AT_WORK = float("inf")
 
 
 def no_reading_ahead() -> None:
@@ -120,27 +120,6 @@ def no_reading_ahead() -> None:
     from trainpipes.engine.reading import open_windows
 
     open_windows.AHEAD_BYTES, open_windows.AHEAD_SHARE = 0, 0.0
-
-
-def no_growing() -> None:
-    """The first group is as large as all others."""
-    from trainpipes.engine.shards import counted_items
-
-    counted_items.FIRST = 1 << 30
-
-
-def no_light_groups() -> None:
-    """All groups are made by the pool."""
-    from trainpipes.engine.shards import counted_items
-
-    counted_items.LIGHT = 0.0
-
-
-def no_order_of_work() -> None:
-    """Threads begin with groups whose windows are not read, and wait for them."""
-    from trainpipes.engine.shards.counted_items import Group
-
-    Group.is_ready = lambda _: True  # type: ignore[method-assign]
 
 
 def no_memory_of_tables() -> None:
@@ -169,12 +148,9 @@ SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "micro-batches cut when they are taken": (no_late_cutting, serial),
     "the same, two threads ": (no_late_cutting, epochs),
     "columns of a window looked at once": (no_memory_of_tables, serial),
-    "light groups made by who only collects": (no_light_groups, epochs),
-    "windows read before groups wait for them": (no_order_of_work, epochs),
     "windows read ahead: first epoch": (no_reading_ahead, first_epoch),
     "windows read ahead: what a trainer waits": (no_reading_ahead, waiting),
     "batches made ahead: what a trainer waits": (no_making_ahead, waiting),
-    "groups that grow: first batch": (no_growing, first_batch),
     "memory shared with workers": (no_shared_memory, workers),
 }
 

@@ -113,7 +113,6 @@ EVERY: dict[str, Make] = {
     "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
     "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
     "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),
-    "seq2seq / other names": lambda f: seq2seq(text_files(f), "bytes", hf_names=False, **SMALL),
     "pretrain": lambda f: pretrain(
         text_files(f), "bytes", max_length=64, pack_buffer_size=8, epochs=1, **SMALL
     ),

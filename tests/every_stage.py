@@ -620,7 +620,7 @@ FINITE: dict[str, Make] = {
         sharded(f).tokenize("bytes", PAIRS, max_length=16, add_eos=True).batch(4).pad_collate()
     ),
     "tokenize / joined": lambda f: (
-        sharded(f).tokenize("bytes", ["text", "answer"], labels="answer").batch(4).pad_collate()
+        sharded(f).tokenize("bytes", concat=["text", "answer"], labels="answer").batch(4).pad_collate()
     ),
     "cache": lambda f: (
         rows(f).tokenize("bytes", PAIRS).cache().sharding_filter(4).shuffle(9).batch(4).pad_collate()
@@ -651,7 +651,7 @@ FINITE: dict[str, Make] = {
         sharded(f).tokenized_by("bytes", "tokens").select("tokens").batch(4).pad_collate()
     ),
     "pack / tokenized": lambda f: (
-        sharded(f, 4).tokenize("bytes", ["text", "answer"], add_eos=True, labels="answer")
+        sharded(f, 4).tokenize("bytes", concat=["text", "answer"], add_eos=True, labels="answer")
         .pack(96, buffer_size=8).batch(2).pad_collate()
     ),
     "pack / each epoch": lambda f: sharded(f, 4).pack(12, column="tokens", buffer_size=8).repeat(2).batch(4),

@@ -1,4 +1,4 @@
-"""Counted pipelines come by arithmetic what they come to be shard by shard: the oracle of the short path."""
+"""Counted pipelines give from any batch on, and in any number of lanes, what they give from their start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from golden_pipelines import COUNTED
-from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.counted_items import CountedItems
-from trainpipes.engine.shards.shard_iterator import ShardItems
-from trainpipes.engine.shards.turns import Turns
+from trainpipes.engine.shards.items import ShardItems
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position
 
@@ -30,17 +27,24 @@ MOST = 24
 
 
 def both_ways(pipe: tp.Pipeline, topology: Topology, m: int, number: int = 0) -> tuple[Any, Any]:
-    """The items of a consumer by arithmetic, and shard by shard."""
+    """The items of a consumer by arithmetic, in several lanes, and read on from the pass's start."""
     plan = pipe._session.plan
     assert plan.counted
-    position = Position(number, m, plan.chain.num_shards)
-    shards = topology.shards(m, plan.chain.num_shards)
+    num_shards = plan.chain.num_shards
+    shards = topology.shards(m, num_shards)
     stride = topology.world_size * topology.num_workers
-    turns = Turns(stride, plan.counts.end(topology.world_size, m))
-    ms = turns.after(topology.next_slot(m, m), MOST).tolist()
-    short = CountedItems(plan, position, turns, open_windows(plan, None, number), None, alone=False)
-    long = ShardItems(plan, position, shards, open_windows(plan, None, number), None)
-    return [short.take(m) for m in ms], [long.take(m) for m in ms]
+    end = plan.counts.end(topology.world_size, m)
+    first = topology.next_slot(m, m)
+    ms = list(range(first, int(min(end, first + MOST * stride)), stride))
+    lanes = plan.in_lanes(3)
+    short = ShardItems(
+        lanes, Position(number, m, num_shards), len(shards), open_windows(lanes, None, number), None
+    )
+    every = ShardItems(
+        plan, Position(number, 0, num_shards), num_shards, open_windows(plan, None, number), None
+    )
+    from_start = [every.take(k) for k in range(ms[-1] + 1)] if ms else []
+    return [short.take(m) for m in ms], [from_start[m] for m in ms]
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -54,7 +58,9 @@ def same(found: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_each_kind_of_counted_pipeline_gives_the_same_both_ways(name: str, tmp_path: Path) -> None:
+def test_each_kind_of_counted_pipeline_gives_the_same_from_any_batch_on(
+    name: str, tmp_path: Path
+) -> None:
     pipe = COUNTED[name](tmp_path)
     shards = pipe._session.plan.chain.num_shards
     for world, workers in ((1, 1), (2, 1), (2, 2), (4, 1)):
@@ -92,7 +98,7 @@ def blocks(rows: int, size: int) -> tp.Pipeline:
     m=st.integers(0, 40),
     pads=st.booleans(),
 )
-def test_any_counted_pipeline_gives_the_same_both_ways(
+def test_any_counted_pipeline_gives_the_same_from_any_batch_on(
     rows: int, size: int, shards: int, buffer: int | None, batch: int | None, drop_last: bool,
     repeat: str | None, ranks: tuple[int, int], m: int, pads: bool,
 ) -> None:  # fmt: skip
@@ -121,13 +127,3 @@ def test_any_counted_pipeline_gives_the_same_both_ways(
     for rank in range(world):
         short, long = both_ways(pipe, Topology(rank, world, workers - 1, workers), m)
         assert same(short, long)
-
-
-def test_a_consumer_of_a_counted_pipeline_goes_the_short_way() -> None:
-    counted = blocks(40, 10).batch(4)
-    filtered = blocks(40, 10).filter(lambda row: row["x"] > 3).batch(4)
-    found = [
-        type(ConsumerIterator(p._session.plan, Topology(), Position(0, 0, 1), 0).items)
-        for p in (counted, filtered)
-    ]
-    assert found == [CountedItems, ShardItems]

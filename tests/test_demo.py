@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from interpreters import python
 from trainpipes_recipes.demo import __main__ as demo
-from trainpipes_recipes.demo.comparison import compare
 from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
-from trainpipes_recipes.training import Step, read_log
+from trainpipes_recipes.demo.logged import Step, compare, read_log
 
 LOG = [Step(n, f"hash-{n}", 5.0 - n / 100) for n in range(1, 101)]
 
@@ -26,72 +24,53 @@ def renumbered(steps: list[Step]) -> list[Step]:
     return [replace(step, number=n) for n, step in enumerate(steps, start=1)]
 
 
+MOVED = [*LOG[:3], LOG[7], *LOG[4:7], LOG[3], *LOG[8:]]
+NEARLY = math.nextafter(LOG[9].loss, 9)
+
+
 def test_equal_logs_are_identical() -> None:
     found = compare(LOG, list(LOG))
     assert found.identical
-    assert str(found) == "100 batches compared: 0 lost, 0 repeated, 0 changed"
+    assert str(found) == "100 batches compared: 0 lost, 0 repeated or changed, 0 different"
 
 
-def test_nothing_compared_is_not_identical() -> None:
-    assert not compare([], []).identical
-
-
-def test_a_lost_batch_is_seen() -> None:
-    found = compare(LOG, renumbered(LOG[:40] + LOG[41:]))
+@pytest.mark.parametrize(
+    ("other", "lost", "more"),
+    [
+        ([], tuple(range(1, 101)), ()),
+        (renumbered(LOG[:40] + LOG[41:]), (41,), ()),
+        (LOG[:-1], (100,), ()),
+        (renumbered(LOG[:41] + LOG[40:]), (), (42,)),
+        ([*LOG[:40], replace(LOG[40], batch="other"), *LOG[41:]], (41,), (41,)),
+        (renumbered(MOVED), (), ()),
+        ([*LOG[:9], replace(LOG[9], loss=NEARLY), *LOG[10:]], (), ()),
+        ([*LOG[:50], LOG[49], *LOG[50:]], (), (51,)),
+        (MOVED, (), ()),
+    ],
+    ids=[
+        "nothing",
+        "lost",
+        "lost at the end",
+        "repeated",
+        "changed",
+        "moved",
+        "loss",
+        "twice",
+        "number",
+    ],
+)
+def test_what_differs_is_seen(
+    other: list[Step], lost: tuple[int, ...], more: tuple[int, ...]
+) -> None:
+    found = compare(LOG, other)
     assert not found.identical
-    assert found.lost == (41,)
-    assert found.repeated == found.changed == ()
-
-
-def test_a_lost_last_batch_is_seen() -> None:
-    found = compare(LOG, LOG[:-1])
-    assert not found.identical
-    assert found.lost == (100,)
-
-
-def test_a_repeated_batch_is_seen() -> None:
-    found = compare(LOG, renumbered(LOG[:41] + LOG[40:]))
-    assert not found.identical
-    assert found.repeated == (42,)
-    assert found.lost == found.changed == ()
-
-
-def test_a_changed_batch_is_seen() -> None:
-    changed = [*LOG[:40], replace(LOG[40], batch="other"), *LOG[41:]]
-    found = compare(LOG, changed)
-    assert not found.identical
-    assert (found.changed, found.lost, found.repeated) == ((41,), (41,), ())
-
-
-def test_a_batch_out_of_place_is_seen() -> None:
-    moved = [*LOG]
-    moved[3], moved[7] = moved[7], moved[3]
-    found = compare(LOG, renumbered(moved))
-    assert not found.identical
-    assert found.moved == (4, 8)
-
-
-def test_another_loss_is_seen_to_the_last_bit() -> None:
-    nearly = torch.nextafter(
-        torch.tensor(LOG[9].loss, dtype=torch.float64), torch.tensor(9.0).double()
-    )
-    found = compare(LOG, [*LOG[:9], replace(LOG[9], loss=nearly.item()), *LOG[10:]])
-    assert not found.identical
-    assert found.losses == (10,)
-
-
-def test_a_step_that_was_logged_twice_is_seen() -> None:
-    found = compare(LOG, [*LOG[:50], LOG[49], *LOG[50:]])
-    assert not found.identical
-    assert found.repeated == (51,)
-    assert found.misnumbered
+    assert (found.lost, found.more) == (lost, more)
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text('{"step": 1, "batch": "a", "loss": 2.5}\n{"step": 2, "bat')
     assert read_log(log) == [Step(1, "a", 2.5)]
-    assert demo._last_step(log) == 1
 
 
 def test_the_standard_library_makes_a_corpus(tmp_path: Path) -> None:
@@ -117,13 +96,7 @@ def test_a_small_demo_ends_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if forked:  # each trainer from an interpreter that has torch
-        start = demo.Trainer._leg
-
-        def leg(trainer: demo.Trainer, *given: Any, **options: Any) -> None:
-            trainer._command[: trainer._command.index("-m")] = python()
-            start(trainer, *given, **options)
-
-        monkeypatch.setattr(demo.Trainer, "_leg", leg)
+        monkeypatch.setattr(demo, "PYTHON", python())
     options = ["--steps", "30", "--every", "24", "--batch-size", "16", "--checkpoint-every", "5"]
     assert demo.main(["--output", str(tmp_path), *options]) == 0
     said = capsys.readouterr().out
@@ -137,16 +110,17 @@ def test_a_small_demo_ends_well(
 def test_the_demo_fails_when_a_batch_is_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(trainer: object, name: str, legs: Sequence[demo.Leg]) -> list[list[Step]]:
-        steps = LOG if len(legs) == 1 else renumbered(LOG[:40] + LOG[41:])
+    def train(folder: Path, *_: Any, until: int | None = None, **__: Any) -> list[Step]:
+        lost = renumbered(LOG[:40] + LOG[41:])
+        folder.mkdir(exist_ok=True)
         lines = [
-            json.dumps({"step": s.number, "batch": s.batch, "loss": s.loss}) + "\n" for s in steps
+            json.dumps({"step": s.number, "batch": s.batch, "loss": s.loss}) + "\n"
+            for s in (LOG if folder.name == "uninterrupted" else lost)
         ]
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "log.jsonl").write_text("".join(lines))
-        return [LOG[:30] for leg in legs if leg.until]
+        (folder / "log.jsonl").write_text("".join(lines))
+        return LOG[:30]
 
-    monkeypatch.setattr(demo.Trainer, "run", run)
+    monkeypatch.setattr(demo, "train", train)
     assert demo.main(["--output", str(tmp_path), "--steps", "100", "--every", "90"]) == 1
     said = capsys.readouterr().out
     assert "99 batches compared: 1 lost (first at 41)" in said

@@ -180,7 +180,7 @@ OPTIONS: dict[str, Make] = {
     "take / batches": lambda f: rows(f).batch(2).skip(1).take(3),
     "tokenize": lambda f: rows(f).tokenize(
         tokenizer(f),
-        ["text", "answer"],
+        concat=["text", "answer"],
         max_length=20,
         truncation_side="left",
         add_special_tokens=False,
@@ -256,7 +256,7 @@ OPTIONS: dict[str, Make] = {
     "recipe pretrain": lambda f: recipe("pretrain", f, text="text", max_length=32),
     "recipe sft": lambda f: recipe("sft", f, prompt="text", response="answer"),
     "recipe seq2seq": lambda f: recipe(
-        "seq2seq", f, prompt="text", response="answer", hf_names=False, drop_last=False
+        "seq2seq", f, prompt="text", response="answer", drop_last=False
     ),
 }
 

@@ -20,7 +20,7 @@ import pytest
 
 import trainpipes as tp
 from interpreters import python
-from trainpipes.engine.pool import Pool, Urgency, default_threads, waits_for_server
+from trainpipes.engine.pool import Pool, Priority, default_threads, waits_for_server
 from trainpipes.testing import digest
 
 
@@ -94,25 +94,25 @@ def test_a_pool_that_is_closed_still_gives_results(shares: bool) -> None:
 
 
 def test_what_is_more_urgent_is_done_first(pool: Pool) -> None:
-    order: list[Urgency] = []
+    order: list[Priority] = []
     hold = threading.Event()
     holding = [pool.submit(hold.wait) for _ in range(2)]
     while not all(ticket.begun for ticket in holding):
         time.sleep(0.001)
     pool.threads = 1  # from here on one after the other
     tickets = [
-        pool.submit(partial(order.append, urgency), urgency)
-        for urgency in (*reversed(Urgency), *reversed(Urgency))
+        pool.submit(partial(order.append, priority), priority)
+        for priority in (*reversed(Priority), *reversed(Priority))
     ]
     hold.set()
     while not all(ticket.done for ticket in tickets):
         time.sleep(0.001)
-    assert order == sorted([*Urgency, *Urgency])
+    assert order == sorted([*Priority, *Priority])
 
 
 def test_a_thread_stays_free_for_what_cannot_wait(pool: Pool) -> None:
     hold = threading.Event()
-    ahead = [pool.submit(hold.wait, Urgency.READING_AHEAD) for _ in range(3)]
+    ahead = [pool.submit(hold.wait, Priority.READING_AHEAD) for _ in range(3)]
     now = pool.submit(threading.get_ident)
     while not now.done:
         time.sleep(0.001)
@@ -120,31 +120,6 @@ def test_a_thread_stays_free_for_what_cannot_wait(pool: Pool) -> None:
     hold.set()
     for ticket in ahead:
         pool.result(ticket)
-
-
-def test_threads_leave_what_is_not_ready_to_others_or_to_who_waits(pool: Pool) -> None:
-    ready = threading.Event()
-    ticket = pool.submit(threading.get_ident, is_ready=ready.is_set)
-    other = pool.submit(threading.get_ident)
-    pool.submit(threading.get_ident, Urgency.READING_AHEAD)
-    while not other.done and other.begun:
-        time.sleep(0.001)
-    assert not ticket.begun
-    assert pool.result(ticket) == threading.get_ident()
-    late = pool.submit(threading.get_ident, is_ready=ready.is_set)
-    ready.set()
-    pool.submit(threading.get_ident)  # who comes by sees that it is ready
-    while not late.done:
-        time.sleep(0.001)
-    assert pool.result(late) != threading.get_ident()
-
-
-def test_what_somebody_waits_for_is_done_whether_it_is_ready_or_not() -> None:
-    alone = Pool(1, shares=False)
-    before = alone.submit(threading.get_ident, is_ready=lambda: False)
-    ticket = alone.submit(threading.get_ident, is_ready=lambda: False)
-    assert alone.result(ticket) == alone.result(before) != threading.get_ident()
-    alone.join()
 
 
 def test_others_work_while_a_task_waits_for_a_server(pool: Pool) -> None:
@@ -377,18 +352,22 @@ def test_a_pool_may_be_closed_by_another_thread_while_it_starts_one(
     assert closed == [True]
 
 
-def test_a_pool_may_be_closed_while_a_thread_looks_for_a_task(pool, monkeypatch):
+def test_a_pool_may_be_closed_while_a_thread_looks_for_a_task(monkeypatch):
     """As when garbage is collected then, and with it the iterator that the pool is of."""
     failed: list[Any] = []
     asked = threading.Event()
     monkeypatch.setattr(threading, "excepthook", failed.append)
 
-    def closed() -> bool:
-        pool.close()
-        asked.set()
-        return True
+    class Closed(Pool):
+        def _next_task(self) -> Priority | None:
+            found = super()._next_task()
+            if found is not None:
+                self.close()
+                asked.set()
+            return found
 
-    pool.submit(int, is_ready=closed)
+    pool = Closed(1)
+    pool.submit(int)
     assert asked.wait(60)
     pool.join()
     assert not failed

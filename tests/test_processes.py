@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
-from trainpipes.engine.pool import Pool, Urgency
+from trainpipes.engine.pool import Pool, waits
 
 WITHOUT_SHARED_MEMORY = """
 import os, tempfile
@@ -91,13 +91,19 @@ def test_a_forked_child_looks_for_types_while_a_thread_of_its_parent_does() -> N
 def test_a_forked_child_does_not_do_what_its_parent_has_queued(tmp_path: Any) -> None:
     pool, go_on = Pool(1), threading.Event()
     busy = threading.Event()
-    pool.submit(lambda: (busy.set(), go_on.wait(60)), Urgency.ITEMS)
+
+    def wait() -> None:
+        busy.set()
+        with waits():  # a fork does not wait for it
+            go_on.wait(60)
+
+    pool.submit(wait)
     assert busy.wait(60)
     done = tmp_path / "done"
-    pool.submit(lambda: done.open("a").write(f"{os.getpid()}\n"), Urgency.READING)
+    pool.submit(lambda: done.open("a").write(f"{os.getpid()}\n"))
 
     def child() -> None:
-        own = pool.submit(lambda: 1, Urgency.READING)
+        own = pool.submit(lambda: 1)
         assert pool.result(own) == 1
         pool.join()
 

@@ -30,25 +30,20 @@ def rows(tmp_path_factory):
 def test_file_order_is_the_one_end(rows):
     found = shuffle_quality(rows.batch(50))
     assert (found.rows, found.batch_size, found.files) == (3000, 50, 3)
-    assert found.rank_correlation == pytest.approx(1)
-    assert (found.displacement, found.neighbours_kept) == (0, 1)
+    assert found.neighbours_kept == 1
     assert found.neighbour_distance == 1 / 3000
     assert found.files_per_batch == 1
     assert found.file_spread < 0.5
 
 
-def test_the_order_turned_around_correlates_to_minus_one():
+def test_neighbours_of_the_order_turned_around_are_kept():
     found = shuffle_quality(np.arange(1000)[::-1])
-    assert found.rank_correlation == pytest.approx(-1)
     assert found.neighbours_kept == 1
-    assert found.displacement == pytest.approx(0.5)
 
 
 def test_a_random_order_is_the_other_end():
     order = np.random.default_rng(0).permutation(100_000)
     found = shuffle_quality(order, files=[1000] * 100)
-    assert abs(found.rank_correlation) < 5 / 100_000**0.5
-    assert found.displacement == pytest.approx(1 / 3, abs=0.005)
     assert found.neighbour_distance == pytest.approx(1 / 3, abs=0.005)
     assert found.neighbours_kept < 0.0001
     assert found.files_per_batch == pytest.approx(found.random_files_per_batch, rel=0.005)
@@ -58,7 +53,6 @@ def test_a_random_order_is_the_other_end():
 def test_a_global_shuffle_measures_as_random_and_a_small_buffer_does_not():
     rows = tp.from_tensors(x=np.arange(100_000)).sharding_filter(4)
     whole = shuffle_quality(rows.shuffle(scope="global").batch(32))
-    assert abs(whole.rank_correlation) < 0.02
     assert whole.file_spread == pytest.approx(1, abs=0.02)
     small = shuffle_quality(rows.shuffle(64).batch(32))
     assert small.neighbours_kept > 0.02
@@ -130,7 +124,7 @@ def test_a_sample_has_the_first_rows_of_the_order_in_which_they_are_read(make, s
     assert found.files_per_batch >= 1
     assert 1 < found.random_files_per_batch <= 3
     assert f"{12 * size:,} of {epoch_rows:,} of 3 files" in str(found)
-    assert found.displacement is None
+    assert found.file_spread is None
     assert pipe.stats(10**6).shuffle == shuffle_quality(pipe)
 
 

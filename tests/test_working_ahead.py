@@ -14,8 +14,7 @@ import torch
 import trainpipes as tp
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.rectangles import Rectangles
-from trainpipes.sources.parquet.reader import ParquetReader
-from trainpipes.stages.pad_collate import PadCollate
+from trainpipes.sources.files.block_reader import BlockReader
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def test_two_threads_read_the_first_windows_at_once(
 ) -> None:
     together = threading.Barrier(2, timeout=20)
     met: set[str] = set()
-    read = ParquetReader.read
+    read = BlockReader.read
 
     def meet(*given: Any) -> Any:
         name = threading.current_thread().name
@@ -129,27 +128,10 @@ def test_two_threads_read_the_first_windows_at_once(
             together.wait()  # for the other thread's first read
         return read(*given)
 
-    monkeypatch.setattr(ParquetReader, "read", meet)
+    monkeypatch.setattr(BlockReader, "read", meet)
     own = threading.current_thread().name
     next(iter(tp.Loader(pipe, threads=2)))
     assert len(met - {own}) == 2
-
-
-def test_who_only_collects_makes_batches_without_other_threads(
-    pipe: tp.Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by: list[str] = []
-    process = PadCollate.process
-
-    def note(*given: Any) -> Any:
-        by.append(threading.current_thread().name)
-        return process(*given)
-
-    monkeypatch.setattr(PadCollate, "process", note)
-    for _ in range(3):
-        list(tp.Loader(pipe, threads=2))
-    own = threading.current_thread().name
-    assert by.count(own) > len(by) / 2
 
 
 class TestPassesThatFollowEachOther:

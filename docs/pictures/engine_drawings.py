@@ -10,32 +10,21 @@ __all__ = ["OPTIONAL", "ROW", "ROW_ARROWS", "STATE", "STATE_ARROWS", "row_path",
 
 #: From a file to the loop that trains.
 ROW = (
-    (("read", "a row group is decoded", "ParquetReader.read"),),
+    (("read", "a row group is decoded", "BlockReader.read"),),
     (("join", "joined with the others of its window", "Joining.add"),),
     (("window", "a window: rows, and their order", "Window.content"),),
     (("rows", "rows of a few micro-batches", "Window.take"),),
-    (
-        ("group", "counted: all stages at once", "GroupMaker.items"),
-        ("run", "else: stage by stage, one shard", "ShardRuns.next"),
-    ),
+    (("run", "through the stages, one shard's", "ShardRuns.next"),),
     (("lazy", "a batch, padded when it is taken", "LazyBatches.__getitem__"),),
-    (
-        ("counted", "counted: micro-batch m", "CountedItems.take"),
-        ("shard", "else: the next one of its shard", "ShardItems.take"),
-    ),
+    (("shard", "the next one of its shard", "ShardItems.take"),),
     (("sent", "made by a worker: sent in a message", "WorkerReceiver.take"),),
     (("consumer", "micro-batch m of this rank", "ConsumerIterator.__next__"),),
-    (("sync", "counts unknown: ranks end together", "EpochEndSync.__next__"),),
-    (("place", "pinned, or copied to a device", "Prefetcher.__next__"),),
+    (("ahead", "pinned or copied to a device, if asked for", "Lookahead.__next__"),),
     (("loop", "your loop", "PassIterator.__next__"),),
 )  # fmt: skip
-ROW_ARROWS = (
-    ("read", "join"), ("join", "window"), ("window", "rows"), ("rows", "group"), ("rows", "run"),
-    ("group", "lazy"), ("run", "lazy"), ("lazy", "counted"), ("lazy", "shard"), ("counted", "sent"),
-    ("shard", "sent"), ("sent", "consumer"), ("consumer", "sync"), ("sync", "place"), ("place", "loop"),
-)  # fmt: skip
+ROW_ARROWS = tuple((one[0][0], two[0][0]) for one, two in pairwise(ROW))
 #: Boxes that are not on every row's path, or every state's.
-OPTIONAL = ("sent", "sync", "place", "cursors", "changed")
+OPTIONAL = ("sent", "cursors", "changed")
 
 _SAVE = (
     ("ask", "save: your loop asks", "Loader.state_dict"),

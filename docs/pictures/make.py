@@ -24,8 +24,7 @@ from matplotlib.ticker import MaxNLocator
 
 import trainpipes as tp
 from trainpipes_recipes.demo.__main__ import draw as demo_curves
-from trainpipes_recipes.demo.comparison import compare
-from trainpipes_recipes.training import Step
+from trainpipes_recipes.demo.logged import Step, compare
 
 sys.path.insert(0, str(Path(__file__).parent))
 import concept_drawings

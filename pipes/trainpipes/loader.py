@@ -24,8 +24,7 @@ from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memory.packed_list import packed
-from trainpipes.stages.pin import Pin
-from trainpipes.stages.to import To
+from trainpipes.stages.device import Pin, To
 from trainpipes.state.merge import TIMEOUT, gather, merge_states
 
 if TYPE_CHECKING:

@@ -34,61 +34,44 @@ from trainpipes.sources.text import read_csv, read_json, read_text
 from trainpipes.sources.whole_files import read_bytes, read_images
 from trainpipes.stage_node import StageNode, node_of, start_of
 from trainpipes.stages import (
-    add_labels,
     batch,
     bucket_by_length,
     cache,
     chat_template,
     collate,
     columns,
-    drop_columns,
-    encode_labels,
-    enumerate,
+    device,
     filter,
     flat_map,
+    labels,
     map,
     map_batches,
     mask_tokens,
+    order,
     pack,
     pad_collate,
-    pin,
-    repeat,
     sample,
-    sharding_filter,
-    shuffle,
-    split,
-    take,
-    to,
     tokenize,
     tokenized_by,
     truncate,
-    with_columns,
 )
-from trainpipes.stages.images import (
-    crop,
-    decode_image,
-    flip,
-    image_transform,
-    normalize,
-    random_resized_crop,
-    resize,
-)
+from trainpipes.stages.images import decode_image, image_stages, image_transform
 
-AddLabels = node_of(add_labels.AddLabels)
+AddLabels = node_of(labels.AddLabels)
 Batch = node_of(batch.Batch)
 BucketByLength = node_of(bucket_by_length.BucketByLength)
 Cache = node_of(cache.Cache)
-CenterCrop = node_of(crop.CenterCrop)
+CenterCrop = node_of(image_stages.CenterCrop)
 ChatTemplate = node_of(chat_template.ChatTemplate)
 Collate = node_of(collate.Collate)
 Concat = start_of(concat.Concat)
 DecodeImage = node_of(decode_image.DecodeImage)
-DropColumns = node_of(drop_columns.DropColumns)
-EncodeLabels = node_of(encode_labels.EncodeLabels)
-Enumerate = node_of(enumerate.Enumerate)
+DropColumns = node_of(columns.DropColumns)
+EncodeLabels = node_of(labels.EncodeLabels)
+Enumerate = node_of(columns.Enumerate)
 Filter = node_of(filter.Filter)
 FlatMap = node_of(flat_map.FlatMap)
-Flip = node_of(flip.Flip)
+Flip = node_of(image_stages.Flip)
 FromArrow = start_of(from_arrow.FromArrow)
 FromDataset = start_of(from_dataset.FromDataset)
 FromHf = start_of(from_hf.FromHf)
@@ -102,12 +85,12 @@ Map = node_of(map.Map)
 MapBatches = node_of(map_batches.MapBatches)
 MaskTokens = node_of(mask_tokens.MaskTokens)
 Mix = start_of(mix.Mix)
-Normalize = node_of(normalize.Normalize)
+Normalize = node_of(image_stages.Normalize)
 Pack = node_of(pack.Pack)
 PadCollate = node_of(pad_collate.PadCollate)
-Pin = node_of(pin.Pin)
-RandomCrop = node_of(crop.RandomCrop)
-RandomResizedCrop = node_of(random_resized_crop.RandomResizedCrop)
+Pin = node_of(device.Pin)
+RandomCrop = node_of(image_stages.RandomCrop)
+RandomResizedCrop = node_of(image_stages.RandomResizedCrop)
 ReadArrow = node_of(read_arrow.ReadArrow)
 ReadBytes = node_of(read_bytes.ReadBytes)
 ReadCsv = node_of(read_csv.ReadCsv)
@@ -119,20 +102,20 @@ ReadParquet = node_of(read_parquet.ReadParquet)
 ReadText = node_of(read_text.ReadText)
 ReadWebdataset = node_of(read_webdataset.ReadWebdataset)
 Rename = node_of(columns.Rename)
-Repeat = node_of(repeat.Repeat)
-Resize = node_of(resize.Resize)
+Repeat = node_of(order.Repeat)
+Resize = node_of(image_stages.Resize)
 Sample = node_of(sample.Sample)
 Select = node_of(columns.Select)
-ShardingFilter = node_of(sharding_filter.ShardingFilter)
-Shuffle = node_of(shuffle.Shuffle)
-Skip = node_of(take.Skip)
-Split = node_of(split.Split)
-Take = node_of(take.Take)
-To = node_of(to.To)
+ShardingFilter = node_of(order.ShardingFilter)
+Shuffle = node_of(order.Shuffle)
+Skip = node_of(order.Skip)
+Split = node_of(sample.Split)
+Take = node_of(order.Take)
+To = node_of(device.To)
 Tokenize = node_of(tokenize.Tokenize)
 TokenizedBy = node_of(tokenized_by.TokenizedBy)
 Truncate = node_of(truncate.Truncate)
-WithColumns = node_of(with_columns.WithColumns)
+WithColumns = node_of(map_batches.WithColumns)
 Zip = start_of(zip.Zip)
 
 __all__ = [name for name, value in sorted(vars().items()) if isinstance(value, type(StageNode))]

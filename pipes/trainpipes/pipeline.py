@@ -44,42 +44,36 @@ from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_bytes import ReadBytes
 from trainpipes.sources.whole_files.read_images import ReadImages
 from trainpipes.stage_methods import Method
-from trainpipes.stages.add_labels import AddLabels
 from trainpipes.stages.batch import Batch
 from trainpipes.stages.bucket_by_length import BucketByLength
 from trainpipes.stages.cache import Cache
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.collate import Collate
-from trainpipes.stages.columns import Rename, Select
-from trainpipes.stages.drop_columns import DropColumns
-from trainpipes.stages.encode_labels import EncodeLabels
-from trainpipes.stages.enumerate import Enumerate
+from trainpipes.stages.columns import DropColumns, Enumerate, Rename, Select
+from trainpipes.stages.device import Pin, To
 from trainpipes.stages.filter import Filter
 from trainpipes.stages.flat_map import FlatMap
-from trainpipes.stages.images.crop import CenterCrop, RandomCrop
 from trainpipes.stages.images.decode_image import DecodeImage
-from trainpipes.stages.images.flip import Flip
+from trainpipes.stages.images.image_stages import (
+    CenterCrop,
+    Flip,
+    Normalize,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+)
 from trainpipes.stages.images.image_transform import ImageTransform
-from trainpipes.stages.images.normalize import Normalize
-from trainpipes.stages.images.random_resized_crop import RandomResizedCrop
-from trainpipes.stages.images.resize import Resize
+from trainpipes.stages.labels import AddLabels, EncodeLabels
 from trainpipes.stages.map import Map
-from trainpipes.stages.map_batches import MapBatches
+from trainpipes.stages.map_batches import MapBatches, WithColumns
 from trainpipes.stages.mask_tokens import MaskTokens
+from trainpipes.stages.order import Repeat, ShardingFilter, Shuffle, Skip, Take
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
-from trainpipes.stages.pin import Pin
-from trainpipes.stages.repeat import Repeat
-from trainpipes.stages.sample import Sample
-from trainpipes.stages.sharding_filter import ShardingFilter
-from trainpipes.stages.shuffle import Shuffle
-from trainpipes.stages.split import Split, checked_parts
-from trainpipes.stages.take import Skip, Take
-from trainpipes.stages.to import To
+from trainpipes.stages.sample import Sample, Split, checked_parts
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
-from trainpipes.stages.with_columns import WithColumns
 from trainpipes.storage.writers import formats
 
 if TYPE_CHECKING:

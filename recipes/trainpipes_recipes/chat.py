@@ -53,9 +53,8 @@ def chat(
     end.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
-            of rows.
-        tokenizer: a fast tokenizer of transformers, or a local directory of one.
+        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
+        tokenizer: a fast tokenizer of transformers, or the name or folder of one.
         messages: column of the conversations. Left out, the first of messages, conversations, conversation,
             dialog and chat that is there; the choice is logged.
         tools: column of the tools that the assistant may call: lists of JSON schemas, or such lists as JSON
@@ -78,9 +77,8 @@ def chat(
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch, where rows are not packed.
-        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
-            folder. Batches and states are the same; the first batch of the first run waits longer.
-        storage_options: options of the file system, as fsspec takes them.
+        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
+        storage_options: of the file system, as fsspec takes them.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp
     >>> from trainpipes_recipes.samples import write_tokenizer

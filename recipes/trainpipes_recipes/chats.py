@@ -24,14 +24,8 @@ import trainpipes as tp
 from trainpipes_recipes.inputs import OnError
 
 __all__ = [
-    "CheckedRows",
-    "ROLES",
-    "SplitPrompt",
-    "checked",
-    "conversations",
-    "problem",
-    "to_messages",
-]
+    "Answered", "CheckedRows", "ROLES", "SplitPrompt", "checked", "conversations", "problem", "to_messages",
+]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
 
@@ -161,6 +155,16 @@ class Conversations(CheckedRows):
             return row, problem(messages)
         row[self.prompt] = to_messages(row[self.prompt], names, self.prompt)
         return row, problem(messages, row[self.prompt])
+
+
+class Answered(CheckedRows):
+    """Rows whose response is not empty."""
+
+    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+        text = row[self.column]
+        if not isinstance(text, str | None):
+            raise tp.SchemaError(f"column {self.column!r} holds texts, got {type(text).__name__}")
+        return row, None if (text or "").strip() else "an empty response"
 
 
 class SplitPrompt(tp.RowStage):

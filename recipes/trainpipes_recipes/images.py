@@ -97,7 +97,7 @@ def images(
         seed: for the order of rows and for the augmentations.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch.
-        storage_options: options of the file system, as fsspec takes them.
+        storage_options: of the file system, as fsspec takes them.
 
     Raises:
         UnreadableError: a picture cannot be decoded; names file and row.
@@ -109,19 +109,14 @@ def images(
     >>> batch["images"].shape, batch["images"].dtype, batch["labels"]
     (torch.Size([6, 3, 4, 4]), torch.float32, tensor([1, 0, 0, 0, 1, 1]))
     """
-    if classes is not None and (isinstance(classes, str) or not isinstance(classes, Sequence)):
-        raise ConfigError(
-            f"images(classes) is a list of the names of all classes, got {classes!r}; left out, labels are "
-            "numbers of classes, or folders"
-        )
     given = Input("images", files, storage_options)
     (image,) = given.find({"image": image}, [(name,) for name in PICTURES])
     if label is None and classes is not None and "class" in given.columns:
         label = "class"  # folders' names; their numbers count these folders alone
     (label,) = given.find({"label": label}, [(name,) for (name,) in CLASSES if name != image])
-    lacking = [name for name in (image, label) if name not in given.columns]
-    if lacking:
-        raise SchemaError(f"images: there is no column {lacking[0]!r}, only {given.columns}")
+    for name in (image, label):
+        if name not in given.columns:
+            raise SchemaError(f"images: there is no column {name!r}, only {given.columns}")
     # Python's rows stay as they are: pictures of different sizes make no column.
     rows = given.rows(None if isinstance(files, Pipeline) else [image, label])
 
@@ -132,7 +127,6 @@ def images(
     )
     if encoded:
         rows = rows.decode_image(image, output_column=image, on_error=on_error, min_size=min_size)
-
     if not train:
         larger = size * 8 // 7 if resize is None else resize
         rows = rows.resize(larger, column=image).center_crop(size, column=image)
@@ -145,11 +139,8 @@ def images(
     if train and transform is None:
         rows = rows.flip(flip, column=image, seed=seed)
 
-    batches = (
-        rows.then(Labelled(image, label, classes=None if classes is None else list(classes)))
-        .batch(batch_size, drop_last=train and drop_last)
-        .collate()
-    )
+    rows = rows.then(Labelled(image, label, classes=classes))
+    batches = rows.batch(batch_size, drop_last=train and drop_last).collate()
     return batches.normalize(mean, std, column="images") if normalize else batches
 
 
@@ -158,7 +149,7 @@ class Labelled(RowStage):
 
     Args:
         image: column of the picture.
-        label: column of the class.
+        label: column of the class: its number, or its name; as bytes in tar archives.
         classes: their names, in the order of their numbers.
     """
 
@@ -170,9 +161,11 @@ class Labelled(RowStage):
     classes: Sequence[str] | None = None
 
     def check(self) -> None:
-        names = [] if self.classes is None else list(self.classes)
-        if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"images(classes) is the name of each class once, got {names}")
+        names = self.classes
+        good = names is None or (isinstance(names, Sequence) and not isinstance(names, str))
+        good = good and all(isinstance(name, str) for name in names or ())
+        if not good or len(set(names or ())) < len(names or ()):
+            raise ConfigError(f"images(classes) must be the name of each class once, got {names!r}")
 
     def apply(self, row: Any) -> Any:
         return {"images": row[self.image], "labels": self.number(row[self.label])}
@@ -181,19 +174,16 @@ class Labelled(RowStage):
         """The number of a class."""
         label = label.item() if isinstance(label, np.generic | np.ndarray | Tensor) else label
         names, written = self.classes, isinstance(label, bytes)
-        if isinstance(label, bytes):  # of tar archives, where numbers are texts
-            label = label.decode(errors="replace").strip()
-        if isinstance(label, str) and names is not None and label in names:
-            return names.index(label)
-        if isinstance(label, str) and label.isdecimal() and (written or names is None):
-            label = int(label)
-        if isinstance(label, int) and 0 <= label < (2**63 if names is None else len(names)):
-            return int(label)
-        if isinstance(label, str) and names is None:
-            way = "name all classes, in the order of their numbers, by classes=[...]"
-        else:
-            known = (
-                "numbers from 0 on" if names is None else f"{len(names)}: {', '.join(names[:9])}"
-            )
-            way = f"the classes are {known}{', …' if names and len(names) > 9 else ''}"
-        raise DataError(f"images: column {self.label!r} holds {label!r}, which is no class: {way}")
+        text = label.decode(errors="replace").strip() if isinstance(label, bytes) else label
+        if names is not None and text in names:
+            return list(names).index(text)
+        if isinstance(text, str) and text.isdecimal() and (written or names is None):
+            text = int(text)
+        if isinstance(text, int) and 0 <= text < (2**63 if names is None else len(names)):
+            return int(text)
+        known = "numbers from 0 on, or names that classes=[...] lists in the order of their numbers"
+        if names is not None:
+            known = f"{len(names)}: {', '.join(names[:9])}{', …' if len(names) > 9 else ''}"
+        raise DataError(
+            f"images: column {self.label!r} holds {text!r}, which is no class: the classes are {known}"
+        )

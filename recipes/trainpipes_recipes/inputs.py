@@ -97,7 +97,7 @@ class Input:
     Args:
         recipe: who asks, for messages.
         data: a path, folder, glob, URL, or a list of them; or a ``Pipeline`` of rows that are not batched.
-        storage_options: options of the file system, as fsspec takes them.
+        storage_options: of the file system, as fsspec takes them.
 
     Raises:
         ConfigError: it is neither, the pipeline batches, or files' names do not say how to read them.
@@ -130,11 +130,36 @@ class Input:
         return list(self.rows().explain(world_size=1).columns)
 
     def first(self, column: str) -> Any:
-        """The first value in a column that is not null, for recipes that treat texts otherwise than lists.
-        None if there is none in the first 1,000 rows."""
+        """The first value in a column that is not null, several as a list, for recipes that treat texts
+        otherwise than lists. None if there is none in the first 1,000 rows."""
         rows = self.rows([column]).distributed(rank=0, world_size=1)
-        values = (row[column] for row in islice(rows, 1000))
-        return next((value for value in values if value is not None), None)
+        for row in islice(rows, 1000):
+            value = row[column]
+            if value is not None:
+                several = isinstance(value, tuple) or getattr(value, "ndim", 0) > 0
+                return list(value) if several else value
+        return None
+
+    def has_rows(self, count: int) -> bool:
+        """Whether there are so many rows; also where nobody knows."""
+        try:
+            return len(self.rows().distributed(rank=0, world_size=1)) >= count
+        except TypeError:
+            return True
+
+    def texts(self, text: str | None, text_pair: str | None, label: str) -> list[str]:
+        """The column of a text, or the two of a pair, found as by ``find``."""
+        pairs = any(set(names) <= set(self.columns) for names in TEXT_PAIRS)
+        if text is None and (pairs or text_pair is not None):
+            texts = [*self.find({"text": text, "text_pair": text_pair}, TEXT_PAIRS)]
+        else:
+            texts = [*self.find({"text": text}, (*TEXTS, ("sentence",), ("review",)))]
+            texts += [] if text_pair is None else [text_pair]
+        if label in texts:
+            raise tp.ConfigError(
+                f"{self.recipe} takes texts and labels from columns of their own, got {label!r} for both"
+            )
+        return texts
 
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
         """The rows, with these columns only, or all.

@@ -46,8 +46,7 @@ def masked_lm(
     beyond ``max_length`` are cut off. Cut such documents into rows of some paragraphs first.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
-            of rows.
+        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: anything that ``tokenize`` takes, with a mask token: a ``tokenizer.json``, an object.
         text: column of the texts. Left out, the first of text, content, document and body that is there.
         train: False to evaluate: every row once, in file order; tokens are hidden as in training. A
@@ -62,9 +61,8 @@ def masked_lm(
         seed: for the order of rows, and for the choice of tokens.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
-            folder. Batches and states are the same; the first batch of the first run waits longer.
-        storage_options: options of the file system, as fsspec takes them.
+        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
+        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> from tokenizers import Tokenizer, models

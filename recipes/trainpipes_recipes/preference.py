@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline, SchemaError
-from trainpipes_recipes.chats import CheckedRows, SplitPrompt, checked, conversations
+from trainpipes_recipes.chats import Answered, SplitPrompt, checked, conversations
 from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError
 
 __all__ = ["preference"]
@@ -56,10 +56,9 @@ def preference(
     it has no target: choose ``max_length`` so that few rows are.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
-            of rows.
+        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: for texts anything that ``tokenize`` takes: a ``tokenizer.json``, "bytes", an object.
-            For conversations a fast tokenizer of transformers, or a local directory of one.
+            For conversations a fast tokenizer of transformers, or the name or folder of one.
         prompt: column of the model's input. Left out, the first of prompt, question, instruction, input and
             query that is there; the choice is logged. Conversations that start with the prompt need none.
         chosen: column of the better response. Left out, it and ``rejected`` are chosen + rejected or other
@@ -78,9 +77,8 @@ def preference(
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
-            folder. Batches and states are the same; the first batch of the first run waits longer.
-        storage_options: options of the file system, as fsspec takes them.
+        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
+        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}])
@@ -98,21 +96,32 @@ def preference(
         chat_template={"max_length": max_length, "template": template},
     )  # fmt: skip
     if rows is None:
-        chosen, rejected = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
-        first = given.first(chosen)
-        if not isinstance(first, str | list | tuple | None):
+        names = given.find({"chosen": chosen, "rejected": rejected}, PREFERENCES)
+        first = given.first(names[0])
+        if not isinstance(first, str | list | None):
             raise SchemaError(
-                f"preference: column {chosen!r} holds texts or lists of messages, got {first!r:.80}"
+                f"preference: column {names[0]!r} holds texts or lists of messages, got {first!r:.80}"
             )
-        are_texts = not isinstance(first, list | tuple)
+        are_texts = not isinstance(first, list)
         if are_texts:
-            rows, prompt = _texts(given, prompt, chosen, rejected, on_error)
+            (prompt,) = given.find({"prompt": prompt}, PROMPTS)
+            rows = given.prompted(prompt, None, [prompt, *names])
         else:
-            rows, prompt = _conversations(given, prompt, chosen, rejected, roles, on_error)
-        for side, column in zip(SIDES, (chosen, rejected), strict=True):
+            common = [name for (name,) in PROMPTS if prompt is None and name in given.columns]
+            prompt = next((n for n in common if not isinstance(given.first(n), str)), prompt)
+            rows = given.rows([*names] if prompt is None else [prompt, *names])
+            if prompt is None:
+                prompt = "shared prompt"
+                rows = rows.then(SplitPrompt(*names, prompt))
+        for name in names:
+            if are_texts:
+                rows = checked(rows, Answered(name, on_error=on_error))
+            else:
+                rows = conversations(rows, name, prompt=prompt, roles=roles, on_error=on_error)
+        for side, column in zip(SIDES, names, strict=True):
             if are_texts:
                 rows = rows.tokenize(
-                    tokenizer, [prompt, column], max_length=max_length, add_eos=True, labels=column,
+                    tokenizer, concat=[prompt, column], max_length=max_length, add_eos=True, labels=column,
                     keep_text=True, on_error=on_error,
                 )  # fmt: skip
             else:
@@ -129,46 +138,3 @@ def preference(
         mask={f"{side}_input_ids": f"{side}_attention_mask" for side in SIDES},
         columns={f"{side}_labels": {"value": -100} for side in SIDES},
     )
-
-
-def _texts(
-    given: Input, prompt: str | None, chosen: str, rejected: str, on_error: OnError | None
-) -> tuple[Pipeline, str]:
-    """Rows with columns of texts, and the name of the one that holds the prompt."""
-    (prompt,) = given.find({"prompt": prompt}, PROMPTS)
-    rows = given.prompted(prompt, None, [prompt, chosen, rejected])
-    for column in (chosen, rejected):
-        rows = checked(rows, Answered(column, on_error=on_error))
-    return rows, prompt
-
-
-def _conversations(
-    given: Input,
-    prompt: str | None,
-    chosen: str,
-    rejected: str,
-    roles: Mapping[str, str] | None,
-    on_error: OnError | None,
-) -> tuple[Pipeline, str]:
-    """Rows with columns of messages, and the name of the one that holds the prompt."""
-    if prompt is None:
-        common = [name for (name,) in PROMPTS if name in given.columns]
-        prompt = next((name for name in common if not isinstance(given.first(name), str)), None)
-    if prompt is None:
-        prompt = "shared prompt"
-        rows = given.rows([chosen, rejected]).then(SplitPrompt(chosen, rejected, prompt))
-    else:
-        rows = given.rows([prompt, chosen, rejected])
-    for column in (chosen, rejected):
-        rows = conversations(rows, column, prompt=prompt, roles=roles, on_error=on_error)
-    return rows, prompt
-
-
-class Answered(CheckedRows):
-    """Rows whose response is not empty."""
-
-    def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-        text = row[self.column]
-        if not isinstance(text, str | None):
-            raise SchemaError(f"column {self.column!r} holds texts, got {type(text).__name__}")
-        return row, None if (text or "").strip() else "an empty response"

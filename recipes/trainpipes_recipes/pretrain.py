@@ -51,9 +51,8 @@ def pretrain(
     Not for a few hundred documents with 24 shards: each shard packs its own, and its last row is not full.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
-            of rows.
-        tokenizer: anything that ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
+        tokenizer: whatever ``tokenize`` takes: a name on the Hugging Face hub, a path, "bytes", an object.
         text: column of the documents. Left out, the first of text, content, document and body that is there.
         train: False to evaluate: every row once, in file order; the pass ends after them.
         on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
@@ -68,9 +67,8 @@ def pretrain(
         buffer_size: the fewest documents that the shuffle mixes with each other.
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
-        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
-            folder. Batches and states are the same; the first batch of the first run waits longer.
-        storage_options: options of the file system, as fsspec takes them.
+        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
+        storage_options: of the file system, as fsspec takes them.
     """
     given = Input("pretrain", files, storage_options)
     rows = given.tokenized(

@@ -12,6 +12,8 @@ All of it is made of the source of Python's standard library, except for the pic
     ids/train.bin          the texts as token ids, uint16, one after the other
     pictures/              JPEGs of circles, squares and crosses, a folder each (needs Pillow)
     tokenizer/             a byte-level BPE tokenizer with a chat template, as transformers loads it
+    model/config.json      of a small causal language model
+    vision/config.json     of a small network for pictures
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import pyarrow.parquet as pq
 
 from trainpipes_recipes.demo.corpus import END, PAD, function_pairs, train_tokenizer, write_parquet
 
-__all__ = ["main", "write_samples"]
+__all__ = ["main", "write_configs", "write_samples", "write_tokenizer"]
 
 MASK, START, STOP = "<mask>", "<|im_start|>", "<|im_end|>"
 #: Turns as ChatML writes them; what the assistant says is marked, as transformers knows it.
@@ -66,6 +68,18 @@ def write_samples(folder: Path, every: int = 1) -> None:
     pq.write_table(topics(texts), folder / "topics.parquet")
     write_ids(folder, texts)
     draw_pictures(folder / "pictures")
+    write_configs(folder)
+
+
+def write_configs(folder: Path) -> None:
+    """Models that train in seconds, as transformers reads them: a causal one and one of pictures."""
+    llama = {"model_type": "llama", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 192}
+    llama |= {"num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}
+    resnet = {"model_type": "resnet", "embedding_size": 16, "layer_type": "basic"}
+    resnet |= {"hidden_sizes": [16, 32, 64], "depths": [1, 1, 1]}
+    for name, config in (("model", llama), ("vision", resnet)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
 
 
 def write_tokenizer(folder: Path, pairs: Sequence[tuple[str, str]]) -> None:

@@ -28,7 +28,6 @@ def seq2seq(
     seed: int = 0,
     num_shards: int = 24,
     drop_last: bool = True,
-    hf_names: bool = True,
     keep_in_memory: bool = False,
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
@@ -48,9 +47,8 @@ def seq2seq(
     Not for decoder-only models, which read prompt and response as one sequence: that is ``sft``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
-            of rows.
-        tokenizer: anything that ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
+        tokenizer: whatever ``tokenize`` takes: a name on the Hugging Face hub, a path, "bytes", an object.
         prompt: column of the encoder's input. Left out, it and ``response`` are the first of these that
             are there: prompt + response, prompt + completion, instruction + output, question + answer
             and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
@@ -67,18 +65,15 @@ def seq2seq(
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch.
-        hf_names: name and pad the tensors as transformers does.
         keep_in_memory: read both columns once and keep them in memory, not again in every epoch. The order
             of rows differs, since a table in memory has no row groups to shuffle, and a state loads only
             with the same value.
-        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
-            folder. Batches and states are the same; the first batch of the first run waits longer.
-        storage_options: options of the file system, as fsspec takes them.
+        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
+        storage_options: of the file system, as fsspec takes them.
     """
     given = Input("seq2seq", files, storage_options)
-    mask, target = ("attention_mask", "labels") if hf_names else ("input_mask", "target_ids")
     ready = given.tokenized(
-        tokenizer, ["input_ids", target], named=[prompt, response, context], on_error=on_error,
+        tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True, "labels": None},
     )  # fmt: skip
     if ready is None:
@@ -91,15 +86,14 @@ def seq2seq(
         pieces = rows.distributed(rank=0, world_size=1).batch(8192).collate(format="arrow")
         rows = from_arrow(pa.concat_tables(pieces))
     if prompt is not None and response is not None:
-        columns = {prompt: "input_ids", response: target}
+        columns = {prompt: "input_ids", response: "labels"}
         rows = rows.tokenize(
             tokenizer, columns, max_length=max_length, add_eos=True, on_error=on_error
         )
     elif keep_in_memory:
-        rows = rows.tokenized_by(tokenizer, ["input_ids", target], on_error=on_error)
+        rows = rows.tokenized_by(tokenizer, ["input_ids", "labels"], on_error=on_error)
     rows = given.arrange(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )
-    return rows.batch(batch_size, drop_last=train and drop_last).pad_collate(
-        mask={"input_ids": mask}
-    )
+    batches = rows.batch(batch_size, drop_last=train and drop_last)
+    return batches.pad_collate(mask={"input_ids": "attention_mask"})

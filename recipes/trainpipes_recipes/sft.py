@@ -46,9 +46,8 @@ def sft(
     and if its prompt alone is too long, it has no target: see ``on_error``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format that ``Input`` knows; or a pipeline
-            of rows.
-        tokenizer: anything that ``tokenize`` takes: path of a ``tokenizer.json``, "bytes", an object.
+        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
+        tokenizer: whatever ``tokenize`` takes: a name on the Hugging Face hub, a path, "bytes", an object.
         prompt: column of the model's input. Left out, it and ``response`` are the first of these
             that are there: prompt + response, prompt + completion, instruction + output, question + answer
             and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
@@ -66,9 +65,8 @@ def sft(
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk for later epochs and runs: True for the folder of ``tp.cache``, or a
-            folder. Batches and states are the same; the first batch of the first run waits longer.
-        storage_options: options of the file system, as fsspec takes them.
+        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
+        storage_options: of the file system, as fsspec takes them.
     """
     given = Input("sft", files, storage_options)
     rows = given.tokenized(
@@ -78,7 +76,7 @@ def sft(
     if rows is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
         rows = given.prompted(prompt, context, [prompt, response]).tokenize(
-            tokenizer, [prompt, response], max_length=max_length, add_eos=True, labels=response,
+            tokenizer, concat=[prompt, response], max_length=max_length, add_eos=True, labels=response,
             on_error=on_error,
         )  # fmt: skip
     rows = given.arrange(

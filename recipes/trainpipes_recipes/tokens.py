@@ -77,7 +77,7 @@ def tokens(
         seed: for the order of rows.
         num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of the epochs, where rows are not packed.
-        storage_options: options of the file system, as fsspec takes them.
+        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"tokens": [5, 6, 7, 1]}, {"tokens": [8, 1]}])

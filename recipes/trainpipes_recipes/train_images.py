@@ -1,79 +1,169 @@
-"""Train a small convolutional network on pictures and their classes.
+"""Train a classifier of pictures, from random weights.
 
-    python -m trainpipes_recipes.train_images --files pets/train --classes 37 --steps 500
-    torchrun --nproc-per-node 2 -m trainpipes_recipes.train_images --files 'shards/*.tar' --classes 1000
+    python -m trainpipes_recipes.train_images --model microsoft/resnet-50 --files pets/train --classes 37
+    torchrun --nproc-per-node 8 -m trainpipes_recipes.train_images --model my-config --files pets --classes 9
 
-Killed at any moment and started again, it goes on from its last checkpoint, also on another number of
-ranks or with another ``--num-workers``. Copy this file, and put your model in the place of this one.
+Killed at any moment and started again, it goes on from its last checkpoint with the very next batch, also on
+another number of ranks. At the end the model is in the folder "model" of --output, as transformers saves it.
+A copy of this file runs by itself.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
-from itertools import pairwise
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    get_cosine_schedule_with_warmup,
+)
 
-from trainpipes import Loader
-from trainpipes_recipes import training
-from trainpipes_recipes.images import images
+import trainpipes as tp
 
-
-def network(classes: int, width: int = 32) -> nn.Module:
-    """Images ``[B, 3, H, W]`` to scores ``[B, classes]``: four halvings, and the mean over what is left."""
-    sizes = [3, width, 2 * width, 4 * width, 8 * width]
-    halvings = [
-        nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.GroupNorm(1, b), nn.ReLU())
-        for a, b in pairwise(sizes)
-    ]
-    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(sizes[-1], classes))
-    return nn.Sequential(*halvings, pooled)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, as the command line says."""
-    args = parse(arguments)
-    with training.this_rank(args) as rank:
-        pipe = images(
-            args.files[0] if len(args.files) == 1 else args.files,
-            size=args.size,
-            batch_size=args.batch_size,
-            buffer_size=args.buffer_size,
-            seed=args.seed,
-            num_shards=args.num_shards,
-        )
-        loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
-
-        model = rank.wrap(network(args.classes))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
-
-        checkpoints = training.Checkpoints(args, rank, loader, model=model, optimizer=optimizer)
-        step = checkpoints.resume()
-        with training.Log(args, rank, after=step) as log:
-            for batch in training.batches(loader, rank, args.steps - step):
-                scores = model(batch["images"])  # [B, classes]
-                loss = F.cross_entropy(scores, batch["labels"])
-
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-
-                step += 1
-                log.write(step, batch, loss)
-                if step % args.checkpoint_every == 0 or step == args.steps:
-                    checkpoints.save(step)
+CUDA = torch.cuda.is_available()
+DEVICE = (
+    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA else torch.device("cpu")
+)
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = training.options("train_images", __doc__)
+def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | None = None) -> None:
+    """Train. ``on_step(step, batches, loss)`` is called after each step."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
-    add("--classes", type=int, required=True, help="number of classes; labels are below it")
+    add("--model", required=True, help="name or folder of a config")
+    add("--classes", type=int, required=True, help="labels are below it")
+    add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
+    add("--eval-files", nargs="+", help="evaluate on these whenever a checkpoint is saved")
+    add(
+        "--output",
+        type=Path,
+        default=Path("runs/images"),
+        help="for checkpoints; all ranks share it",
+    )
+    add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
+    add("--batch-size", type=int, default=32, help="rows of a rank at a time")
     add("--size", type=int, default=224, help="pixels of a side")
-    return parser.parse_args(arguments)
+    add("--num-workers", type=int, default=0, help="processes that make batches")
+    add("--lr", type=float, default=1e-3, help="learning rate after the warm-up")
+    add("--save-every", type=int, default=200, help="steps")
+    add("--keep", type=int, default=2, help="checkpoints that stay")
+    args = parser.parse_args(arguments)
+    if CUDA:
+        torch.cuda.set_device(DEVICE)
+    if RANKS > 1:
+        dist.init_process_group("nccl" if CUDA else "gloo")
+    train(args, on_step)
+    if RANKS > 1:
+        dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
+    shape = {"size": args.size, "batch_size": args.batch_size}
+    pipe = tp.recipe("images", args.files, **shape).repeat()
+    loader = tp.Loader(pipe, num_workers=args.num_workers, pin_memory=CUDA)
+
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(args.model, num_labels=args.classes)
+    model = AutoModelForImageClassification.from_config(config).to(DEVICE)
+    parallel = DistributedDataParallel(model) if RANKS > 1 else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.05)
+    schedule = get_cosine_schedule_with_warmup(optimizer, int(WARMUP * args.steps), args.steps)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+
+    step = resume(args.output, parts)
+    batches, total, logged = iter(loader), torch.zeros((), device=DEVICE), step
+    while step < args.steps:
+        torch.manual_seed(RANKS * step + RANK)  # of dropout, so that a resume draws the same
+        step += 1
+        batch = moved(next(batches))
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
+            logits = parallel(batch["images"]).logits
+        loss = F.cross_entropy(logits.float(), batch["labels"], label_smoothing=0.1)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        total += loss.detach()
+        if on_step is not None:
+            on_step(step, [batch], loss.detach())
+        if step % LOG_EVERY == 0:
+            report(f"step {step}: loss {over_ranks(total).item() / (step - logged) / RANKS:.4f}")
+            logged = step
+            total.zero_()
+        if step % args.save_every == 0 or step == args.steps:
+            if args.eval_files:
+                held_out = tp.recipe("images", args.eval_files, train=False, **shape)
+                report(f"step {step}: {evaluate(model, tp.Loader(held_out)):.1%} are right")
+            save(args.output, step, parts, args.keep)
+    if RANK == 0:
+        model.save_pretrained(args.output / "model")
+
+
+@torch.no_grad()
+def evaluate(model: Any, loader: tp.Loader) -> float:
+    """The part of all pictures of all ranks whose class is found."""
+    model.eval()
+    found = torch.zeros(2, device=DEVICE)
+    for batch in map(moved, loader):
+        found[0] += (model(batch["images"]).logits.argmax(1) == batch["labels"]).sum()
+        found[1] += len(batch["labels"])
+    model.train()
+    right, pictures = over_ranks(found).tolist()
+    return float(right / max(1, pictures))
+
+
+def moved(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch on the device."""
+    tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
+    return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
+
+
+def over_ranks(tensor: Tensor) -> Tensor:
+    """The sum over all ranks, in the place of the tensor."""
+    if RANKS > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
+    """One file for all ranks, whole or not there. All ranks call it."""
+    states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
+    states["loader"] = parts["loader"].gather_state()
+    if RANK == 0:
+        torch.save({**states, "step": step}, folder / "new")
+        os.replace(folder / "new", folder / f"step-{step:08}.pt")
+        for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+            old.unlink()
+
+
+def resume(folder: Path, parts: dict[str, Any]) -> int:
+    """Go back to the newest checkpoint, if there is one: the step that it was saved after."""
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = [max(folder.glob("step-*.pt"), default=None)]
+    if RANKS > 1:
+        dist.broadcast_object_list(newest)
+    if newest[0] is None:
+        return 0
+    states = torch.load(newest[0], map_location=DEVICE, weights_only=True)
+    for name, part in parts.items():
+        part.load_state_dict(states[name])
+    report(f"goes on after step {states['step']}, from {newest[0]}")
+    return int(states["step"])
+
+
+def report(text: str) -> None:
+    if RANK == 0:
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

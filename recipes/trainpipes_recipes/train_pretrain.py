@@ -1,71 +1,176 @@
-"""Pretrain a small causal transformer on documents, packed into rows of one length.
+"""Pretrain a causal language model on documents, packed into rows of one length.
 
-    python -m trainpipes_recipes.train_pretrain --files 'my/*.parquet' --tokenizer tokenizer.json --steps 500
-    torchrun --nproc-per-node 2 -m trainpipes_recipes.train_pretrain --files 'my/*.parquet'
+    python -m trainpipes_recipes.train_pretrain --model Qwen/Qwen3-0.6B --files 'my/*.parquet' --steps 9000
+    torchrun --nproc-per-node 8 -m trainpipes_recipes.train_pretrain --model my-config --files 'my/*.parquet'
 
-Killed at any moment and started again, it goes on from its last checkpoint, also on another number of
-ranks or with another ``--num-workers``. The model is for trying things out: copy this file, and put
-yours in its place.
+Killed at any moment and started again, it goes on from its last checkpoint with the very next batch, also on
+another number of ranks. At the end the model is in the folder "model" of --output, as transformers saves it.
+A copy of this file runs by itself.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoConfig, AutoModelForCausalLM, get_cosine_schedule_with_warmup
 
-from trainpipes import Loader
-from trainpipes_recipes import training
-from trainpipes_recipes.pretrain import pretrain
+import trainpipes as tp
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, as the command line says."""
-    args = parse(arguments)
-    with training.this_rank(args) as rank:
-        pipe = pretrain(
-            args.files,
-            args.tokenizer,
-            text=args.text,
-            max_length=args.max_length,
-            batch_size=args.batch_size,
-            buffer_size=args.buffer_size,
-            seed=args.seed,
-            num_shards=args.num_shards,
-        )
-        loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
-
-        vocabulary = training.vocabulary_size(args)
-        model = rank.wrap(
-            training.Transformer(vocabulary, args.max_length, args.width, args.layers, args.heads)
-        )
-        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
-
-        checkpoints = training.Checkpoints(args, rank, loader, model=model, optimizer=optimizer)
-        step = checkpoints.resume()
-        with training.Log(args, rank, after=step) as log:
-            for batch in training.batches(loader, rank, args.steps - step):
-                # Each document sees its own tokens only.
-                segments, places = batch["segment_ids"], batch["position_ids"]
-                scores = model(batch["input_ids"], segments, places)  # [B, L, V]
-                loss = training.next_token_loss(scores, batch["labels"])
-
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-
-                step += 1
-                log.write(step, batch, loss)
-                if step % args.checkpoint_every == 0 or step == args.steps:
-                    checkpoints.save(step)
+CUDA = torch.cuda.is_available()
+DEVICE = (
+    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA else torch.device("cpu")
+)
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = training.text_options("train_pretrain", __doc__)
-    parser.add_argument("--text", help="column of the documents; found by its name if left out")
-    return parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | None = None) -> None:
+    """Train. ``on_step(step, batches, loss)`` is called after each step."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--model", required=True, help="name or folder of a config; weights start at random")
+    add("--tokenizer", help="name, folder or tokenizer.json; the model's if left out")
+    add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
+    add(
+        "--output",
+        type=Path,
+        default=Path("runs/pretrain"),
+        help="for checkpoints; all ranks share it",
+    )
+    add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
+    add("--batch-size", type=int, default=8, help="rows of a rank at a time")
+    add("--accumulate", type=int, default=1, help="batches of a rank in a step")
+    add("--max-length", type=int, default=2048, help="tokens of a row")
+    add("--num-workers", type=int, default=0, help="processes that make batches")
+    add("--lr", type=float, default=3e-4, help="learning rate after the warm-up")
+    add("--save-every", type=int, default=200, help="steps")
+    add("--keep", type=int, default=2, help="checkpoints that stay")
+    add("--attention", default="sdpa", help="or flash_attention_2, or flex_attention")
+    args = parser.parse_args(arguments)
+    if CUDA:
+        torch.cuda.set_device(DEVICE)
+    if RANKS > 1:
+        dist.init_process_group("nccl" if CUDA else "gloo")
+    train(args, on_step)
+    if RANKS > 1:
+        dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
+    shape = {"max_length": args.max_length, "batch_size": args.batch_size}
+    pipe = tp.recipe("pretrain", args.files, args.tokenizer or args.model, **shape)  # has no end
+    loader = tp.Loader(pipe, num_workers=args.num_workers, pin_memory=CUDA)
+
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=args.attention).to(DEVICE)
+    parallel = DistributedDataParallel(model) if RANKS > 1 else model
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    schedule = get_cosine_schedule_with_warmup(optimizer, int(WARMUP * args.steps), args.steps)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+
+    step = resume(args.output, parts)
+    batches, total, logged = iter(loader), torch.zeros((), device=DEVICE), step
+    tokens = args.batch_size * args.max_length * args.accumulate * RANKS  # of a step
+    began, waited = time.perf_counter(), loader.wait_seconds
+    while step < args.steps:
+        torch.manual_seed(RANKS * step + RANK)  # of dropout, so that a resume draws the same
+        step += 1
+        micro = [moved(next(batches)) for _ in range(args.accumulate)]
+        loss = torch.zeros((), device=DEVICE)
+        for number, batch in enumerate(micro, start=1):
+            waits = RANKS > 1 and number < len(micro)  # ranks exchange gradients at the last one
+            with parallel.no_sync() if waits else nullcontext():
+                part = loss_of(parallel, batch) / len(micro)
+                part.backward()
+            loss += part.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        total += loss
+        if on_step is not None:
+            on_step(step, micro, loss)
+        if step % LOG_EVERY == 0:
+            mean = over_ranks(total).item() / (step - logged) / RANKS
+            seconds, waits = time.perf_counter() - began, loader.wait_seconds - waited
+            rate = f"{tokens * (step - logged) / seconds:,.0f} tokens/s"
+            report(f"step {step}: loss {mean:.4f}, {rate}, {waits / seconds:.1%} waiting for data")
+            began, waited = time.perf_counter(), loader.wait_seconds
+            logged = step
+            total.zero_()
+        if step % args.save_every == 0 or step == args.steps:
+            save(args.output, step, parts, args.keep)
+    if RANK == 0:
+        model.save_pretrained(args.output / "model")
+
+
+def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
+    """The mean loss of a packed batch, in which a document sees no other one: told by where positions begin
+    anew, or with flash attention by ``cu_seqlens``. A cache or a mask of padding would hide that."""
+    starts, longest = batch["cu_seqlens"], batch["max_seqlen"]
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
+        logits = model(
+            batch["input_ids"], position_ids=batch["position_ids"], use_cache=False,
+            cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=longest, max_length_k=longest,
+        ).logits  # fmt: skip
+    found, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
+    return F.cross_entropy(found, wanted, reduction="sum") / (wanted >= 0).sum().clamp(min=1)
+
+
+def moved(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch on the device."""
+    tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
+    return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
+
+
+def over_ranks(tensor: Tensor) -> Tensor:
+    """The sum over all ranks, in the place of the tensor."""
+    if RANKS > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
+    """One file for all ranks, whole or not there. All ranks call it."""
+    states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
+    states["loader"] = parts["loader"].gather_state()
+    if RANK == 0:
+        torch.save({**states, "step": step}, folder / "new")
+        os.replace(folder / "new", folder / f"step-{step:08}.pt")
+        for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+            old.unlink()
+
+
+def resume(folder: Path, parts: dict[str, Any]) -> int:
+    """Go back to the newest checkpoint, if there is one: the step that it was saved after."""
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = [max(folder.glob("step-*.pt"), default=None)]
+    if RANKS > 1:
+        dist.broadcast_object_list(newest)
+    if newest[0] is None:
+        return 0
+    states = torch.load(newest[0], map_location=DEVICE, weights_only=True)
+    for name, part in parts.items():
+        part.load_state_dict(states[name])
+    report(f"goes on after step {states['step']}, from {newest[0]}")
+    return int(states["step"])
+
+
+def report(text: str) -> None:
+    if RANK == 0:
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,72 +1,183 @@
-"""Fine-tune a small causal transformer on prompt and response columns.
+"""Fine-tune a causal language model on prompts and responses.
 
-    python -m trainpipes_recipes.train_sft --files 'my/*.parquet' --tokenizer tokenizer.json --steps 500
-    torchrun --nproc-per-node 2 -m trainpipes_recipes.train_sft --files 'my/*.parquet'
+    python -m trainpipes_recipes.train_sft --model Qwen/Qwen3-0.6B --files 'my/*.parquet' --steps 2000
+    torchrun --nproc-per-node 8 -m trainpipes_recipes.train_sft --model my-model --files 'my/*.parquet'
 
-Killed at any moment and started again, it goes on from its last checkpoint, also on another number of
-ranks or with another ``--num-workers``. The model is for trying things out: copy this file, and put
-yours in its place.
+Killed at any moment and started again, it goes on from its last checkpoint with the very next batch, also on
+another number of ranks. At the end the model is in the folder "model" of --output, as transformers saves it.
+A copy of this file runs by itself.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoConfig, AutoModelForCausalLM, get_cosine_schedule_with_warmup
 
-from trainpipes import Loader
-from trainpipes_recipes import training
-from trainpipes_recipes.sft import sft
+import trainpipes as tp
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, as the command line says."""
-    args = parse(arguments)
-    with training.this_rank(args) as rank:
-        pipe = sft(
-            args.files,
-            args.tokenizer,
-            prompt=args.prompt,
-            response=args.response,
-            max_length=args.max_length,
-            batch_size=args.batch_size,
-            buffer_size=args.buffer_size,
-            seed=args.seed,
-            num_shards=args.num_shards,
-        )
-        loader = Loader(pipe, num_workers=args.num_workers, pin_memory=rank.device.type == "cuda")
-
-        vocabulary = training.vocabulary_size(args)
-        model = rank.wrap(
-            training.Transformer(vocabulary, args.max_length, args.width, args.layers, args.heads)
-        )
-        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
-
-        checkpoints = training.Checkpoints(args, rank, loader, model=model, optimizer=optimizer)
-        step = checkpoints.resume()
-        with training.Log(args, rank, after=step) as log:
-            for batch in training.batches(loader, rank, args.steps - step):
-                # Padding comes last, where no token of a causal model sees it.
-                scores = model(batch["input_ids"])  # [B, L, V]
-                loss = training.next_token_loss(scores, batch["labels"])
-
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-
-                step += 1
-                log.write(step, batch, loss)
-                if step % args.checkpoint_every == 0 or step == args.steps:
-                    checkpoints.save(step)
+CUDA = torch.cuda.is_available()
+DEVICE = (
+    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA else torch.device("cpu")
+)
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = training.text_options("train_sft", __doc__)
-    parser.add_argument("--prompt", help="column of the prompt; found by its name if left out")
-    parser.add_argument("--response", help="column of the response; found by its name if left out")
-    return parser.parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | None = None) -> None:
+    """Train. ``on_step(step, batches, loss)`` is called after each step."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--model", required=True, help="name on the Hugging Face hub, or a folder")
+    add("--scratch", action="store_true", help="start with random weights, of the model's config")
+    add("--tokenizer", help="name, folder or tokenizer.json; the model's if left out")
+    add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
+    add("--eval-files", nargs="+", help="evaluate on these whenever a checkpoint is saved")
+    add("--output", type=Path, default=Path("runs/sft"), help="for checkpoints; all ranks share it")
+    add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
+    add("--batch-size", type=int, default=8, help="rows of a rank at a time")
+    add("--accumulate", type=int, default=1, help="batches of a rank in a step")
+    add("--max-length", type=int, default=1024, help="the most tokens of a row")
+    add("--num-workers", type=int, default=0, help="processes that make batches")
+    add("--lr", type=float, default=2e-5, help="learning rate after the warm-up")
+    add("--save-every", type=int, default=200, help="steps")
+    add("--keep", type=int, default=2, help="checkpoints that stay")
+    args = parser.parse_args(arguments)
+    if CUDA:
+        torch.cuda.set_device(DEVICE)
+    if RANKS > 1:
+        dist.init_process_group("nccl" if CUDA else "gloo")
+    train(args, on_step)
+    if RANKS > 1:
+        dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
+    tokenizer = args.tokenizer or args.model
+    shape = {"max_length": args.max_length, "batch_size": args.batch_size}
+    pipe = tp.recipe("sft", args.files, tokenizer, **shape).repeat()
+    loader = tp.Loader(pipe, num_workers=args.num_workers, pin_memory=CUDA)
+
+    torch.manual_seed(0)
+    if args.scratch:
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(args.model))
+    else:
+        model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    model.to(DEVICE).train()
+    parallel = DistributedDataParallel(model) if RANKS > 1 else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+    schedule = get_cosine_schedule_with_warmup(optimizer, int(WARMUP * args.steps), args.steps)
+    parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
+
+    step = resume(args.output, parts)
+    batches, total, logged = iter(loader), torch.zeros((), device=DEVICE), step
+    while step < args.steps:
+        torch.manual_seed(RANKS * step + RANK)  # of dropout, so that a resume draws the same
+        step += 1
+        micro = [moved(next(batches)) for _ in range(args.accumulate)]
+        targets = over_ranks(torch.stack([targets_of(batch) for batch in micro]).sum()).clamp(min=1)
+        loss = torch.zeros((), device=DEVICE)  # this rank's part of the mean over all targets
+        for number, batch in enumerate(micro, start=1):
+            waits = RANKS > 1 and number < len(micro)  # ranks exchange gradients at the last one
+            with parallel.no_sync() if waits else nullcontext():
+                part = loss_sum(parallel, batch) / targets
+                (part * RANKS).backward()  # DistributedDataParallel takes the mean of ranks
+            loss += part.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        total += loss
+        if on_step is not None:
+            on_step(step, micro, loss)
+        if step % LOG_EVERY == 0:
+            report(f"step {step}: loss {over_ranks(total).item() / (step - logged):.4f}")
+            logged = step
+            total.zero_()
+        if step % args.save_every == 0 or step == args.steps:
+            if args.eval_files:
+                held_out = tp.recipe("sft", args.eval_files, tokenizer, train=False, **shape)
+                report(f"step {step}: evaluation loss {evaluate(model, tp.Loader(held_out)):.4f}")
+            save(args.output, step, parts, args.keep)
+    if RANK == 0:
+        model.save_pretrained(args.output / "model")
+
+
+def targets_of(batch: dict[str, Any]) -> Tensor:
+    """How many tokens are in the loss."""
+    return (batch["labels"][:, 1:] >= 0).sum()
+
+
+def loss_sum(model: Any, batch: dict[str, Any]) -> Tensor:
+    """The sum of the losses of all targets: the logits at t are compared with the label at t + 1."""
+    with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
+        logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    found, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
+    return F.cross_entropy(found, wanted, reduction="sum")
+
+
+@torch.no_grad()
+def evaluate(model: Any, loader: tp.Loader) -> float:
+    """The mean loss over all targets of all ranks."""
+    model.eval()
+    found = torch.zeros(2, device=DEVICE)
+    for batch in map(moved, loader):
+        found += torch.stack([loss_sum(model, batch), targets_of(batch)])
+    model.train()
+    total, targets = over_ranks(found).tolist()
+    return float(total / max(1, targets))
+
+
+def moved(batch: dict[str, Any]) -> dict[str, Any]:
+    """A batch on the device."""
+    tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
+    return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
+
+
+def over_ranks(tensor: Tensor) -> Tensor:
+    """The sum over all ranks, in the place of the tensor."""
+    if RANKS > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
+    """One file for all ranks, whole or not there. All ranks call it."""
+    states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
+    states["loader"] = parts["loader"].gather_state()
+    if RANK == 0:
+        torch.save({**states, "step": step}, folder / "new")
+        os.replace(folder / "new", folder / f"step-{step:08}.pt")
+        for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+            old.unlink()
+
+
+def resume(folder: Path, parts: dict[str, Any]) -> int:
+    """Go back to the newest checkpoint, if there is one: the step that it was saved after."""
+    folder.mkdir(parents=True, exist_ok=True)
+    newest = [max(folder.glob("step-*.pt"), default=None)]
+    if RANKS > 1:
+        dist.broadcast_object_list(newest)
+    if newest[0] is None:
+        return 0
+    states = torch.load(newest[0], map_location=DEVICE, weights_only=True)
+    for name, part in parts.items():
+        part.load_state_dict(states[name])
+    report(f"goes on after step {states['step']}, from {newest[0]}")
+    return int(states["step"])
+
+
+def report(text: str) -> None:
+    if RANK == 0:
+        print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 import trainpipes as tp
-from checkpoint.layouts import counted, of_ranks, save, state, stateful, uncounted
-from trainpipes.look import FoundState, StateSummary, fits, read_states, summarize
+from checkpoint.layouts import counted, of_ranks, state, uncounted
+from trainpipes.look import FoundState, StateSummary, fits, summarize
 
 
 def summary_of(pipe: tp.Pipeline, steps: int = 2) -> StateSummary:
-    return summarize(FoundState("x", "", (state(pipe, steps),)))
+    return summarize(FoundState("x", "", state(pipe, steps)))
 
 
 def found(*states: dict[str, object]) -> list[FoundState]:
-    return [FoundState(f"rank-{number}.pt", "", (one,)) for number, one in enumerate(states)]
+    return [FoundState(f"rank-{number}.pt", "", one) for number, one in enumerate(states)]
 
 
 def test_a_summary_says_where_the_run_stands() -> None:
@@ -28,7 +27,6 @@ def test_a_summary_says_where_the_run_stands() -> None:
         "batches": 7,
         "rank": None,
         "rank_batches": None,
-        "workers": 0,
         "num_shards": 12,
         "world_sizes": [1, 2, 3, 4, 6, 12],
         "needs_others": False,
@@ -42,7 +40,7 @@ def test_a_summary_says_where_the_run_stands() -> None:
 @pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
 def test_whose_rank_a_state_is(world: int) -> None:
     for rank, one in enumerate(of_ranks(world)):
-        said = summarize(FoundState("x", "", (one,)))
+        said = summarize(FoundState("x", "", one))
         assert (said.rank, said.rank_batches) == ((rank, world), 3)
         assert said.needs_others
 
@@ -102,14 +100,6 @@ def test_a_state_of_one_rank_fits_where_that_is_all_it_takes() -> None:
     assert fit.problem == ""
     (fit,) = fits(found(of_ranks(2)[1]), uncounted(), world_size=2)
     assert fit.problem
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_that_of_a_stateful_data_loader_fits_no_loader(workers: int, tmp_path: Path) -> None:
-    one = read_states(save(stateful(workers), tmp_path / "x.pt", "torch"))
-    (fit,) = fits(one, counted(), world_size=4)
-    assert "load it into a StatefulDataLoader with as many workers" in fit.problem
-    assert "pipe.state_at(batches_delivered_to_each_rank, epoch=...)" in fit.problem
 
 
 def test_states_of_several_pipelines_are_tried_one_by_one() -> None:

@@ -78,11 +78,6 @@ def test_a_copy_makes_the_pipeline_of_the_recipe(name, tmp_path, monkeypatch, ca
         del sys.modules[f"own_{name}"]
 
 
-def test_no_recipe_imports_from_its_package_by_dots():  # so that a copy can be imported anywhere
-    for name in trainpipes_recipes.__all__:
-        assert "from ." not in (ROOT / f"{name}.py").read_text(), name
-
-
 def test_a_copy_does_not_overwrite_unless_forced(tmp_path, capsys):
     there = tmp_path / "sft.py"
     there.write_text("mine")

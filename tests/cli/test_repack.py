@@ -108,23 +108,6 @@ def test_an_error_names_the_flag_that_begins_anew(capsys: pytest.CaptureFixture[
     assert run(["repack", "a.jsonl", "out", "--overwrite"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--executor", "dask"], "must be threads:N, processes:N, ray or ray:ADDRESS, got 'dask'"),
-        (["--executor", "threads:no"], "got 'threads:no'"),
-        (["--shared-filesystem"], "--shared-filesystem is of --executor ray"),
-    ],
-)
-def test_what_is_no_executor_is_refused(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines("a.jsonl")
-    assert run(["repack", "a.jsonl", "out", *options]) in (1, 2)
-    assert message in capsys.readouterr().err
-    assert not Path("out").exists()
-
-
 def test_any_columns_can_be_named() -> None:
     pytest.importorskip("duckdb")
     rows = [{"a,b": n % 2, 'say "x"': -n, " n": n, "n": n} for n in range(6)]
@@ -149,6 +132,13 @@ def test_any_columns_can_be_named() -> None:
             2,
             "--storage-options must be a JSON object",
         ),
+        (
+            ["a.jsonl", "out", "--executor", "dask"],
+            2,
+            "processes:N, ray or ray:ADDRESS, got 'dask'",
+        ),
+        (["a.jsonl", "out", "--executor", "threads:no"], 2, "got 'threads:no'"),
+        (["a.jsonl", "out", "--shared-filesystem"], 2, "--shared-filesystem is of --executor ray"),
         (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
         (["a.jsonl", "b.csv", "out"], 1, "read_csv for b.csv, read_json for a.jsonl"),
         (["a.jsonl", "."], 1, "holds files that are read"),

@@ -31,8 +31,8 @@ SAID: dict[str, str] = {
     STAGES + "- map: os:getcwd\n": f":3: stages[1].fn: {IMPORTS}",
     SFT.replace("sft", "stf"): ":1: recipe: no recipe 'stf' (did you mean 'sft'?); installed are chat, "
     "classification, images, masked_lm, preference, pretrain, seq2seq, sft, tokens",
-    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) must be an integer of 1 or more "
-    "(rows in a batch), got 0",
+    SFT + "  batch_size: 0\n": ":5: options.batch_size: batch(batch_size) must be an integer of 1 or more, "
+    "got 0",
     STAGES + "- list_files: ${NOPE_X}\n": ":3: stages[1]: list_files is a source, which only the first "
     "stage is",
 }  # fmt: skip
@@ -54,7 +54,7 @@ BEGINS: dict[str, str] = {
     STAGES + "- {batch: 8, pin: }\n": ":3: stages[1]: a stage must be a name, or a name and its options",
     STAGES + "- []\n": ":3: stages[1]: a stage must be a name",
     STAGES + "- 3\n": ":3: stages[1]: a stage must be a name",
-    STAGES + "- !dtype int32\n": ":3: stages[1]: a stage must be a name",
+    STAGES + "- !function int32\n": ":3: stages[1]: a stage must be a name",
     STAGES + "- batch: {1: 2}\n": ":3: stages[1]: ",
     STAGES + "- pin: 3\n": ":3: stages[1]: pin has no options, got 3",
     STAGES + "- batch: '8'\n": ":3: stages[1].batch_size: batch(batch_size) must be int | None, got '8'",
@@ -92,7 +92,7 @@ BEGINS: dict[str, str] = {
     "a: *x": ":1: this is no YAML: found undefined alias 'x'",
     "a:\n\t- b": ":2: this is no YAML: while scanning for the next token found character '\\t'",
     "a: \x01": ":1: this is no YAML: special characters are not allowed",
-    "a: !foo x": ":1: there is no tag '!foo'; there are !dtype, !path, !schema, !type, !function, !pipeline",
+    "a: !foo x": ":1: there is no tag '!foo'; there are !function, !pipeline",
     "a: !!set {x}": ":1: there is no tag '!!set'",
     "stages: [list_files: d, take: !!int x]": ":1: 'x' is no int: ",
 }  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import enum
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 import trainpipes as tp
 from every_recipe import words
 from every_stage import double
+from interpreters import python
 from trainpipes.config import loads
 
 ROWS = tp.list_files("data/*.parquet").read_parquet()
@@ -39,7 +39,7 @@ def test_a_text_is_written_to_be_read() -> None:
         "- rename: {names: {'yes': 'a: b', '1e3': '$${x}'}}\n"
         "- map: !function every_stage:double\n"
         "- batch: 8\n"
-        "- pad_collate: {dtype: !dtype int32}\n"
+        "- pad_collate: {dtype: int32}\n"
     )
     assert body(ROWS.tokenize("bytes", template="Question: {text}\n\nAnswer:\n")) == (
         "- tokenize:\n    tokenizer: bytes\n    template: |\n      Question: {text}\n\n      Answer:\n"
@@ -83,6 +83,10 @@ SECRET = (
     "a URL with a user, a password or values in its query may hold a secret: give it with storage_options, "
     "or write ${VARIABLE} there, by hand"
 )
+NO_SCHEMA = (
+    "a schema with metadata, with columns that may not be null, or of types beyond a name or a list, "
+    f"{IN_CODE}"
+)
 SCHEMA = pa.schema([pa.field("x", pa.int64(), nullable=False)])
 REFUSED: dict[str, tuple[Any, str]] = {
     "lambda": (
@@ -108,11 +112,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "type": (
         lambda: tp.read_json("d", schema=pa.schema([("x", pa.struct([("y", pa.int8())]))])),
-        f"read_json(schema): the Arrow type struct<y: int8> {IN_CODE}",
+        f"read_json(schema): {NO_SCHEMA}",
     ),
     "schema": (
         lambda: tp.read_json("d", schema=SCHEMA),
-        f"read_json(schema): a schema with metadata, or columns that may not be null, {IN_CODE}",
+        f"read_json(schema): {NO_SCHEMA}",
+    ),
+    "dtype": (
+        lambda: ROWS.batch(2).pad_collate(columns={"x": {"dtype": torch.int32}}),
+        f"pad_collate(columns): an object of torch.dtype {IN_CODE}",
     ),
     "table": (lambda: tp.from_arrow(pa.table({"x": [1]})), f"from_arrow(table): {MEMORY}"),
     "tensors": (lambda: tp.from_tensors(torch.arange(3)), f"from_tensors(tensors): {MEMORY}"),
@@ -165,9 +173,7 @@ for pipe in (tp.list_files("d").map(clean), tp.list_files("d").then(Upper())):
     except tp.ConfigError as error:
         print(error)
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([*python(), "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == [
         f"to_yaml(): map(fn): a config cannot import __main__:clean: {IMPORT}",
         f"to_yaml(): upper: a config cannot import __main__:Upper: {IMPORT}",
@@ -181,8 +187,7 @@ for pipe in (tp.list_files("d").map(clean), tp.list_files("d").then(Upper())):
         lambda: ROWS.shuffle().rename({"y": "no", "010": "1e3", "${HOME}": "$${HOME}"}),
         lambda: ROWS.encode_labels("x", classes=["a", "1", "true", "~"]),
         lambda: ROWS.batch(2).pad_collate(value=float("nan"), dtype=torch.float32),
-        lambda: tp.list_files(Path("a b")).read_json(schema=pa.schema([("x", pa.list_(pa.int8()))])),
-        lambda: ROWS.cache(Path("folder")),
+        lambda: tp.list_files("a b").read_json(schema=pa.schema([("x", pa.list_(pa.int8()))])),
         lambda: ROWS.filter([[("x", "==", True)], [("x", "<", float("inf")), ("y z", "not in", (1, 2))]]),
     ],
 )  # fmt: skip

@@ -25,7 +25,7 @@ def two_of_three(row: dict[str, Any]) -> bool:
 
 
 def text(pipe: tp.Pipeline) -> tp.Pipeline:
-    return pipe.tokenize("bytes", ["text", "answer"], labels="answer")
+    return pipe.tokenize("bytes", concat=["text", "answer"], labels="answer")
 
 
 #: Epochs of 49, about 37, 13 and 17 micro-batches, some without an end.

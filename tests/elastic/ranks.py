@@ -22,7 +22,7 @@ import pytest
 from torch.utils.data._utils import worker as torch_worker
 
 import trainpipes as tp
-from trainpipes.engine.iterating import epoch_end_sync
+from trainpipes.engine.iterating import lookahead
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerDataset
 from trainpipes.engine.iterating.worker_message import WorkerMemory
 from trainpipes.engine.planning.plan import Plan
@@ -256,5 +256,5 @@ class Leg:
     @contextmanager
     def _agreeing(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(epoch_end_sync, "agreement_over", lambda *ranks: self.meeting.agree)
+            patch.setattr(lookahead, "agreement_over", lambda *ranks: self.meeting.agree)
             yield

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from elastic.launch import Launch
 from elastic.test_docs_examples import TORCH_ABORTS
-from trainpipes_recipes.training import Step, read_log
+from trainpipes_recipes import samples
+from trainpipes_recipes.demo import logged
+from trainpipes_recipes.demo.logged import Step, read_log
 
-#: A script, and what it takes besides what all take.
-SCRIPTS = {
-    "train_sft": ["--buffer-size", "50"],
-    "train_pretrain": ["--buffer-size", "50", "--num-shards", "4"],
-}
-EVERY = 5
+SCRIPTS = ("train_sft", "train_pretrain")
+EVERY, STEPS = 5, 60
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +27,16 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [a + b for a, b in zip(prompts, responses, strict=True)]
     table = pa.table({"prompt": prompts, "response": responses, "text": texts})
     pq.write_table(table, path, row_group_size=20)
+    samples.write_configs(path.parent)
     return path
 
 
 def options(script: str, rows: Path, folder: Path, steps: int) -> list[str]:
     return [
-        *("--files", str(rows), "--checkpoint-dir", str(folder), "--steps", str(steps)),
-        *("--checkpoint-every", str(EVERY), "--device", "cpu", "--batch-size", "4", "--lr", "0.01"),
-        *("--max-length", "48", "--width", "16", "--layers", "1", "--heads", "2", "--threads", "1"),
-        *("--log-every", "1", "--log-batches"),
-        *SCRIPTS[script],
+        *(script, "--model", str(rows.parent / "model"), "--tokenizer", "bytes"),
+        *("--files", str(rows), "--output", str(folder), "--steps", str(steps), "--lr", "0.01"),
+        *("--save-every", str(EVERY), "--batch-size", "4", "--max-length", "48"),
+        *(["--scratch"] if script == "train_sft" else []),
     ]
 
 
@@ -60,39 +56,36 @@ def in_turn(ranks: list[list[Step]]) -> list[str]:
 def test_a_script_killed_on_two_ranks_goes_on_on_two_and_on_one(
     script: str, rows: Path, tmp_path: Path
 ) -> None:
-    module = importlib.import_module(f"trainpipes_recipes.{script}")
     run = tmp_path / "run"
-    asked = options(script, rows, run, 10_000)
-    killed = Launch(Path(module.__file__), 2, tmp_path / "1", *asked, trains=True)
+    asked = options(script, rows, run, STEPS)
+    killed = Launch(Path(logged.__file__), 2, tmp_path / "1", *asked, trains=True)
     killed.kill_when(
         lambda: (
-            all((run / f).exists() for f in ("log.jsonl", "log-1.jsonl", "checkpoint.pt"))
+            all((run / f).exists() for f in ("log.jsonl", "log-1.jsonl", "step-00000005.pt"))
             and all(len(steps) >= EVERY + 3 for steps in logs(run))
         )
     )
     before = logs(run)
     shutil.copytree(run, tmp_path / "one")
-    saved = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
-    steps = saved + 6
+    saved = int(max(run.glob("step-*.pt")).stem.removeprefix("step-"))
+    assert saved < STEPS - 10
 
     alone = tmp_path / "alone"
-    module.main(options(script, rows, alone, 2 * steps))
+    logged.main(options(script, rows, alone, 2 * STEPS))
     whole = [step.batch for step in read_log(alone / "log.jsonl")]
-    assert len(set(whole)) > steps
+    assert len(set(whole)) > STEPS
 
-    asked = options(script, rows, run, steps)
-    again = Launch(Path(module.__file__), 2, tmp_path / "2", *asked, trains=True)
+    again = Launch(Path(logged.__file__), 2, tmp_path / "2", *asked, trains=True)
     assert again.wait(200) == 0 or TORCH_ABORTS in again.said(), again.said()
     assert f"goes on after step {saved}" in again.said()
     after = logs(run)
-    assert [[step.number for step in found] for found in after] == [[*range(1, steps + 1)]] * 2
-    assert in_turn(after) == whole[: 2 * steps]
+    assert [[step.number for step in found] for found in after] == [[*range(1, STEPS + 1)]] * 2
+    assert in_turn(after) == whole[: 2 * STEPS]
     for had, has in zip(before, after, strict=True):  # losses too, of steps that were made twice
         assert len(had) >= saved
-        assert has[: len(had)] == had[:steps]
+        assert has[: len(had)] == had
 
-    module.main(options(script, rows, tmp_path / "one", steps))
+    logged.main(options(script, rows, tmp_path / "one", STEPS))
     found = read_log(tmp_path / "one" / "log.jsonl")
-    assert [step.number for step in found] == [*range(1, steps + 1)]
-    assert [step.batch for step in found[saved:]] == whole[2 * saved :][: steps - saved]
-    assert len(read_log(tmp_path / "one" / "log-1.jsonl")) == saved
+    assert [step.number for step in found] == [*range(1, STEPS + 1)]
+    assert [step.batch for step in found[saved:]] == whole[2 * saved :][: STEPS - saved]

@@ -27,8 +27,8 @@ import torch.distributed as dist
 import trainpipes as tp
 from elastic.interleaved import PIPELINES, RAGGED, long_filtered
 from elastic.launch import write_beside
-from trainpipes.engine.iterating import epoch_end_sync
-from trainpipes.engine.iterating.epoch_end_sync import agreement_over
+from trainpipes.engine.iterating import lookahead
+from trainpipes.engine.iterating.agreement import agreement_over
 from trainpipes.testing import digest
 
 ENDED: Any = object()
@@ -127,7 +127,7 @@ def count_agreements(workers: int) -> dict[str, int]:
         return counted_agree
 
     steps = 0
-    epoch_end_sync.agreement_over = counting
+    lookahead.agreement_over = counting
     for _ in tp.Loader(long_filtered(), num_workers=workers):
         steps += 1
         dist.all_reduce(torch.ones(1))

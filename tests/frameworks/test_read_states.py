@@ -72,9 +72,7 @@ def test_a_loader_of_a_dataset_of_hugging_face(tmp_path: Path) -> None:
     list(islice(loader, 3))
     torch.save({"step": 3, "loader": loader.state_dict()}, tmp_path / "data.pt")
     (found,) = read_states(tmp_path)
-    assert (found.keys, found.kept_by) == ('["loader"]', "datasets")
-    told = summarize(found)
-    assert (told.epoch, told.batches) == (0, 6)  # of rows, which the loader makes batches of
+    assert found.keys == '["loader"]'
     assert "pipe.to_hf()" in fits([found], rows)[0].problem
 
 
@@ -93,8 +91,7 @@ def test_a_stateful_data_loader_that_accelerate_keeps(tmp_path: Path) -> None:
     list(islice(stateful, 3))
     torch.save(stateful.state_dict(), tmp_path / "dl_state_dict.bin")
     (found,) = read_states(tmp_path)
-    assert found.kept_by == "StatefulDataLoader"
-    assert summarize(found).batches == 3
+    assert "load it into a StatefulDataLoader" in found.problem
 
 
 @pytest.mark.filterwarnings("ignore:::lightning", "ignore:.*LeafSpec:FutureWarning")

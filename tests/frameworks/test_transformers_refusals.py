@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,49 +26,85 @@ def trainer(output: Path, pipe: Any, kind: Any = Trainer, **given: Any) -> Any:
     return kind(model(), arguments(output, **given), train_dataset=pipe)
 
 
-def test_a_batching_pipeline_in_a_plain_trainer_shows_the_line_to_write(tmp_path: Path) -> None:
-    plain = trainer(tmp_path, pipeline("counted"), transformers.Trainer)
-    with pytest.raises(
-        tp.ConfigError, match=r"from trainpipes\.integrations\.transformers import Trainer"
-    ):
-        plain.train()
+def texts() -> tp.Pipeline:
+    return tp.from_dataset([{"text": f"row {n}"} for n in range(8)])
 
 
-def test_epochs_of_unknown_length_need_max_steps(tmp_path: Path) -> None:
-    with pytest.raises(
-        tp.ConfigError, match=r"pass max_steps=...; 3 epochs are about \d+ \(.*filter"
-    ):
-        trainer(tmp_path, pipeline("filtered"))
-    with pytest.raises(tp.ConfigError, match=r"pass max_steps=... \(.*has no end"):
-        trainer(tmp_path, pipeline("endless"))
+#: The pipeline, arguments of the Trainer, and what is said when it is made.
+AT_ONCE: list[tuple[Callable[[], tp.Pipeline], str]] = [
+    (lambda: pipeline("filtered"), r"pass max_steps=...; 3 epochs are about \d+ \(.*filter"),
+    (lambda: pipeline("endless"), r"pass max_steps=... \(.*has no end"),
+    (
+        lambda: rows(8),
+        r"train_dataset must make batches, got single rows; end it with \.batch\(8\)\.pad_c",
+    ),
+]
+#: The same when it trains.
+IN_TRAINING: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = [
+    (
+        lambda: pipeline("counted"),
+        transformers.Trainer,
+        {},
+        r"from trainpipes\.integrations\.transformers imp",
+    ),
+    (
+        lambda: pipeline("counted"),
+        Trainer,
+        {"auto_find_batch_size": True},
+        "auto_find_batch_size must be off",
+    ),
+    (
+        lambda: pipeline("counted"),
+        Trainer,
+        {"accelerator_config": {"split_batches": True}},
+        "split_batches must be off",
+    ),
+    (lambda: rows(8).batch(2), Trainer, {}, r"gives list: end it with .pad_collate\(\)"),
+    (
+        lambda: rows(3).batch(4, drop_last=True).pad_collate(),
+        Trainer,
+        {},
+        r"must have a batch for each rank.* add rows",
+    ),
+    (
+        lambda: texts().tokenize("bytes").batch(4).pad_collate(),
+        Trainer,
+        {},
+        r"this one has \['input_ids', 'attention_mask'\]: write tokenize\(\.\.\., lab",
+    ),
+]
 
 
-def test_single_rows_are_refused_before_the_first_step_unless_they_are_collated(
-    tmp_path: Path,
+@pytest.mark.parametrize(("pipe", "told"), AT_ONCE)
+def test_what_cannot_train_is_refused_when_the_trainer_is_made(
+    pipe: Callable[[], tp.Pipeline], told: str, tmp_path: Path
 ) -> None:
-    told = r"train_dataset must make batches, got single rows; end it with \.batch\(8\)\.pad_collate\(\), or"
     with pytest.raises(tp.ConfigError, match=told):
-        trainer(tmp_path, rows(8))
+        trainer(tmp_path, pipe())
+
+
+@pytest.mark.parametrize(("pipe", "kind", "given", "told"), IN_TRAINING)
+def test_what_goes_wrong_is_told_before_the_first_step(
+    pipe: Callable[[], tp.Pipeline], kind: Any, given: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    made = trainer(tmp_path, pipe(), kind, **given)
+    with pytest.raises(tp.ConfigError, match=told):
+        made.train()
+    assert made.state.global_step == 0
+
+
+def test_evaluations_make_batches_and_have_an_end(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match=r"eval_dataset must make batches, got single rows"):
         Trainer(
             model(), arguments(tmp_path), train_dataset=pipeline("counted"), eval_dataset=rows(8)
         )
-    texts = tp.from_dataset([{"text": f"row {n}"} for n in range(8)])
+    with pytest.raises(tp.ConfigError, match=r"leave .repeat\(\) out"):
+        trainer(tmp_path, pipeline("counted")).evaluate(pipeline("endless"))
+
+
+def test_single_rows_may_be_collated_by_the_trainer(tmp_path: Path) -> None:
     given = arguments(tmp_path, max_steps=1, remove_unused_columns=False)
-    Trainer(model(), given, train_dataset=texts, data_collator=collated).train()
-
-
-def test_batches_without_labels_are_told_what_to_write_before_the_first_step(
-    tmp_path: Path,
-) -> None:
-    texts = tp.from_dataset([{"text": f"row {n}"} for n in range(8)]).tokenize("bytes")
-    bare = trainer(tmp_path, texts.batch(4).pad_collate())
-    with pytest.raises(
-        tp.ConfigError,
-        match=r"this one has \['input_ids', 'attention_mask'\]: write tokenize\(\.\.\., lab",
-    ):
-        bare.train()
-    assert bare.state.global_step == 0
+    Trainer(model(), given, train_dataset=texts(), data_collator=collated).train()
 
 
 def test_a_batch_size_of_the_arguments_that_has_no_effect_is_told_once(
@@ -89,66 +124,17 @@ def test_a_batch_size_of_the_arguments_that_has_no_effect_is_told_once(
             trainer(tmp_path, pipeline("counted"), per_device_train_batch_size=size)
 
 
-def test_the_trainer_asks_for_the_length_of_an_epoch_as_the_last_step_needs() -> None:
-    """What ``EpochLength`` stands for, and no public name of the Trainer says."""
-    source = inspect.getsource(transformers.Trainer)
-    for said in (
-        "(step + 1) == steps_in_epoch",
-        "(step + 1) / steps_in_epoch",
-        "int(self.state.global_step // num_update_steps_per_epoch)",
-        "self.save_model(output_dir, _internal_call=True)",
-    ):
-        assert said in source
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"auto_find_batch_size": True}, "auto_find_batch_size must be off"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches must be off"),
-    ],
-)
-def test_arguments_that_change_batches_are_refused(
-    tmp_path: Path, given: dict[str, Any], told: str
-) -> None:
-    with pytest.raises(tp.ConfigError, match=told):
-        trainer(tmp_path, pipeline("counted"), **given).train()
-
-
-def test_batches_are_dicts_of_tensors(tmp_path: Path) -> None:
-    with pytest.raises(tp.ConfigError, match=r"gives list: end it with .pad_collate\(\)"):
-        trainer(tmp_path, rows(8).batch(2)).train()
-
-
-def test_an_epoch_without_a_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(tp.ConfigError, match=r"must have a batch for each rank.* add rows"):
-        trainer(tmp_path, rows(3).batch(4, drop_last=True).pad_collate()).train()
-
-
-def test_an_evaluation_has_an_end(tmp_path: Path) -> None:
-    with pytest.raises(tp.ConfigError, match=r"leave .repeat\(\) out"):
-        trainer(tmp_path, pipeline("counted")).evaluate(pipeline("endless"))
-
-
 def test_a_checkpoint_without_a_position(tmp_path: Path) -> None:
     """It is refused, or begins an epoch anew if that is asked for."""
     given = {"num_train_epochs": 2, "gradient_accumulation_steps": 8}
     trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=3, **given).train()
     saved = tmp_path / "checkpoint-3"
-    whole = shutil.copytree(saved, tmp_path / "checkpoint-99")
     (saved / FILE).unlink()
     with pytest.raises(tp.StateError, match=f"checkpoint-3 has no {FILE}.* ignore_data_skip=True"):
         trainer(tmp_path / "new", pipeline("counted"), **given).train(str(saved))
     forced = trainer(tmp_path / "new", pipeline("counted"), ignore_data_skip=True, **given)
     forced.train(str(saved))
     assert forced.state.global_step == 6
-
-    (whole / FILE).write_text("{")
-    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
-        trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
-    (whole / FILE).write_text('{"loader": {}}')
-    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
-        trainer(tmp_path / "new", pipeline("counted"), **given).train(str(whole))
 
 
 def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_to(
@@ -167,29 +153,33 @@ def test_without_a_position_of_its_own_a_run_goes_on_where_the_pipeline_is_told_
     assert again.state.epoch == 2
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
+def test_a_position_that_is_not_of_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=2, max_steps=4).train()
+    path = tmp_path / "checkpoint-4" / FILE
+    whole = json.loads(path.read_text())
+
+    def refused() -> None:
+        with pytest.raises(
+            tp.StateError, match=r"is damaged, or of another checkpoint: resume from"
+        ):
+            trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
+
+    for damage in (
         {"step": 3},
         {"step": -1},
         {"step": None},
         {"first_epoch": 7},
         {"first_epoch": "x"},
         {"loader": []},
-    ],
-)
-def test_a_position_that_is_not_of_the_checkpoint_is_refused(
-    damage: dict[str, Any], tmp_path: Path
-) -> None:
-    trainer(tmp_path, pipeline("counted"), save_strategy="steps", save_steps=2, max_steps=4).train()
-    path = tmp_path / "checkpoint-4" / FILE
-    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
-    with pytest.raises(tp.StateError, match="resume from a"):
-        trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
+    ):
+        path.write_text(json.dumps({**whole, **damage}))
+        refused()
+    for text in ("{", '{"loader": {}}'):
+        path.write_text(text)
+        refused()
     path.unlink()
     path.mkdir()
-    with pytest.raises(tp.StateError, match="is damaged, or of another checkpoint"):
-        trainer(tmp_path / "new", pipeline("counted")).train(str(path.parent))
+    refused()
 
 
 def test_a_loader_in_place_of_a_pipeline_is_refused(tmp_path: Path) -> None:

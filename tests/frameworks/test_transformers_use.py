@@ -54,7 +54,7 @@ def test_the_mixin_stands_before_another_trainer(tmp_path: Path) -> None:
             tp.from_dataset(questions)
             .sharding_filter(2)
             .shuffle(8)
-            .tokenize("bytes", columns=["ask"], max_length=16)
+            .tokenize("bytes", columns="ask", max_length=16)
             .batch(4)
             .pad_collate()
             .map(lambda batch: {**batch, "labels": batch["input_ids"]})

@@ -104,7 +104,7 @@ BY_PLACE = {
 
 #: Options of recipes that chains leave out, where the library's own default is another.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "seq2seq": {"hf_names": False, "drop_last": False},
+    "seq2seq": {"drop_last": False},
     "masked_lm": {"drop_last": False},
 }
 
@@ -182,10 +182,14 @@ def _source(name: str, options: Mapping[str, Any]) -> str:
     if name == "recipe":
         given = {**DEFAULTS.get(options["name"], {}), **options}
         given.pop("class_weights", None)  # counted by stats() today
+        pad = None
+        if given["name"] == "seq2seq" and not given.pop("hf_names", False):
+            pad = 257 if given["tokenizer"] == "bytes" else 0  # of words.json
         first = [_text(given.pop("name")), _text(given.pop("files"))]
         if "tokenizer" in given:
             first.append(_text(given.pop("tokenizer")))
-        return f"tp.recipe({', '.join([*first, *_options(name, given)])})"
+        made = f"tp.recipe({', '.join([*first, *_options(name, given)])})"
+        return f"{made}.map(functions.TargetIds({pad}))" if pad is not None else made
     if name in ("concat", "zip"):
         parts = [f"({code(part)})" for part in options["parts"]]
         return f"tp.{name}({', '.join(parts)})"
@@ -222,6 +226,8 @@ def _options(owner: str, options: Mapping[str, Any]) -> list[str]:
     if owner == "mask" and {"random", "keep"} & given.keys():
         random, keep = given.pop("random", 0.1), given.pop("keep", 0.1)
         given |= {"mask_replace_prob": 1 - random - keep, "random_replace_prob": random}
+    if owner == "tokenize" and isinstance(given[""][-1], list) and not given.get("pair"):
+        *given[""], given["concat"] = given[""]  # joined
     found = [_text(value) for value in given.pop("", [])]
     names = {**OPTIONS["*"], **OPTIONS.get(owner, {})}
     for name, value in given.items():

@@ -6,6 +6,7 @@ Draws are keyed by a function's module and name: neither may change.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -139,3 +140,16 @@ def all_of(file: BinaryIO) -> pa.Table:
     """The rows of a file that is not counted before."""
     lines = file.read().decode().split("\n")
     return pa.table({"x": [len(line) for line in lines], "text": lines})
+
+
+@dataclass(frozen=True)
+class TargetIds:
+    """What a batch for an encoder-decoder was called, and padded with."""
+
+    pad: int
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        names = {"attention_mask": "input_mask", "labels": "target_ids"}
+        named = {names.get(name, name): value for name, value in batch.items()}
+        targets = named["target_ids"]
+        return {**named, "target_ids": targets.masked_fill(targets == -100, self.pad)}

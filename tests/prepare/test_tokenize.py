@@ -21,7 +21,7 @@ import trainpipes as tp
 from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
-from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.sources.files.file_source import FileSource
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.storage import Processes, Threads
 from trainpipes.storage.output_file import OutputFile
@@ -94,7 +94,6 @@ RECIPES: dict[str, Make] = {
     "masked_lm / cut": lambda f: tp.recipe("masked_lm", f, words(), max_length=5, **SMALL),
     "sft": lambda f: tp.recipe("sft", f, "bytes", max_length=30, **SMALL),
     "seq2seq": lambda f: tp.recipe("seq2seq", f, "bytes", **SMALL),
-    "seq2seq / names": lambda f: tp.recipe("seq2seq", f, "bytes", hf_names=False, **SMALL),
     "chat": lambda f: tp.recipe("chat", f, small_tokenizer(), **SMALL),
     "chat / packed": lambda f: tp.recipe(
         "chat", f, small_tokenizer(), packed=True, max_length=128, **SMALL
@@ -523,8 +522,6 @@ def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None
     ):
         with pytest.raises(tp.ConfigError, match=message):
             tp.recipe("sft", done.folder, **options)
-    with pytest.raises(tp.SchemaError, match=r"needs a column 'target_ids'.* --recipe seq2seq"):
-        tp.recipe("seq2seq", done.folder, "bytes", max_length=30, hf_names=False)
     with pytest.raises(tp.ConfigError, match=r"seq2seq\(labels\): the files were tokenized with"):
         tp.recipe("seq2seq", done.folder, "bytes", max_length=30)
     apart = tokenize(RECIPES["seq2seq"](files), tmp_path / "apart")
@@ -540,13 +537,13 @@ def test_files_of_texts_are_listed_no_more_often_than_before(
 ) -> None:
     files = parquet(tmp_path / "in")
     opened = []
-    read = ParquetSource.__init__
+    read = FileSource.__init__
 
-    def counted(self: ParquetSource, *args: Any, **options: Any) -> None:
+    def counted(self: FileSource, *args: Any, **options: Any) -> None:
         opened.append(self)
         read(self, *args, **options)
 
-    monkeypatch.setattr(ParquetSource, "__init__", counted)
+    monkeypatch.setattr(FileSource, "__init__", counted)
     tp.recipe("pretrain", files, "bytes")
     assert len(opened) == 1
 

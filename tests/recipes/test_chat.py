@@ -15,9 +15,8 @@ import torch
 
 import trainpipes as tp
 from recipes.chats import conversations_of, small_tokenizer
-from recipes.trained import check_training, real_text, short_and_long
 from trainpipes.testing import check_resume, digest
-from trainpipes_recipes import chat, training
+from trainpipes_recipes import chat
 from trainpipes_recipes.chats import conversations
 
 TOKENIZER = small_tokenizer()
@@ -384,7 +383,7 @@ def test_what_is_missing_is_told() -> None:
         with pytest.raises(tp.ConfigError, match="roles must be a dict of names and"):
             chat(rows(GOOD), TOKENIZER, roles=roles)  # type: ignore[arg-type]
     with pytest.raises(
-        tp.ConfigError, match="must be a transformers tokenizer or a local directory"
+        tp.ConfigError, match="must be a tokenizer of transformers, or the name or folder"
     ):
         chat(rows(GOOD), "bytes")
 
@@ -393,28 +392,6 @@ def test_rows_alone_can_be_converted() -> None:
     told = [share_gpt(each) for each in made(6)]
     found = list(conversations(rows(*told), "messages"))
     assert [row["messages"] for row in found] == made(6)
-
-
-@short_and_long
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_model_learns_from_it_and_resumes(
-    packed: bool, steps: int, below: float, tmp_path: Path
-) -> None:
-    pq.write_table(pa.table({"messages": conversations_of(real_text())}), tmp_path / "x.parquet")
-    inputs = ("input_ids", "segment_ids", "position_ids") if packed else ("input_ids",)
-    check_training(
-        lambda: chat(
-            tmp_path / "x.parquet", TOKENIZER, max_length=128, batch_size=4, buffer_size=64,
-            num_shards=2, packed=packed, on_error="keep",
-        ),
-        lambda: training.Transformer(len(TOKENIZER), 128, 32, 1, 2),
-        lambda model, batch: training.next_token_loss(
-            model(*(batch[name] for name in inputs)), batch["labels"]
-        ),
-        tmp_path,
-        steps=steps,
-        below=below,
-    )  # fmt: skip
 
 
 def test_weights_of_messages_are_refused() -> None:

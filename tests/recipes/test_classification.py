@@ -8,19 +8,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import nn
 
 import trainpipes as tp
 from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
-from recipes.trained import BYTES, check_training, real_text, short_and_long
 from trainpipes.testing import check_resume
 from trainpipes_recipes import classification
 
@@ -210,7 +206,7 @@ def test_labels_that_look_alike_and_a_single_class_are_told_of(
 ) -> None:
     rows = [{"text": "a", "label": "Pos"}, {"text": "b", "label": "pos "}]
     classification(tp.from_dataset(rows), "bytes")
-    assert "labels 'Pos' and 'pos ' of column 'label' are two classes" in caplog.text
+    assert "column 'label' holds labels 'Pos' and 'pos ', which are two classes" in caplog.text
     classification(tp.from_dataset(rows[:1]), "bytes")
     assert "holds one class only, 'Pos'" in caplog.text
 
@@ -251,39 +247,6 @@ def test_an_unknown_label_names_its_file(tmp_path: Path) -> None:
     path = files("parquet", tmp_path)
     with pytest.raises(tp.DataError, match=r"'food'.*rows\.parquet, row group \d, row \d+\)"):
         list(classification(path, "bytes", classes=["animal"], num_shards=1))
-
-
-# Training
-
-
-class Classifier(nn.Module):
-    """Scores of classes: of the mean of the tokens' vectors."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(BYTES, 32)
-        self.scores = nn.Linear(32, classes)
-
-    def forward(self, batch: Any) -> Any:
-        tokens = batch["attention_mask"][:, :, None]
-        vectors = self.tokens(batch["input_ids"]) * tokens
-        return self.scores(vectors.sum(1) / tokens.sum(1).clamp(min=1))
-
-
-@short_and_long
-def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: Path) -> None:
-    """Whether a text is the start or the body of a function of Python's standard library."""
-    rows = [{"text": pair[k], "label": ["head", "body"][k]} for pair in real_text() for k in (0, 1)]
-    data = tp.from_dataset(rows)
-    losses = check_training(
-        lambda: classification(data, "bytes", max_length=96, batch_size=8),
-        lambda: Classifier(2),
-        lambda model, batch: F.cross_entropy(model(batch), batch["labels"]),
-        tmp_path,
-        steps=steps,
-        below=below,
-    )
-    assert losses[0] == pytest.approx(np.log(2), abs=0.2)
 
 
 def test_a_one_for_each_class_is_no_list_of_classes() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,21 @@ def test_the_docs_tell_of_it(name: str) -> None:
     told = (ROOT / "docs" / "recipes.md").read_text()
     assert f"\n## {name}\n" in told
     assert f"trainpipes_recipes/{name}.py" in told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_of_its_file_stays_valid(name: str) -> None:
+    """It names what is public, and nothing by dots."""
+    tree = ast.parse((Path(trainpipes_recipes.__file__).parent / f"{name}.py").read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level
+            module = str(node.module)
+            if module.startswith("trainpipes"):
+                names = {alias.name for alias in node.names}
+                assert names <= set(importlib.import_module(module).__all__), module
+                assert module == "trainpipes" or module.startswith("trainpipes_recipes.")
+        elif isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("trainpipes.") for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            assert not node.attr.startswith("_")

@@ -167,17 +167,6 @@ def test_context_that_is_null_everywhere_or_no_text() -> None:
         list(sft(numbers, "bytes", batch_size=2, num_shards=1))
 
 
-def test_names_of_hugging_face() -> None:
-    ours = list(seq2seq(tp.from_arrow(ROWS), "bytes", hf_names=False, **OPTIONS))
-    theirs = list(seq2seq(tp.from_arrow(ROWS), "bytes", **OPTIONS))
-    for one, other in zip(ours, theirs, strict=True):
-        assert sorted(other) == ["attention_mask", "input_ids", "labels"]
-        assert torch.equal(one["input_ids"], other["input_ids"])
-        assert torch.equal(one["input_mask"], other["attention_mask"])
-        padding = one["target_ids"] == 257
-        assert torch.equal(one["target_ids"].masked_fill(padding, -100), other["labels"])
-
-
 def test_pretrain_ends_documents_as_it_is_told() -> None:
     for eos, end, count in [(True, 256, 40), (7, 7, 40), (False, 256, 0)]:
         pipe = pretrain(

@@ -11,14 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import trainpipes as tp
-from recipes.chats import Message, preferences_of, small_tokenizer
-from recipes.trained import BYTES, check_training, real_text, short_and_long
+from recipes.chats import Message, small_tokenizer
 from trainpipes.testing import check_resume, digest
-from trainpipes_recipes import preference, training
+from trainpipes_recipes import preference
 
 TOKENIZER = small_tokenizer()
 ONE: dict[str, Any] = {"batch_size": 1, "num_shards": 1}
@@ -298,32 +296,3 @@ def test_columns_of_other_names() -> None:
     )
     same = preference(tp.from_dataset(texts()), "bytes", **SMALL)
     assert [digest(batch) for batch in pipe] == [digest(batch) for batch in same]
-
-
-def log_probability(model: Any, batch: Any, side: str) -> Tensor:
-    """Of each response, given its prompt: ``[B]``."""
-    scores = model(batch[f"{side}_input_ids"])[:, :-1].log_softmax(-1)
-    labels = batch[f"{side}_labels"][:, 1:]
-    each = scores.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
-    return (each * (labels != -100)).sum(1)
-
-
-@short_and_long
-def test_a_model_learns_from_it_and_resumes(steps: int, below: float, tmp_path: Path) -> None:
-    table = pa.Table.from_pylist(preferences_of(real_text()))
-    pq.write_table(table, tmp_path / "x.parquet", row_group_size=50)
-
-    def loss(model: Any, batch: Any) -> Tensor:
-        chosen, rejected = (log_probability(model, batch, side) for side in SIDES)
-        return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
-
-    check_training(
-        lambda: preference(
-            tmp_path / "x.parquet", "bytes", max_length=128, batch_size=4, buffer_size=64, on_error="keep"
-        ),
-        lambda: training.Transformer(BYTES, 128, 32, 1, 2),
-        loss,
-        tmp_path,
-        steps=steps,
-        below=below,
-    )  # fmt: skip

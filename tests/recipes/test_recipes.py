@@ -85,8 +85,8 @@ def plain_seq2seq(rows: Iterator[dict[str, str]], tokenizer: Any) -> Iterator[Ba
         responses = tokenizer(responses, padding=True, return_tensors="pt")
         return {
             "input_ids": prompts["input_ids"],
-            "input_mask": prompts["attention_mask"],
-            "target_ids": responses["input_ids"],
+            "attention_mask": prompts["attention_mask"],
+            "labels": responses["input_ids"].masked_fill(responses["attention_mask"] == 0, -100),
         }
 
     buffer: list[dict[str, str]] = []
@@ -131,9 +131,7 @@ def test_seq2seq_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> N
     rows = list(in_order(files, buffer_size=1000, seed=5))
     assert len(rows) == 10_000
     assert Counter(row["prompt"] for row in rows) == Counter(texts(10_000, seed=2))
-    found = list(
-        seq2seq(files, tokenizer, buffer_size=1000, seed=5, hf_names=False, drop_last=False)
-    )
+    found = list(seq2seq(files, tokenizer, buffer_size=1000, seed=5, drop_last=False))
     assert_same(found, list(plain_seq2seq(iter(rows), tokenizer)))
     assert len(found) == 313
 
@@ -151,21 +149,17 @@ def unpadded(batches: list[Batch]) -> Counter[tuple[tuple[int, ...], tuple[int, 
     for batch in batches:
         for ids, mask, target in zip(
             batch["input_ids"].tolist(),
-            batch["input_mask"].tolist(),
-            batch["target_ids"].tolist(),
+            batch["attention_mask"].tolist(),
+            batch["labels"].tolist(),
             strict=True,
         ):
-            rows[tuple(ids[: sum(mask)]), tuple(i for i in target if i != 257)] += 1
+            rows[tuple(ids[: sum(mask)]), tuple(i for i in target if i != -100)] += 1
     return rows
 
 
 def test_seq2seq_kept_in_memory_gives_the_same_rows(files: Path) -> None:
-    read = list(seq2seq(files, "bytes", max_length=2048, hf_names=False, drop_last=False))
-    kept = list(
-        seq2seq(
-            files, "bytes", max_length=2048, hf_names=False, drop_last=False, keep_in_memory=True
-        )
-    )
+    read = list(seq2seq(files, "bytes", max_length=2048, drop_last=False))
+    kept = list(seq2seq(files, "bytes", max_length=2048, drop_last=False, keep_in_memory=True))
     assert [len(b["input_ids"]) for b in kept] == [len(b["input_ids"]) for b in read]
     assert unpadded(kept) == unpadded(read)
 

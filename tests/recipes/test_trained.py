@@ -1,7 +1,8 @@
-"""Models learn from the batches of the first recipes, and a resumed training is the same one."""
+"""Models learn from the batches of each recipe, and a resumed training is the same one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,148 +13,203 @@ import pytest
 import torch.nn.functional as F
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor, nn
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ResNetConfig,
+    ResNetForImageClassification,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import trainpipes as tp
-from recipes.trained import BYTES, check_training, real_text, short_and_long
-from trainpipes_recipes import masked_lm, pretrain, seq2seq, sft, tokens, training
+from recipes.chats import conversations_of, preferences_of, small_tokenizer
+from recipes.trained import check_training, real_text
+from trainpipes.tokenizers.bytes import VOCABULARY as BYTES
+from trainpipes_recipes import train_pretrain, train_sft
 from trainpipes_recipes.demo.corpus import write_parquet
 
-
-@pytest.fixture(scope="module")
-def functions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_parquet(real_text(), tmp_path_factory.mktemp("functions"))
+TOKENIZER = small_tokenizer()
+SMALL: dict[str, Any] = {"batch_size": 8, "buffer_size": 100}
 
 
-def small() -> training.Transformer:
-    return training.Transformer(BYTES, 128, 48, 2, 4)
+def causal(vocabulary: int = BYTES) -> nn.Module:
+    sizes = {"hidden_size": 32, "intermediate_size": 96, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, num_hidden_layers=1, **sizes))
 
 
-@short_and_long
-def test_sft(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
-    check_training(
-        lambda: sft(functions, "bytes", max_length=128, batch_size=8, buffer_size=100),
-        small,
-        lambda model, batch: training.next_token_loss(model(batch["input_ids"]), batch["labels"]),
-        tmp_path,
-        steps=steps,
-        below=below,
-        num_workers=1,
-    )
+def padded(model: Any, batch: Any) -> Tensor:
+    return train_sft.loss_sum(model, batch) / train_sft.targets_of(batch).clamp(min=1)
 
 
-@short_and_long
-def test_seq2seq(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
+def own(model: Any, batch: Any) -> Tensor:
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+Case = tuple[Callable[[], tp.Pipeline], Callable[[], nn.Module], Callable[[Any, Any], Tensor]]
+
+
+def sft(folder: Path) -> Case:
+    files = write_parquet(real_text(), folder)
+    return lambda: tp.recipe("sft", files, "bytes", max_length=128, **SMALL), causal, padded
+
+
+def seq2seq(folder: Path) -> Case:
     """The batches are the arguments of transformers' encoder-decoder models, which leave padding out."""
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+    files = write_parquet(real_text(), folder)
     config = T5Config(
-        vocab_size=BYTES,
-        dropout_rate=0.0,
-        pad_token_id=BYTES - 1,
-        decoder_start_token_id=0,
-        **sizes,
-    )
-    check_training(
-        lambda: seq2seq(functions, "bytes", max_length=128, batch_size=8, buffer_size=100),
-        lambda: T5ForConditionalGeneration(config),
-        lambda model, batch: model(**batch).loss,
-        tmp_path,
-        steps=steps,
-        below=below,
-    )
-
-
-@short_and_long
-def test_pretrain(steps: int, below: float, tmp_path: Path) -> None:
-    texts = pa.table({"text": ["".join(pair) for pair in real_text()]})
-    pq.write_table(texts, tmp_path / "texts.parquet", row_group_size=50)
-
-    def loss(model: Any, batch: Any) -> Tensor:
-        scores = model(batch["input_ids"], batch["segment_ids"], batch["position_ids"])
-        return training.next_token_loss(scores, batch["labels"])
-
-    check_training(
-        lambda: pretrain(
-            tmp_path / "texts.parquet", "bytes", max_length=128, batch_size=8, num_shards=2,
-            buffer_size=100, pack_buffer_size=64,
-        ),
-        small,
-        loss,
-        tmp_path,
-        steps=steps,
-        below=below,
-        num_workers=1,
+        vocab_size=BYTES, dropout_rate=0.0, pad_token_id=BYTES - 1, decoder_start_token_id=0, d_model=32,
+        d_kv=8, d_ff=64, num_layers=1, num_heads=4,
     )  # fmt: skip
+    made = lambda: tp.recipe("seq2seq", files, "bytes", max_length=128, **SMALL)  # noqa: E731
+    return made, lambda: T5ForConditionalGeneration(config), own
 
 
-@short_and_long
-def test_masked_lm(functions: Any, steps: int, below: float, tmp_path: Path) -> None:
+def pretrain(folder: Path) -> Case:
+    texts = pa.table({"text": ["".join(pair) for pair in real_text()]})
+    pq.write_table(texts, folder / "texts.parquet", row_group_size=50)
+    options = {"max_length": 128, "num_shards": 2, "pack_buffer_size": 64, **SMALL}
+    made = lambda: tp.recipe("pretrain", folder / "texts.parquet", "bytes", **options)  # noqa: E731
+    return made, causal, train_pretrain.loss_of
+
+
+def masked_lm(folder: Path) -> Case:
+    files = write_parquet(real_text(), folder)
     learnt = Tokenizer(models.BPE(unk_token="[UNK]"))
     learnt.pre_tokenizer = pre_tokenizers.Whitespace()
     special = ["[MASK]", "[UNK]"]
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
     learnt.train_from_iterator((pair[0] for pair in real_text()), trainer)
+    sizes = {"hidden_size": 32, "intermediate_size": 96, "num_attention_heads": 2}
+    config = BertConfig(
+        vocab_size=300, num_hidden_layers=1, max_position_embeddings=64, hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0, **sizes,
+    )  # fmt: skip
+    options = {"max_length": 64, "mlm_probability": 0.3, **SMALL}
+    made = lambda: tp.recipe("masked_lm", files, learnt, text="prompt", **options)  # noqa: E731
+    return made, lambda: BertForMaskedLM(config), own
+
+
+def tokens(folder: Path) -> Case:
+    text = "".join("".join(pair) for pair in real_text()).encode()
+    np.frombuffer(text, np.uint8).astype(np.uint16).tofile(folder / "train.bin")
+    made = lambda: tp.recipe("tokens", folder / "train.bin", dtype="uint16", max_length=128)  # noqa: E731
+    return made, causal, own
+
+
+def chat(folder: Path, packed: bool = False) -> Case:
+    talks = pa.table({"messages": conversations_of(real_text())})
+    pq.write_table(talks, folder / "x.parquet")
+    options = {"max_length": 128, "num_shards": 2, "packed": packed, "on_error": "keep", **SMALL}
+    made = lambda: tp.recipe("chat", folder / "x.parquet", TOKENIZER, **options)  # noqa: E731
+    return made, lambda: causal(len(TOKENIZER)), train_pretrain.loss_of if packed else padded
+
+
+def packed_chat(folder: Path) -> Case:
+    return chat(folder, packed=True)
+
+
+def preference(folder: Path) -> Case:
+    table = pa.Table.from_pylist(preferences_of(real_text()))
+    pq.write_table(table, folder / "x.parquet", row_group_size=50)
+
+    def log_probability(model: Any, batch: Any, side: str) -> Tensor:
+        """Of each response, given its prompt: ``[B]``."""
+        scores = model(batch[f"{side}_input_ids"]).logits[:, :-1].log_softmax(-1)
+        labels = batch[f"{side}_labels"][:, 1:]
+        each = scores.gather(2, labels.clamp(min=0)[:, :, None])[:, :, 0]
+        return (each * (labels != -100)).sum(1)
 
     def loss(model: Any, batch: Any) -> Tensor:
-        scores = model(batch["input_ids"], batch["attention_mask"])
-        return F.cross_entropy(scores.flatten(0, 1), batch["labels"].flatten())
+        chosen, rejected = (log_probability(model, batch, s) for s in ("chosen", "rejected"))
+        return -F.logsigmoid(0.1 * (chosen - rejected)).mean()
 
-    check_training(
-        lambda: masked_lm(
-            functions, learnt, text="prompt", max_length=64, mlm_probability=0.3, batch_size=16,
-            buffer_size=100,
-        ),
-        lambda: training.Transformer(300, 64, 48, 2, 4, causal=False),
-        loss,
-        tmp_path,
-        steps=steps,
-        below=below,
-    )  # fmt: skip
+    options = {"max_length": 128, "on_error": "keep", **SMALL}
+    return lambda: tp.recipe("preference", folder / "x.parquet", "bytes", **options), causal, loss
 
 
-@short_and_long
-def test_tokens(steps: int, below: float, tmp_path: Path) -> None:
-    text = "".join("".join(pair) for pair in real_text()).encode()
-    np.frombuffer(text, np.uint8).astype(np.uint16).tofile(tmp_path / "train.bin")
-    check_training(
-        lambda: tokens(tmp_path / "train.bin", dtype="uint16", max_length=128),
-        small,
-        lambda model, batch: training.next_token_loss(model(batch["input_ids"]), batch["labels"]),
-        tmp_path,
-        steps=steps,
-        below=below,
-        num_workers=1,
+class Classifier(nn.Module):
+    """Scores of two classes: of the mean of the tokens' vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.scores = nn.Embedding(BYTES, 32), nn.Linear(32, 2)
+
+    def forward(self, batch: Any) -> Tensor:
+        there = batch["attention_mask"][:, :, None]
+        mean = (self.tokens(batch["input_ids"]) * there).sum(1) / there.sum(1).clamp(min=1)
+        scores: Tensor = self.scores(mean)
+        return scores
+
+
+def classification(folder: Path) -> Case:
+    """Whether a text is the start or the body of a function of Python's standard library."""
+    rows = [{"text": pair[k], "label": ["head", "body"][k]} for pair in real_text() for k in (0, 1)]
+    data = tp.from_dataset(rows)
+    made = lambda: tp.recipe("classification", data, "bytes", max_length=96, batch_size=8)  # noqa: E731
+    return made, Classifier, lambda model, batch: F.cross_entropy(model(batch), batch["labels"])
+
+
+def images(folder: Path) -> Case:
+    """The class of a picture is its brightest channel."""
+    labels = np.arange(60) % 3
+    pixels = np.random.default_rng(0).integers(0, 90, (60, 3, 16, 16)).astype(np.uint8)
+    pixels[np.arange(60), labels] += 150
+    rows = [{"image": p, "label": int(c)} for p, c in zip(pixels, labels, strict=True)]
+    data = tp.from_dataset(rows)
+    sizes = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
+    config = ResNetConfig(num_labels=3, **sizes)
+    made = lambda: tp.recipe("images", data, size=12, batch_size=8, num_shards=2)  # noqa: E731
+    model = lambda: ResNetForImageClassification(config)  # noqa: E731
+    return made, model, lambda model, b: F.cross_entropy(model(b["images"]).logits, b["labels"])
+
+
+RECIPES = (
+    sft, seq2seq, pretrain, masked_lm, tokens, chat, packed_chat, preference, classification, images
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "below"), [(60, 1.0), pytest.param(200, 0.8, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("case", RECIPES, ids=lambda case: case.__name__)
+def test_a_model_learns_from_it_and_resumes(
+    case: Callable[[Path], Case], steps: int, below: float, tmp_path: Path
+) -> None:
+    workers = int(case in (sft, pretrain, images))
+    losses = check_training(
+        *case(tmp_path), tmp_path / "saved.pt", steps=steps, below=below, num_workers=workers
     )
+    if case is classification:
+        assert losses[0] == pytest.approx(np.log(2), abs=0.2)
 
 
 class TestTheCheckItself:
     """It sees what it is there for."""
 
     @staticmethod
-    def rows(noise: Any = None) -> tp.Pipeline:
-        rows = [{"x": float(i % 7)} for i in range(64)]
-        pipe = tp.from_dataset(rows).shuffle(64, seed=0).batch(4).collate()
-        return pipe if noise is None else pipe.map(noise)
+    def check(folder: Path, model: Any = nn.Linear, noise: Any = None, **options: Any) -> None:
+        def rows() -> tp.Pipeline:
+            values = [{"x": float(i % 7)} for i in range(64)]
+            pipe = tp.from_dataset(values).shuffle(64, seed=0).batch(4).collate()
+            return pipe if noise is None else pipe.map(noise)
 
-    @staticmethod
-    def loss(model: Any, batch: Any) -> Tensor:
-        x = batch["x"].float()[:, None]
-        return ((model(x) - 2 * x) ** 2).mean()
+        def loss(model: Any, batch: Any) -> Tensor:
+            x = batch["x"].float()[:, None]
+            return ((model(x) - 2 * x) ** 2).mean()
 
-    def test_a_sound_run_passes_and_its_losses_are_given(self, tmp_path: Path) -> None:
-        found = check_training(self.rows, lambda: nn.Linear(1, 1), self.loss, tmp_path, steps=30)
-        assert len(found) == 30
+        check_training(rows, lambda: model(1, 1), loss, folder / "x.pt", steps=30, **options)
+
+    def test_a_sound_run_passes(self, tmp_path: Path) -> None:
+        self.check(tmp_path)
 
     def test_batches_that_depend_on_the_run_are_seen(self, tmp_path: Path) -> None:
         calls = iter(range(10_000))
-
-        def noisy(batch: Any) -> Any:
-            return {"x": batch["x"] + next(calls)}
-
         with pytest.raises(AssertionError):
-            check_training(
-                lambda: self.rows(noisy), lambda: nn.Linear(1, 1), self.loss, tmp_path, steps=30
-            )
+            self.check(tmp_path, noise=lambda batch: {"x": batch["x"] + next(calls)})
 
     def test_a_model_that_does_not_start_again_where_it_stood_is_seen(self, tmp_path: Path) -> None:
         class Forgetful(nn.Linear):
@@ -161,10 +217,8 @@ class TestTheCheckItself:
                 return None
 
         with pytest.raises(AssertionError, match="after a resume at step"):
-            check_training(self.rows, lambda: Forgetful(1, 1), self.loss, tmp_path, steps=30)
+            self.check(tmp_path, Forgetful)
 
     def test_a_loss_that_does_not_fall_is_seen(self, tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="the loss went from"):
-            check_training(
-                self.rows, lambda: nn.Linear(1, 1), self.loss, tmp_path, steps=30, lr=0.0
-            )
+            self.check(tmp_path, lr=0.0)

@@ -131,7 +131,7 @@ def test_a_column_chunk_that_contradicts_the_schema_is_an_error_with_its_place(
     # Optional becomes required: its levels are not those that were counted.
     damaged(path, b"\x25\x02\x18\x04text", b"\x25\x00\x18\x04text")
     said = in_a_process(READ, path)
-    assert f"{path}, row group 0, row 0: the data here cannot be decoded" in said
+    assert f"{path}, row group 0, row 0: the rows here cannot be read" in said
 
 
 def test_statistics_of_another_type_serve_an_estimate_only(tmp_path: Path) -> None:

@@ -12,14 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from trainpipes.errors import MissingFilesError, SchemaError, UnreadableError
+from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import index as index_module
-from trainpipes.sources.parquet.index import read_index
-from trainpipes.sources.parquet.read_parquet import ParquetSource
+from trainpipes.sources.parquet import footers as index_module
+from trainpipes.sources.parquet.footers import read_footers
+from trainpipes.sources.parquet.read_parquet import ReadParquet
 
 
-def source(folder: Path, columns: list[str] | None = None) -> ParquetSource:
-    return ParquetSource(ListFiles(urls=folder).files(), columns, "read_parquet()")
+def source(folder: Path, columns: list[str] | None = None) -> FileSource:
+    return ReadParquet(columns=columns).open_files([ListFiles(urls=folder)])
 
 
 def write(path: Path, table: pa.Table | dict[str, object], **options: object) -> Path:
@@ -186,7 +187,7 @@ def test_a_missing_column_names_the_first_file_and_the_nearest_name(tmp_path: Pa
     with pytest.raises(SchemaError) as caught:
         source(tmp_path, ["promt"])
     assert str(caught.value) == (
-        f"read_parquet(): no column 'promt' (did you mean 'prompt'?) in {tmp_path}/1.parquet; there "
+        f"read_parquet(['promt']): no column 'promt' (did you mean 'prompt'?) in {tmp_path}/1.parquet; there "
         "are ['prompt', 'answer']"
     )
     assert caught.value.path == f"{tmp_path}/1.parquet"
@@ -274,7 +275,7 @@ def test_files_that_vanish_between_listing_and_footer_are_missing(tmp_path: Path
     with pytest.raises(
         MissingFilesError, match=r"1\.parquet: it was listed, but is no longer there"
     ):
-        read_index(files, None, "read_parquet()")
+        read_footers(files, None, "read_parquet()")
 
 
 def test_permission_denied_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

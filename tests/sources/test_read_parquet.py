@@ -30,15 +30,15 @@ from trainpipes.errors import (
     SchemaError,
     UnreadableError,
 )
+from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import file as parquet_file
-from trainpipes.sources.parquet import reader as parquet_reader
-from trainpipes.sources.parquet.read_parquet import ParquetSource, ReadParquet
-from trainpipes.sources.parquet.reader import ParquetReader
+from trainpipes.sources.parquet import row_groups
+from trainpipes.sources.parquet.read_parquet import ReadParquet
+from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.stages.filter import Filter
 
 
-def source(urls: object, columns: list[str] | None = None) -> ParquetSource:
+def source(urls: object, columns: list[str] | None = None) -> FileSource:
     return ReadParquet(columns=columns).open_files([ListFiles(urls=urls)])
 
 
@@ -75,7 +75,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_file, "BATCH_BYTES", 1 << 10)
+    monkeypatch.setattr(row_groups, "BATCH_BYTES", 1 << 10)
 
 
 # Rows
@@ -97,7 +97,7 @@ def test_any_sequence_of_reads_gives_the_rows_that_are_there(
     found = source(uneven)
     firsts = np.concatenate([[0], np.cumsum(found.lengths)])
     batch_bytes = data.draw(st.sampled_from([200, 5000, 1 << 20]))
-    parquet_file.BATCH_BYTES, kept = batch_bytes, parquet_file.BATCH_BYTES
+    row_groups.BATCH_BYTES, kept = batch_bytes, row_groups.BATCH_BYTES
     try:
         reader = found.reader()
         for _ in range(data.draw(st.integers(1, 12))):
@@ -110,7 +110,7 @@ def test_any_sequence_of_reads_gives_the_rows_that_are_there(
             assert rows.equals(table(first + start, first + stop))
             assert rows.schema.equals(found.schema, check_metadata=True)
     finally:
-        parquet_file.BATCH_BYTES = kept
+        row_groups.BATCH_BYTES = kept
 
 
 def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
@@ -118,25 +118,29 @@ def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
 ) -> None:
     begun: list[int] = []
     opened: list[int] = []
-    begin, open_file = ParquetReader._begin, parquet_reader.ParquetFile
-    monkeypatch.setattr(ParquetReader, "_begin", lambda r, b: (begun.append(b), begin(r, b)))
+    decode, open_file = RowGroups.decode, row_groups.ParquetFile
 
-    def opening(source: ParquetSource, file: int, *more: Any) -> Any:
-        opened.append(file)
-        return open_file(source, file, *more)
+    def decoding(format: RowGroups, data: Any, layout: Any, block: int, columns: Any) -> Any:
+        begun.append(block)
+        return decode(format, data, layout, block, columns)
 
-    monkeypatch.setattr(parquet_reader, "ParquetFile", opening)
+    def opening(format: RowGroups, data: Any, *more: Any) -> Any:
+        opened.append(Path(data.name).name)
+        return open_file(format, data, *more)
+
+    monkeypatch.setattr(RowGroups, "decode", decoding)
+    monkeypatch.setattr(row_groups, "ParquetFile", opening)
     found = source(uneven)
     long = found.lengths.tolist().index(5000)
     reader = found.reader()
     for start in range(0, 3000, 100):
         reader.read(long, start, start + 100)
     reader.read(long, 4000, 4001)  # forward: skips
-    assert begun == [long]
+    assert begun == [0]
     reader.read(long + 1, 0, 64)
     reader.read(long, 10, 20)
-    assert begun == [long, long + 1, long]
-    assert opened == [4]
+    assert begun == [0, 1, 0]
+    assert opened == ["4.parquet"]
 
 
 def test_only_the_chosen_columns_are_read_in_their_order(uneven: Path) -> None:
@@ -352,7 +356,7 @@ def test_a_huge_row_group_is_never_held_whole(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> tuple[Path, ParquetSource]:
+def one(tmp_path: Path) -> tuple[Path, FileSource]:
     path = tmp_path / "data" / "1.parquet"
     path.parent.mkdir()
     pq.write_table(table(0, 3000), path, row_group_size=1000, compression="none")
@@ -384,7 +388,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_changes_after_listing_is_named_with_what_changed(
-    one: tuple[Path, ParquetSource], change: str
+    one: tuple[Path, FileSource], change: str
 ) -> None:
     (path, found), (do, error, message) = one, CHANGES[change]
     do(path)
@@ -460,7 +464,7 @@ def test_damaged_pages_name_file_row_group_and_row(
     path.write_bytes(data)
     reader = source(tmp_path).reader()
     assert reader.read(0, 0, 1500).num_rows == 1500
-    with pytest.raises(UnreadableError, match="the data here cannot be decoded: ") as caught:
+    with pytest.raises(UnreadableError, match="the rows here cannot be read: ") as caught:
         reader.read(1, 0, 1500)
     assert (caught.value.path, caught.value.row_group) == (str(path), 1)
     assert caught.value.row is not None
@@ -480,17 +484,17 @@ def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_pa
 
 
 def test_an_interrupted_read_loses_no_rows(
-    one: tuple[Path, ParquetSource], monkeypatch: pytest.MonkeyPatch
+    one: tuple[Path, FileSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = one[1].reader()
     reader.read(0, 0, 10)
-    fit = ParquetReader._fit
+    decode = RowGroups.decode
 
-    def interrupt(reader: ParquetReader, batch: pa.RecordBatch) -> pa.RecordBatch:
-        monkeypatch.setattr(ParquetReader, "_fit", fit)
+    def interrupt(*_: Any) -> Any:
+        monkeypatch.setattr(RowGroups, "decode", decode)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ParquetReader, "_fit", interrupt)
+    monkeypatch.setattr(RowGroups, "decode", interrupt)
     with pytest.raises(KeyboardInterrupt):
         reader.read(1, 0, 10)
     assert reader.read(1, 0, 10).equals(table(1000, 1010))
@@ -498,15 +502,15 @@ def test_an_interrupted_read_loses_no_rows(
 
 def test_footers_stay_parsed_within_bounds(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
-    parse = parquet_reader.parse_footer
+    parse = row_groups.parse_footer
 
     def count(footer: bytes) -> Any:
         parsed.append(len(footer))
         return parse(footer)
 
-    monkeypatch.setattr(parquet_reader, "parse_footer", count)
+    monkeypatch.setattr(row_groups, "parse_footer", count)
     for limit, wanted in ((1 << 20, 3), (0, 6)):
-        monkeypatch.setattr(parquet_reader, "FOOTER_BYTES", limit)
+        monkeypatch.setattr(row_groups, "FOOTER_BYTES", limit)
         found, readers = source(uneven), []
         blocks = [0, 6, len(found.lengths) - 1]
         parsed.clear()
@@ -517,11 +521,11 @@ def test_footers_stay_parsed_within_bounds(uneven: Path, monkeypatch: pytest.Mon
 
 
 def test_running_out_of_memory_is_not_called_bad_data(
-    one: tuple[Path, ParquetSource], monkeypatch: pytest.MonkeyPatch
+    one: tuple[Path, FileSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise pa.ArrowMemoryError("malloc of size 1 failed")
 
-    monkeypatch.setattr(parquet_file.pq, "ParquetFile", fail)
+    monkeypatch.setattr(row_groups.pq, "ParquetFile", fail)
     with pytest.raises(MemoryError, match="malloc"):
         one[1].reader().read(0, 0, 1)

@@ -93,6 +93,24 @@ def test_shuffled_blocks_of_arrays_are_fetched_side_by_side(far: Path) -> None:
     assert Far.asked <= 4 * 12
 
 
+def test_whole_files_of_blocks_that_come_next_are_fetched_side_by_side(far: Path) -> None:
+    for file in range(40):
+        (far / f"{file}.bin").write_bytes(b"content %d" % file)
+        Far("far").pipe_file(f"/whole/{file}.bin", b"content %d" % file)
+
+    def batches(place: str | Path) -> tp.Pipeline:
+        files = tp.list_files(str(place), suffix=".bin").read_bytes(block_rows=1).select("bytes")
+        pipe = files.filter(lambda row: True).shuffle(20, seed=1).batch(8)
+        len(list(pipe))
+        Far.most = Far.asked = 0
+        return pipe
+
+    expected = [digest(b) for b in tp.Loader(batches(far), threads=0)]
+    assert [digest(b) for b in tp.Loader(batches("far://whole"), threads=0)] == expected
+    assert 2 <= Far.most <= MAX_THREADS
+    assert Far.asked == 40  # each of them once
+
+
 def test_little_is_fetched_ahead_where_little_is_allowed(far: Path) -> None:
     expected = [digest(b) for b in rows(far).shuffle(300, seed=1).batch(8)]
     files = tp.list_files("far://rows/*.parquet", prefetch_bytes=1)

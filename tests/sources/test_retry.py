@@ -4,6 +4,7 @@ data has changed."""
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -102,6 +103,31 @@ def test_a_server_that_fails_for_a_while_gives_the_same_rows(
     shuffled = over_http(server).shuffle(150, seed=1).batch(8)
     wanted = local(folder).shuffle(150, seed=1).batch(8)
     assert [digest(b) for b in shuffled] == [digest(b) for b in wanted]
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_fork_does_not_wait_for_a_server_that_does_not_answer(
+    server: FaultyServer, threads: int
+) -> None:
+    loader = tp.Loader(opened(server, 4), threads=threads)
+    server.asked.clear()
+    server.fault = lambda method, name, _: "stall" if name == "3.parquet" else None
+
+    def read() -> None:
+        with pytest.raises(tp.UnreachableError):
+            list(loader)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while "GET 3.parquet" not in server.asked:
+        time.sleep(0.01)
+    time.sleep(0.3)  # so that whoever wants these rows waits for them
+    began = time.monotonic()
+    if not (child := os.fork()):
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert time.monotonic() - began < 2
+    reader.join()
 
 
 @pytest.mark.parametrize("fault", ["stall", "half, then stall"])

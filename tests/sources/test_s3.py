@@ -14,9 +14,10 @@ import pytest
 
 from trainpipes.errors import DataChangedError, MissingFilesError, UnreachableError
 from trainpipes.sources.files import range_file as remote
+from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import file as parquet_file
-from trainpipes.sources.parquet.read_parquet import ParquetSource, ReadParquet
+from trainpipes.sources.parquet import row_groups
+from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.remote.retry import Requests, Retry
 
 s3fs = pytest.importorskip("s3fs")
@@ -70,11 +71,11 @@ def bucket(local: Path, options: dict[str, Any]) -> str:
     return "s3://data-sets/v1"
 
 
-def source(url: Any, options: dict[str, Any], columns: list[str] | None = None) -> ParquetSource:
+def source(url: Any, options: dict[str, Any], columns: list[str] | None = None) -> FileSource:
     return ReadParquet(columns=columns).open_files([ListFiles(urls=url, storage_options=options)])
 
 
-def read_all(found: ParquetSource) -> pa.Table:
+def read_all(found: FileSource) -> pa.Table:
     reader = found.reader()
     return pa.concat_tables(reader.read(n, 0, m) for n, m in enumerate(found.lengths.tolist()))
 
@@ -116,7 +117,7 @@ def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
         return ranges(requests, system, path, starts, stops, *more)
 
     monkeypatch.setattr(Requests, "ranges", count)
-    monkeypatch.setattr(parquet_file, "BUFFER_BYTES", 16 << 10)
+    monkeypatch.setattr(row_groups, "BUFFER_BYTES", 16 << 10)
     monkeypatch.setattr(remote, "HELD_BYTES", 100_000)
     monkeypatch.setattr(remote, "LEAST_BYTES", 10_000)
     reader, last = there.reader(), len(there.lengths) - 1
@@ -128,6 +129,7 @@ def test_a_large_row_group_is_fetched_in_parts_and_small_ones_together(
     reader.read(last, 0, 10)  # back to the start
     asked.clear()
     for most in (4, 3):  # the footer is fetched once: replies are of its version
+        reader.expect(range(5))
         for block in range(5):
             reader.read(block, 0, int(there.lengths[block]))
         assert len(asked) <= most
@@ -145,7 +147,7 @@ def test_options_may_be_given_to_the_reader_and_stay_out_of_states(
     assert "hush" not in f"{stage.identity()} {found.fingerprint()} {stage} {found.describe()}"
 
 
-def _in_a_child(found: ParquetSource, answer: Any) -> None:
+def _in_a_child(found: FileSource, answer: Any) -> None:
     answer.put(found.reader().read(2, 0, 7).column("id").to_pylist())
 
 

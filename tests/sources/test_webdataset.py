@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 import trainpipes as tp
-from sources.native_formats import opened
+from sources.every_format import opened
 from trainpipes.testing import digest
 
 

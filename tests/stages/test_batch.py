@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from itertools import islice
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,7 +13,6 @@ import trainpipes as tp
 from drawn import examples
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch, Budget
-from trainpipes.testing import digest
 
 
 def table_of(lengths: list[int]) -> pa.Table:
@@ -60,33 +55,9 @@ def test_micro_batches_are_those_of_a_plain_loop_however_rows_come(
 
 @given(st.lists(st.integers(0, 300), max_size=300), most)
 def test_a_budget_is_kept_in_long_micro_batches_too(lengths: list[int], most: int | None) -> None:
-    found = Budget("batch", 250, most, "alone").cut(np.array(lengths, dtype=np.int64)).tolist()
+    found = Budget(250, most, "alone").cut(np.array(lengths, dtype=np.int64)).tolist()
     expected = plain_cut(lengths, 250, most)
     assert found == [0, *np.cumsum([len(batch) for batch in expected]).tolist()]
-
-
-@examples(40)
-@given(
-    lengths, st.sampled_from(["plain", "shards", "repeat", "each epoch", "drop_last"]), st.data()
-)
-def test_micro_batches_of_tokens_resume_at_each(lengths: list[int], kind: str, data: Any) -> None:
-    rows = source([*lengths, 3, 1, 2] * 2)
-    made = {
-        "plain": rows.batch(max_tokens=24),
-        "shards": rows.sharding_filter(3).shuffle(7).batch(max_tokens=24, max_rows=4),
-        "repeat": rows.repeat().batch(max_tokens=24),
-        "each epoch": rows.batch(max_tokens=24).repeat(),
-        "drop_last": rows.batch(max_tokens=24, drop_last=True),
-    }
-    pipe = made[kind].pad_collate()
-    items = [digest(item) for item in islice(pipe, 40)]
-    stop = data.draw(st.integers(0, max(0, len(items) - 1)))
-    iterator = iter(tp.Pipeline(pipe.stages))
-    for _ in range(stop):
-        next(iterator)
-    then = tp.Pipeline(pipe.stages)
-    then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-    assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:] or not items
 
 
 def test_no_tensor_has_more_cells_than_the_budget() -> None:
@@ -135,14 +106,6 @@ def test_drop_last_leaves_out_the_last_one_if_another_row_might_have_joined_it()
     assert sizes([3, 3, 6]) == [2, 1]
 
 
-def test_the_length_is_not_known_and_can_be_estimated() -> None:
-    rng = np.random.default_rng(0)
-    pipe = source(rng.integers(1, 40, 6000).tolist()).sharding_filter(4).batch(max_tokens=512)
-    with pytest.raises(TypeError, match=r"how many items batch\(max_tokens=512\) makes"):
-        len(pipe)
-    assert abs(tp.Loader(pipe).estimate_len() / len(list(pipe)) - 1) < 0.05
-
-
 def test_a_batch_of_rows_is_known_in_states_as_it_was() -> None:
     assert Batch(batch_size=8).identity() == {"stage": "batch", "batch_size": 8, "drop_last": False}
     counted = Batch(max_tokens=64).identity()
@@ -159,46 +122,3 @@ def test_a_state_of_tokens_does_not_go_on_with_rows() -> None:
             rows.batch(max_tokens=9).load_state_dict(
                 rows.batch(4).state_dict(), allow_changes=allowed
             )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, r"batch\(batch_size\) must be an integer of 1 or more"),
-        (
-            {"batch_size": 4, "max_tokens": 9},
-            r"batch_size\) must be left out where max_tokens is given, got 4",
-        ),
-        ({"max_tokens": 0}, r"batch\(max_tokens\) must be an integer of 1 or more"),
-        ({"max_tokens": 9, "max_rows": 0}, r"batch\(max_rows\)"),
-        ({"max_tokens": 9, "overflow": "drop"}, r'must be "raise" or "alone", got \'drop\''),
-        ({"batch_size": 4, "max_rows": 2}, r"must be given with max_tokens, got \("),
-        ({"batch_size": 4, "column": "x"}, r"must be given with max_tokens, got \("),
-        ({"batch_size": 4, "drop_last": 1}, "True or False"),
-    ],
-)
-def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(tp.ConfigError, match=message):
-        source([1]).batch(**options)
-
-
-@pytest.mark.parametrize(
-    ("table", "error", "message"),
-    [
-        ({"ids": [[1]]}, tp.SchemaError, r"no column 'input_ids'"),
-        ({"input_ids": ["a"]}, tp.SchemaError, r"how long a row is.*got string"),
-        ({"input_ids": [1.5]}, tp.SchemaError, r"how long a row is.*got double"),
-        ({"input_ids": [[1], None]}, tp.DataError, "is null"),
-        ({"input_ids": [1, -2]}, tp.DataError, "0 or more, got -2"),
-    ],
-)
-def test_columns_that_say_no_length_are_refused(
-    table: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        list(tp.from_arrow(pa.table(table)).batch(max_tokens=8))
-
-
-def test_rows_that_have_no_columns_are_refused() -> None:
-    with pytest.raises(tp.SchemaError, match="each row must be a dict, got int"):
-        list(tp.from_dataset([1, 2]).batch(max_tokens=8))

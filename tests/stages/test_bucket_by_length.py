@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from itertools import chain, islice, pairwise
-from typing import Any
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +12,6 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from mutants import resealed
-from trainpipes.testing import digest
 
 
 def source(lengths: list[int]) -> tp.Pipeline:
@@ -89,30 +85,6 @@ def test_every_row_is_in_one_micro_batch_and_few_are_short(
         assert len(batch) * max(lengths[row] for row in batch) <= tokens
 
 
-@examples(40)
-@given(lengths, st.sampled_from(["rows", "tokens", "shards", "each epoch", "across"]), st.data())
-def test_buckets_resume_within_windows_and_over_their_ends(
-    lengths: list[int], kind: str, data: Any
-) -> None:
-    rows = source([*lengths, 3, 1, 2] * 2)
-    made = {
-        "rows": rows.bucket_by_length(3, buffer_size=10),
-        "tokens": rows.bucket_by_length(max_tokens=24, buffer_size=10),
-        "shards": rows.sharding_filter(3).shuffle(7).bucket_by_length(3, buffer_size=5),
-        "each epoch": rows.bucket_by_length(3, buffer_size=10).repeat(),
-        "across": rows.repeat().bucket_by_length(3, buffer_size=10),
-    }
-    pipe = made[kind].pad_collate()
-    items = [digest(item) for item in islice(pipe, 40)]
-    stop = data.draw(st.integers(0, len(items) - 1))
-    iterator = iter(tp.Pipeline(pipe.stages))
-    for _ in range(stop):
-        next(iterator)
-    then = tp.Pipeline(pipe.stages)
-    then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
-    assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:]
-
-
 def test_a_window_is_kept_in_runs_of_some_micro_batches() -> None:
     lengths = np.random.default_rng(0).integers(1, 30, 3000).tolist()
     pipe = source(lengths).bucket_by_length(8, buffer_size=2000, seed=3)
@@ -167,61 +139,3 @@ def test_buckets_of_no_rows_are_passed_over() -> None:
         assert rows_of(source([5]).bucket_by_length(4, drop_last=True)) == []
     with pytest.raises(tp.DataError, match="repeat"):
         next(iter(source([5]).bucket_by_length(4, drop_last=True).repeat()))
-
-
-def test_the_length_is_not_known_and_can_be_estimated() -> None:
-    lengths = np.random.default_rng(1).integers(1, 40, 6000).tolist()
-    pipe = source(lengths).sharding_filter(4).bucket_by_length(max_tokens=512)
-    with pytest.raises(TypeError, match=r"bucket_by_length.* is known only at the end"):
-        len(pipe)
-    assert abs(tp.Loader(pipe).estimate_len() / len(list(pipe)) - 1) < 0.05
-
-
-def test_a_state_that_points_past_what_is_there_is_refused() -> None:
-    pipe = source(list(range(30))).bucket_by_length(2, buffer_size=10)
-    iterator = iter(pipe)
-    next(iterator)
-    state = iterator.state_dict()
-    state["shard-0000"] = json.dumps({**json.loads(state["shard-0000"]), "row": 99})
-    pipe.load_state_dict(resealed(state))
-    with pytest.raises(
-        tp.StateError, match="after 99 batches of a shuffle window, which has only 5"
-    ):
-        next(iter(pipe))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_size": 0}, r"bucket_by_length\(batch_size\) must be an integer of 1 or more"),
-        (
-            {"batch_size": 4, "max_tokens": 9},
-            r"batch_size\) must be left out where max_tokens is given, got 4",
-        ),
-        ({"batch_size": 4, "buffer_size": 0}, r"bucket_by_length\(buffer_size\)"),
-        ({"batch_size": 4, "num_buckets": 0}, r"bucket_by_length\(num_buckets\)"),
-        (
-            {"batch_size": 4, "num_buckets": 2, "boundaries": [3]},
-            "must be left out where num_buckets is given",
-        ),
-        ({"batch_size": 4, "boundaries": []}, r"ascending lengths, each once, got \[\]"),
-        ({"batch_size": 4, "boundaries": [3, 3]}, r"ascending lengths, each once, got \[3, 3\]"),
-        (
-            {"batch_size": 4, "boundaries": [2.5]},
-            r"bucket_by_length\(boundaries\) must be an integer",
-        ),
-        ({"batch_size": 4, "max_rows": 2}, "must be given with max_tokens"),
-        ({"max_tokens": 4, "drop_last": True}, "must be given with batch_size"),
-        ({"batch_size": 4, "drop_last": 1}, "True or False"),
-        ({"batch_size": 4, "seed": "x"}, r"bucket_by_length\(seed\)"),
-    ],
-)
-def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(tp.ConfigError, match=message):
-        source([1]).bucket_by_length(**options)
-
-
-def test_rows_are_cut_once() -> None:
-    for a, b in pairwise(["batch", "bucket_by_length", "batch"]):
-        with pytest.raises(tp.ConfigError, match="a pipeline has one"):
-            getattr(getattr(source([1]), a)(2), b)(2)

@@ -265,6 +265,16 @@ def test_what_a_template_refuses_names_its_row() -> None:
     assert caught.value.row == 1
 
 
+def test_a_name_is_one_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    known = chat_tokenizer()
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name, **_: known)
+    named = rows(CONVERSATIONS[0]).chat_template("team/talks")
+    given = rows(CONVERSATIONS[0]).chat_template(known)
+    assert [digest(row) for row in named] == [digest(row) for row in given]
+
+
 def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
     bare = copy.deepcopy(chat_tokenizer())
     bare.chat_template = None
@@ -272,7 +282,7 @@ def test_what_has_no_template_is_refused(tmp_path: Path) -> None:
         list(rows(CONVERSATIONS[0]).chat_template(bare))
     for bad in ("bytes", str(tmp_path / "no.json"), len):
         with pytest.raises(
-            tp.ConfigError, match="must be a transformers tokenizer or a local directory"
+            tp.ConfigError, match="must be a tokenizer of transformers, or the name or folder"
         ):
             rows(CONVERSATIONS[0]).chat_template(bad)
     for options in (

@@ -1,12 +1,21 @@
 """Every stage resumes exactly; from before every item, where slow tests are asked for."""
 
+import json
 import warnings
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import trainpipes as tp
+from drawn import examples
 from every_stage import ENDLESS, FINITE, public_stages
-from trainpipes.testing import check_resume
+from trainpipes.testing import check_resume, digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
 
@@ -73,3 +82,57 @@ def test_a_pipeline_prints_compares_and_pickles_as_its_record(name, folder):
         again = pickle.loads(pickle.dumps(pipe))
         assert again == pipe
         assert repr(again) == text
+
+
+def source(lengths: list[int]) -> tp.Pipeline:
+    ids = [[1 + 100 * row + k for k in range(length)] for row, length in enumerate(lengths)]
+    return tp.from_arrow(pa.table({"input_ids": pa.array(ids, pa.list_(pa.int32()))}))
+
+
+Cut = Callable[[tp.Pipeline], tp.Pipeline]
+#: Stages with a position of their own, at all places where they can stand.
+CUT: dict[str, Callable[[tp.Pipeline, Cut], tp.Pipeline]] = {
+    "batch": lambda p, _: p.batch(max_tokens=24),
+    "batch, shards": lambda p, _: p.batch(max_tokens=24, max_rows=4),
+    "batch, across": lambda p, _: p.repeat().batch(max_tokens=24),
+    "batch, each epoch": lambda p, _: p.batch(max_tokens=24).repeat(),
+    "batch, drop_last": lambda p, _: p.batch(max_tokens=24, drop_last=True),
+    "buckets": lambda p, _: p.bucket_by_length(3, buffer_size=10),
+    "buckets of tokens": lambda p, _: p.bucket_by_length(max_tokens=24, buffer_size=10),
+    "buckets, each epoch": lambda p, _: p.bucket_by_length(3, buffer_size=10).repeat(),
+    "buckets, across": lambda p, _: p.repeat().bucket_by_length(3, buffer_size=10),
+    "pack": lambda p, pack: pack(p),
+    "pack, batches": lambda p, pack: pack(p).batch(3),
+    "pack, filtered": lambda p, pack: pack(
+        p.filter(pc.list_value_length(pc.field("input_ids")) != 2)
+    ),
+    "pack, each epoch": lambda p, pack: pack(p).repeat(2).batch(3),
+    "pack, across": lambda p, pack: pack(p.repeat(2)).batch(3),
+    "pack, endless": lambda p, pack: pack(p).repeat(),
+    "pack, endless across": lambda p, pack: pack(p.repeat()),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+@examples(12)
+@given(
+    st.lists(st.integers(0, 24), max_size=50), st.sampled_from(["best_fit", "first_fit", "concat"]),
+    st.integers(1, 13), st.integers(1, 9), st.integers(1, 3), st.data(),
+)  # fmt: skip
+def test_rows_that_are_cut_anew_resume_within_windows_and_over_their_ends(
+    name: str, lengths: list[int], method: Any, length: int, window: int, shards: int, data: Any
+) -> None:
+    rows = source([*lengths, 1, 2, 3] * 2)
+    if shards > 1:
+        rows = rows.sharding_filter(shards).shuffle(4)
+    pipe = CUT[name](rows, lambda p: p.pack(length, method=method, buffer_size=window))
+    items = [digest(item) for item in islice(pipe, 40)]
+    for _ in range(3):
+        stop = data.draw(st.integers(0, len(items)))
+        iterator = iter(tp.Pipeline(pipe.stages))
+        assert [digest(next(iterator)) for _ in range(stop)] == items[:stop]
+        then = tp.Pipeline(pipe.stages)
+        then.load_state_dict(json.loads(json.dumps(iterator.state_dict())))
+        assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:] or stop == len(
+            items
+        )

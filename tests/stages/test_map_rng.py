@@ -230,22 +230,6 @@ def test_global_generators_are_left_alone() -> None:
     assert before == (np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())  # type: ignore[index]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rng": 1}, "map(rng) must be True or False, got 1"),
-        (
-            {"seed": 1.5},
-            "map(seed) must be an integer (the seed of the generators that rng=True gives), got 1.5",
-        ),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(tp.ConfigError) as caught:
-        source().map(drawn, **options)
-    assert str(caught.value) == message
-
-
 # Draws are as random as their generator is
 
 

@@ -342,27 +342,6 @@ def test_rows_and_results_that_do_not_pickle_are_refused_with_the_row() -> None:
         list(source().map(fn.a_lambda, num_workers=2, method="process"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"num_workers": -1},
-            "map(num_workers) must be an integer of 0 or more (threads or processes that call the function), "
-            "got -1",
-        ),
-        ({"method": "fork"}, 'map(method) must be "thread" or "process", got \'fork\''),
-        (
-            {"start_method": "magic"},
-            'map(start_method) must be "forkserver", "spawn" or "fork", got \'magic\'',
-        ),
-    ],
-)  # fmt: skip
-def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(tp.ConfigError) as caught:
-        source().map(fn.plain, **options)
-    assert str(caught.value) == message
-
-
 # In workers of a loader
 
 

@@ -181,13 +181,7 @@ def test_it_is_above_a_cache() -> None:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (lambda: rows().mask_tokens(1.5), "a number from 0 to 1, got 1.5"),
-        (lambda: rows().mask_tokens(True), "a number from 0 to 1, got True"),
-        (lambda: rows().mask_tokens(random_replace_prob=0.6), "at most 1 together, got 0.8 and 0.6"),
-        (lambda: rows().mask_tokens(), "tell mask_token_id, special_ids, vocab_size, and there is"),
         (lambda: rows().mask_tokens(whole_words=True, **KNOWN), "to tell whole_words"),
-        (lambda: rows().mask_tokens(mask_token_id=-1), "mask_token_id"),
-        (lambda: rows().mask_tokens(special_ids=["x"]), "special_ids"),
         (lambda: list(rows().mask_tokens(tokenizer="bytes")), "bytes has none of .*pass mask_token_id"),
         (lambda: list(rows().mask_tokens(tokenizer="bytes", mask_token_id=3)), "vocabulary"),
         (
@@ -205,8 +199,3 @@ def plain_words() -> Any:
     from tokenizers import Tokenizer, models
 
     return Tokenizer(models.WordLevel({"a": 0, "<mask>": 1}, unk_token="a"))
-
-
-def test_labels_that_are_there_are_not_written_over() -> None:
-    with pytest.raises(tp.SchemaError, match="a column 'labels' already"):
-        list(rows().add_labels().mask_tokens(**KNOWN))

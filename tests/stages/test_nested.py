@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 import trainpipes as tp
-from trainpipes.stages.nested import map_tensors, recorded
+from trainpipes.stages.device import map_tensors, recorded
 
 
 class Pair(NamedTuple):

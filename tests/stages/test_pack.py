@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -21,7 +19,6 @@ from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from drawn import examples
-from mutants import resealed
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.nodes import Batch, FromArrow, Pack, PadCollate
@@ -102,46 +99,6 @@ def test_every_token_is_in_one_row_and_no_document_is_split_that_would_fit(
         assert sorted(found) == sorted(expected)
     elif most is None:
         assert all(0 not in row["segment_ids"] for row in rows[:-1])
-
-
-@examples(40)
-@given(
-    lengths, methods, st.integers(1, 13), st.integers(1, 9), st.integers(1, 3), st.sampled_from(
-        ["rows", "batches", "filtered", "each epoch", "across", "endless", "endless across"]
-    ), st.data(),
-)  # fmt: skip
-def test_a_packed_pipeline_resumes_over_the_ends_of_windows_and_epochs(
-    lengths: list[int], method: Any, length: int, window: int, shards: int, kind: str, data: Any
-) -> None:
-    rows = source([*lengths, 1, 2, 3] * 3)
-    if shards > 1:
-        rows = rows.sharding_filter(shards).shuffle(4)
-
-    def packed(rows: tp.Pipeline) -> tp.Pipeline:
-        return rows.pack(length, method=method, buffer_size=window)
-
-    pipe = {
-        "rows": lambda: packed(rows),
-        "batches": lambda: packed(rows).batch(3),
-        "filtered": lambda: packed(rows.filter(pc.list_value_length(pc.field("input_ids")) != 2)),
-        "each epoch": lambda: packed(rows).repeat(2).batch(3),
-        "across": lambda: packed(rows.repeat(2)).batch(3),
-        "endless": lambda: packed(rows).repeat(),
-        "endless across": lambda: packed(rows.repeat()),
-    }[kind]()
-    limit = 40
-    items = [digest(item) for item in islice(pipe, limit)]
-    for _ in range(4):
-        stop = data.draw(st.integers(0, len(items)))
-        first = tp.Pipeline(pipe.stages)
-        iterator = iter(first)
-        assert [digest(next(iterator)) for _ in range(stop)] == items[:stop]
-        state = json.loads(json.dumps(iterator.state_dict()))
-        then = tp.Pipeline(pipe.stages)
-        then.load_state_dict(state)
-        rest = [digest(item) for item in islice(then, limit - stop)]
-        if stop < len(items):
-            assert rest == items[stop:]
 
 
 def cursor(pipe: tp.Pipeline, taken: int) -> dict[str, Any]:
@@ -258,7 +215,9 @@ def test_a_row_has_its_documents_in_the_order_in_which_they_came() -> None:
 
 def test_labels_of_the_rows_are_packed_along() -> None:
     rows = tp.from_arrow(pa.table({"prompt": ["ab", "x"], "response": ["cde", "yz"]}))
-    tokenized = rows.tokenize("bytes", ["prompt", "response"], add_eos=True, labels="response")
+    tokenized = rows.tokenize(
+        "bytes", concat=["prompt", "response"], add_eos=True, labels="response"
+    )
     (row,) = tokenized.pack(12, buffer_size=2)
     parts = [[97, 98, 99, 100, 101, 256], [120, 121, 122, 256]]
     assert segments(row) == parts
@@ -433,82 +392,6 @@ def test_the_length_is_not_known_and_can_be_estimated() -> None:
 
 
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"max_length": 0},
-            r"pack\(max_length\) must be an integer of 1 or more \(tokens of a row\), got 0",
-        ),
-        ({"buffer_size": 0}, r"pack\(buffer_size\)"),
-        ({"method": "next_fit"}, 'must be "concat", "first_fit" or "best_fit", got .next_fit.'),
-        ({"overflow": "cut"}, 'must be "split", "truncate", "drop" or "raise", got .cut.'),
-        ({"max_documents": 0}, r"pack\(max_documents\)"),
-        ({"pad_token_id": -1}, r"pack\(pad_token_id\)"),
-        ({"seed": 1.5}, r"pack\(seed\)"),
-        ({"along": "weight"}, r"pack\(along\) must be a list of column names"),
-        ({"along": ["labels"]}, r'a column "labels" is packed anyway'),
-    ],
-)
-def test_options_that_cannot_be_had_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(tp.ConfigError, match=message):
-        source([1]).pack(**{"max_length": 8, **options})
-
-
-def test_a_place_where_pack_cannot_stand_is_refused_with_where_it_can() -> None:
-    rows = source([1])
-    with pytest.raises(tp.ConfigError, match=r"put shuffle\(\) before it"):
-        rows.pack(8).shuffle(4)
-    with pytest.raises(tp.ConfigError, match=r"put it before batch\(\)"):
-        rows.batch(2).pack(8)
-    with pytest.raises(tp.ConfigError, match="each shard would count for itself"):
-        rows.sharding_filter(4).shuffle(4).take(3).pack(8)
-
-
-@pytest.mark.parametrize(
-    ("table", "error", "message"),
-    [
-        ({"ids": [[1]]}, tp.SchemaError, r"no column 'input_ids'.*there are \['ids'\]"),
-        ({"input_ids": ["a"]}, tp.SchemaError, r"a list of numbers a row, got string; tokenize"),
-        ({"input_ids": [1, 2]}, tp.SchemaError, r"a list of numbers a row, got int64"),
-        ({"input_ids": [[0.5]]}, tp.SchemaError, r"token ids, got double|token ids, got float64"),
-        ({"input_ids": [[1], None]}, tp.DataError, r"is null"),
-        ({"input_ids": [[1], [2, None]]}, tp.DataError, r"null within a list"),
-        (
-            {"input_ids": [[1], [2**40]]},
-            tp.DataError,
-            r"holds 1099511627776, which int32 cannot hold",
-        ),
-        (
-            {"input_ids": [[1], [2, 3]], "labels": [[1], [2]]},
-            tp.DataError,
-            r"'labels' goes with 'input_ids'.*got 1 where 'input_ids' has 2",
-        ),
-    ],
-)
-@EVERY
-def test_columns_that_cannot_be_packed_are_refused(
-    method: Any, table: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message) as caught:
-        list(tp.from_arrow(pa.table(table)).pack(8, method=method))
-    if error is tp.DataError:
-        assert caught.value.row == 1  # type: ignore[attr-defined]
-
-
-@EVERY
-def test_a_state_that_points_past_what_is_there_is_refused(method: Any) -> None:
-    pipe = source(MIXED).pack(10, method=method, buffer_size=16)
-    iterator = iter(pipe)
-    next(iterator)
-    state = iterator.state_dict()
-    cursor = json.loads(state["shard-0000"])
-    state["shard-0000"] = json.dumps({**cursor, "row": 999})
-    pipe.load_state_dict(resealed(state))
-    with pytest.raises(tp.StateError, match="edited or is damaged"):
-        next(iter(pipe))
 
 
 @EVERY

@@ -432,11 +432,6 @@ class TestByColumn:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 0}, "max_length.*of 1 or more.*got 0"),
-        ({"pad_to_multiple_of": True}, "pad_to_multiple_of.*got True"),
-        ({"padding_side": "up"}, '"right" or "left", got \'up\''),
-        ({"truncation_side": 1}, '"right" or "left", got 1'),
-        ({"value": "0"}, "number to pad with, got '0'"),
         ({"dtype": torch.bfloat16}, "a torch.dtype that NumPy has, too"),
         ({"dtype": "int64"}, "got 'int64'"),
     ],

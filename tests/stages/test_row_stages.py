@@ -222,39 +222,3 @@ def test_rows_made_of_one_are_told_apart_by_later_stages() -> None:
 
 
 # All
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda rows: rows.truncate(-1), "truncate"),
-        (lambda rows: rows.truncate(2, truncation_side="up"), '"right" or "left", got \'up\''),
-        (lambda rows: rows.truncate(2, columns=[]), "a column name or several"),
-        (lambda rows: rows.add_labels(ignore="x"), "a token id, or several"),
-        (lambda rows: rows.add_labels(ignore=[-1]), "add_labels"),
-        (lambda rows: rows.add_labels(5), "the name of a column, got 5"),
-        (lambda rows: rows.enumerate("x"), "enumerate"),
-        (lambda rows: rows.enumerate(output_column=""), "the name of a column"),
-        (lambda rows: rows.flat_map(None), "must be a function of one row"),
-    ],
-)
-def test_bad_options_are_refused(made: Any, message: str) -> None:
-    with pytest.raises(tp.ConfigError, match=message):
-        made(ids())
-
-
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        (lambda rows: rows.truncate(2, columns="inputs"), "did you mean 'input_ids'"),
-        (lambda rows: rows.truncate(2, columns="text"), "must hold a list of numbers"),
-        (lambda rows: rows.add_labels(where="mask"), "mask"),
-        (lambda rows: rows.add_labels().add_labels(), "a column 'labels' already"),
-        (lambda rows: rows.enumerate(output_column="text"), "a column 'text' already"),
-        (lambda rows: tp.from_dataset([1, 2]).truncate(2), "no dict, got int"),
-        (lambda rows: rows.batch(2).pad_collate().truncate(2), "before pad_collate"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused(made: Any, message: str) -> None:
-    with pytest.raises((tp.SchemaError, tp.ConfigError), match=message):
-        list(made(ids(text=["a", "b", "c", "d"])))

@@ -47,7 +47,7 @@ GOOD = list(range(0, 64, 4))
 def tokenized(rows: tp.Pipeline, on_error: Any) -> tp.Pipeline:
     return rows.tokenize(
         "bytes",
-        ["prompt", "response"],
+        concat=["prompt", "response"],
         max_length=32,
         add_eos=True,
         labels="response",
@@ -113,7 +113,9 @@ def test_the_warning_counts_the_rows_of_its_block() -> None:
     with pytest.warns(
         UserWarning, match="48 of 64 rows have no target for the loss, since they were cut"
     ):
-        list(rows.tokenize("bytes", ["prompt", "response"], max_length=32, labels="response"))
+        list(
+            rows.tokenize("bytes", concat=["prompt", "response"], max_length=32, labels="response")
+        )
 
 
 @pytest.mark.parametrize("name", STAGES)
@@ -214,7 +216,7 @@ def test_a_row_whose_text_is_null_is_left_out_with_them(rows: str) -> None:
     )
     good = [k for k in range(30) if k % 3 and k % 5]
     assert numbers(tokenized(table, "skip")) == good
-    assert numbers(table.tokenize("bytes", ["prompt", "response"], on_error="skip")) == good
+    assert numbers(table.tokenize("bytes", concat=["prompt", "response"], on_error="skip")) == good
     with pytest.raises(tp.DataError, match="is null"):
         numbers(tokenized(table, "keep"))
 

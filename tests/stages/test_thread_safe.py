@@ -98,12 +98,6 @@ def test_a_function_that_fails_names_its_row_and_the_batches_before_it_come() ->
     assert "row 100" in "".join(caught.value.__notes__)
 
 
-def test_the_option_is_yes_or_no() -> None:
-    for add in (rows().map, rows().filter, rows().flat_map, rows().map_batches):
-        with pytest.raises(tp.ConfigError, match="thread_safe"):
-            add(len, thread_safe="yes")
-
-
 def test_recipes_leave_no_work_to_the_thread_that_trains(tmp_path: Any) -> None:
     alpaca = tmp_path / "alpaca.jsonl"
     alpaca.write_text('{"instruction": "add", "input": "1 1", "output": "2"}\n' * 40)

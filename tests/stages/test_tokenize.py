@@ -237,7 +237,7 @@ class TestWhereATokenizerComesFrom:
         monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", found)
         stage = Tokenize(tokenizer=name)
         assert column(stage, TEXTS) == [e.ids for e in bpe().encode_batch(TEXTS)]
-        assert asked == [(name, {"trust_remote_code": False})]
+        assert asked == [(name, {"local_files_only": False, "trust_remote_code": False})]
         known = None
         with pytest.raises(
             ConfigError, match=f"'{name}' is not a path.*: no network; .*download {name}"
@@ -309,6 +309,12 @@ class TestColumns:
         assert column(stage, rows, "input_ids") == hugging(tokenizer, PROMPTS)
         assert column(stage, rows, "target_ids") == hugging(tokenizer, ANSWERS)
         assert stage.id_columns == ["input_ids", "target_ids"]
+        listed = Tokenize(tokenizer=tokenizer, columns=["prompt", "response"], max_length=8)
+        named = {"prompt": "prompt_ids", "response": "response_ids"}
+        same = Tokenize(tokenizer=tokenizer, columns=named, max_length=8)
+        assert listed.id_columns == ["prompt_ids", "response_ids"]
+        assert listed.process(run_of(rows)).block.data == same.process(run_of(rows)).block.data
+        assert listed.identity() == same.identity()
 
     @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), "dictionary"])
     def test_any_kind_of_text_will_do(self, kind: Any) -> None:
@@ -374,7 +380,7 @@ class TestColumns:
 
 class TestJoined:
     def joined(self, **options: Any) -> tuple[list[list[int]], list[list[int]] | None]:
-        stage = Tokenize(tokenizer=bracketed(), columns=["prompt", "response"], **options)
+        stage = Tokenize(tokenizer=bracketed(), concat=["prompt", "response"], **options)
         rows = pa.table({"prompt": PROMPTS, "response": ANSWERS})
         found = stage.process(run_of(rows)).block.data
         labels = found.column("labels").to_pylist() if "labels" in found.column_names else None
@@ -414,7 +420,7 @@ class TestJoined:
     def test_a_text_that_is_cut_teaches_no_end(self) -> None:
         # As where end-of-text is written first and cut off with the rest: the loss is over the same tokens.
         rows = pa.table({"a": ["ab", "ab", "abcdef"], "b": ["cd", "cdef", "g"]})
-        options: dict[str, Any] = {"tokenizer": "bytes", "columns": ["a", "b"], "add_eos": True}
+        options: dict[str, Any] = {"tokenizer": "bytes", "concat": ["a", "b"], "add_eos": True}
         for labels, first in (("b", -100), (True, None)):
             stage = Tokenize(**options, labels=labels, max_length=5)
             found = stage.process(run_of(rows)).block.data.to_pylist()
@@ -429,7 +435,7 @@ class TestJoined:
 
     def test_specials_after_the_text_that_end_nothing_are_no_labels(self) -> None:
         rows = pa.table({"a": ["x"], "b": ["y"]})
-        stage = Tokenize(tokenizer=bpe("$A <unk>"), columns=["a", "b"], labels="b")
+        stage = Tokenize(tokenizer=bpe("$A <unk>"), concat=["a", "b"], labels="b")
         assert column(stage, rows, "labels")[0][-1] == -100
 
 
@@ -540,7 +546,7 @@ class TestRefusals:
             ({"columns": []}, r"a column name or several in a list, got \[\]"),
             ({"columns": ["a", "a"]}, "each column once"),
             ({"columns": {"a": 1}}, "dict of text columns"),
-            ({"columns": {"a": "x", "b": "x"}}, "to join them pass a list"),
+            ({"columns": {"a": "x", "b": "x"}}, r"concat=\[\'a\', \'b\'\]"),
             ({"columns": ["a", "b", "c"], "pair": True}, "a list of two columns"),
             ({"pair": True}, "a list of two columns, got 'text'"),
             ({"template": "no column"}, "must name at least one column.*got 'no column'"),
@@ -549,7 +555,11 @@ class TestRefusals:
             ({"template": "{a:>3}"}, "without index, format"),
             ({"template": "{a!r}"}, "without index, format"),
             ({"template": "{a.b}"}, "without index, format"),
-            ({"template": "{a}", "columns": "a"}, "leave out columns and pair"),
+            ({"template": "{a}", "columns": "a"}, "takes one of columns, concat and template"),
+            ({"concat": ["a", "b"], "columns": "a"}, "takes one of columns, concat"),
+            ({"concat": ["a", "b"], "pair": True}, "takes one of columns, concat"),
+            ({"concat": []}, r"tokenize\(concat\) must be"),
+            ({"labels": "a", "columns": ["a", "b"]}, r"join columns by concat="),
             ({"labels": "txt"}, r"got 'txt' \(did you mean 'text'\?\)"),
             ({"labels": "a", "columns": {"a": "b"}}, 'needs ids in a column "input_ids"'),
             ({"keep_text": True, "columns": {"a": "a"}}, "keeps the text column 'a'"),

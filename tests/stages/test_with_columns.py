@@ -101,9 +101,7 @@ def test_what_makes_no_columns_is_refused() -> None:
         tp.SchemaError, match=r"returns a dict of columns or a pyarrow.Table, got int"
     ):
         list(rows().with_columns(lambda columns: 3))
-    with pytest.raises(
-        tp.ConfigError, match=r"with_columns\(fn\) must be a function of columns, got 3"
-    ):
+    with pytest.raises(tp.ConfigError, match=r"with_columns\(fn\) must be a function, got 3"):
         rows().with_columns(3)  # type: ignore[arg-type]
 
 
@@ -114,7 +112,7 @@ def test_an_error_of_the_function_names_the_stage_and_the_row() -> None:
 
 
 def test_finished_batches_are_refused() -> None:
-    with pytest.raises(tp.ConfigError, match="after them use map"):
+    with pytest.raises(tp.ConfigError, match="after them"):
         list(rows().drop_columns("text").batch(2).collate().with_columns(squares))
 
 

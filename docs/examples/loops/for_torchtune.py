@@ -57,7 +57,7 @@ class FromPipeline:
         if shuffle:
             rows = rows.shuffle(buffer_size=40_960, seed=0)
         rows = rows.tokenize(
-            cfg_dataset["tokenizer"], ["prompt", "response"], add_eos=True, labels="response"
+            cfg_dataset["tokenizer"], concat=["prompt", "response"], add_eos=True, labels="response"
         )
         pipe = rows.batch(batch_size, drop_last=True).pad_collate()
         if hasattr(self, "dp_rank"):  # recipes for one device have none

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 
@@ -47,10 +48,10 @@ def require(good: Any, option: str, rule: str, value: Any, way: str = "") -> Non
 
 
 def whole_number(
-    value: Any, least: int | None, option: str, meaning: str, most: int = LARGEST
+    value: Any, least: int | None, option: str, meaning: str = "", most: int = LARGEST
 ) -> int:
     """``value``, an integer of ``least`` or more, and ``most`` or less; any integer where ``least`` is None;
-    raises otherwise.
+    raises otherwise. ``meaning`` is what it counts, in words.
 
     Raises:
         ConfigError: it is none.
@@ -60,7 +61,7 @@ def whole_number(
     if least is not None and whole and value > most:
         bound = f" of {most} or less"
     good = whole and (least is None or least <= value <= most)
-    require(good, option, f"an integer{bound} ({meaning})", value)
+    require(good, option, f"an integer{bound}{meaning and f' ({meaning})'}", value)
     return int(value)
 
 
@@ -87,6 +88,12 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
     require(isinstance(value, pa.Schema) and value.names, option, rule, value)
     _once(value.names, option)
     return value
+
+
+def text(value: Any, option: str) -> str:
+    """``value``, a text; raises ConfigError otherwise."""
+    require(isinstance(value, str), option, "text", value)
+    return str(value)
 
 
 def flag(value: Any, option: str) -> bool:
@@ -168,6 +175,48 @@ def _once(names: Sequence[str], option: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"{option} must name each column once, got {shown(twice[0])} twice")
+
+
+# How options are declared: what stands in Annotated is called with the value and the option's name
+
+
+@dataclass(frozen=True)
+class Ge:
+    """An integer from ``least`` to ``most``; any integer where ``least`` is None."""
+
+    least: int | None
+    most: int = LARGEST
+
+    def __call__(self, value: Any, option: str) -> int:
+        return whole_number(value, self.least, option, most=self.most)
+
+
+@dataclass(frozen=True)
+class Each:
+    """A list of values that pass ``check``."""
+
+    check: Callable[[Any, str], Any]
+
+    def __call__(self, value: Any, option: str) -> None:
+        require(several(value), option, "a list", value)
+        for one in value:
+            self.check(one, option)
+
+
+def function(value: Any, option: str) -> None:
+    """Raise ConfigError unless a value can be called."""
+    require(callable(value), option, "a function", value)
+
+
+Count = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
+Seed = Annotated[int, Ge(None)]
+Share = Annotated[float, fraction]
+ColumnName = Annotated[str, column_name]
+ColumnNames = Annotated[str | Sequence[str], column_names]
+Text = Annotated[str, text]
+Schema = Annotated[pa.Schema, checked_schema]
+Function = Annotated[Callable[..., Any], function]
 
 
 def need(package: str, what: str, oldest: str = "") -> None:

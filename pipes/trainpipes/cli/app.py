@@ -5,16 +5,12 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import re
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import click
 from click.shell_completion import shell_complete
@@ -66,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
             stream.reconfigure(errors="backslashreplace")
     if asked := os.environ.get(COMPLETE):
         return shell_complete(command_line, {}, NAME, COMPLETE, asked)
-    with _no_ctrl_c_is_lost(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: warning_line(str(message))
         try:
             return _run(arguments)
@@ -83,26 +79,6 @@ def run(arguments: Sequence[str]) -> int:
             if stopped or not debug:
                 error_line("stopped" if stopped else said(error))
             return INTERRUPTED if stopped else 1
-
-
-@contextmanager
-def _no_ctrl_c_is_lost() -> Iterator[None]:
-    """Python ignores exceptions in callbacks of its own, such as those of a fork: let Ctrl-C come again."""
-    before = sys.unraisablehook
-
-    def hook(ignored: Any) -> None:
-        if ignored.exc_type is KeyboardInterrupt:
-            threading.Timer(
-                0.05, _thread.interrupt_main
-            ).start()  # in the callback it is lost again
-        else:
-            before(ignored)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 def _run(arguments: list[str]) -> int:

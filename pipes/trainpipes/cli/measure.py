@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 from trainpipes._internal.progress import Progress
 from trainpipes.errors import DataError
 from trainpipes.loader import Loader
-from trainpipes.look.values import MASKS, rows_of
+from trainpipes.look.values import masks_of, rows_of
 
 #: Batches of a run for which nothing says how long it is.
 DEFAULT_STEPS = 100
@@ -28,8 +27,8 @@ class Counts:
     Attributes:
         steps: batches, or rows where nothing batches them.
         rows: in them.
-        tokens: token ids that are no padding.
-        cells: tokens and padding, of columns whose mask says which is which.
+        tokens: token ids that are no padding, where a mask says so.
+        cells: tokens and padding.
         padding: of these.
         targets: tokens that the loss counts; None where there are no labels.
         seconds: since the start.
@@ -49,33 +48,17 @@ class Counts:
         """Count one more item."""
         self.steps += 1
         self.rows += (rows_of(item) or 0) if is_batch else 1
-        for values in item if isinstance(item, list) else [item]:
-            if isinstance(values, Mapping):
-                self._add_tokens(values)
-
-    def _add_tokens(self, values: Mapping[str, Any]) -> None:
-        for name, ids in values.items():
-            prefix = name.removesuffix("input_ids").removesuffix("token_ids")
-            if prefix == name or ids is None:
-                continue
-            shape = getattr(ids, "shape", None)
-            size = math.prod(shape) if shape else len(ids)
-            beside = {end: values.get(prefix + end) for end in (*MASKS, "labels")}
-            alike = {
-                end: v for end, v in beside.items() if shape and getattr(v, "shape", 0) == shape
-            }
-            mask = next((alike[end] for end in MASKS if end in alike), None)
-            tokens = size if mask is None else _count(mask, 0)
-            self.tokens += tokens
-            self.padding += size - tokens
-            self.cells += 0 if mask is None else size
-            if "labels" in alike:
-                self.targets = (self.targets or 0) + _count(alike["labels"], -100)
-
-
-def _count(values: Any, none: int) -> int:
-    """How many of a tensor, or of an array, are something else."""
-    return int((values != none).sum())
+        named = item if isinstance(item, Mapping) else {}
+        masks = masks_of(named)
+        for mask in masks:
+            real = int((mask != 0).sum())
+            self.tokens += real
+            self.cells += mask.numel()
+            self.padding += mask.numel() - real
+        for name, labels in named.items():
+            shape = getattr(labels, "shape", None)
+            if str(name).endswith("labels") and any(shape == mask.shape for mask in masks):
+                self.targets = (self.targets or 0) + int((labels != -100).sum())
 
 
 @dataclass(frozen=True)

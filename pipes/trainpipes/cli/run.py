@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from pathlib import Path
@@ -72,14 +71,10 @@ def command(
     if save_state is not None and not Path(save_state).absolute().parent.is_dir():
         raise click.UsageError(f"--save-state {save_state}: there is no such folder; make it first")
     all_files = (*files, *more_files)
-    recipe = None
     if re.fullmatch(r"[^\W\d][\w-]*", source):  # whatever files there are
-        recipe, pipe = source, given.recipe(source, all_files)
+        pipe = given.recipe(source, all_files)
     elif source.endswith((".yaml", ".yml")):
         pipe = given.config(source, all_files)
-        text = Path(source).read_text("utf-8-sig")
-        found = re.search(r"^recipe: *['\"]?([\w-]+)", text, re.MULTILINE)
-        recipe = found and found[1]
     else:
         pipe = given.files([source, *all_files])
     if resume is not None:
@@ -95,8 +90,7 @@ def command(
     if show:
         print(pipe.show(show), end="\n\n")  # noqa: T201
     report = measure(loader, step_seconds=simulate_step, **length)
-    flag = "--option " if recipe == source else "--set options."
-    told = advice(report, pipe, recipe, flag, num_workers)
+    told = advice(report, pipe, num_workers)
     if as_json:
         print_json({**report.to_dict(), "advice": told or None})
     else:
@@ -141,48 +135,27 @@ def _lines(report: Report, pipe: Pipeline) -> list[tuple[str, str]]:
     return lines
 
 
-def advice(
-    report: Report, pipe: Pipeline, recipe: str | None, flag: str, num_workers: int = 0
-) -> str:
-    """What to change first, by the options of the recipe in use; "" where nothing stands out.
-
-    Args:
-        report: of a run.
-        pipe: that was run.
-        recipe: that it is of, if it is of one.
-        flag: what stands before an option of it on the command line.
-        num_workers: of the run.
-    """
-    options: Any = ()
-    if recipe is not None:
-        from trainpipes.recipe_registry import recipe_function
-
-        options = inspect.signature(recipe_function(recipe)).parameters
-    stages = {stage.name: stage for stage in pipe.stages}
+def advice(report: Report, pipe: Pipeline, num_workers: int = 0) -> str:
+    """What to change first; "" where nothing stands out."""
+    stages = {stage.name for stage in pipe.stages}
     padding, waits = report.padding_share or 0, report.wait_share or 0
     if report.target_share == 0:
-        longer = f"{flag}max_length=..." if "max_length" in options else "max_length"
-        skip = f", or leave out such rows, {flag}on_error=skip" if "on_error" in options else ""
-        return f"no token is a target, and the loss is NaN: raise {longer}{skip}"
+        return (
+            "no token is a target, and the loss is NaN: raise max_length, or leave out such rows by "
+            "on_error=skip of the recipe"
+        )
     if padding >= MUCH_PADDING and "batch" in stages and "pack" not in stages:
-        size = stages["batch"].options["batch_size"]
-        cure = f"write .bucket_by_length({size}) in place of .batch({size})"
-        if "packed" in options:
-            cure = f"{flag}packed=true puts several rows into one"
-        elif "num_buckets" in options:
-            cure = f"{flag}num_buckets=auto makes batches of rows of about the same length"
-        elif recipe is not None:
-            cure = f"{recipe} has no option against it; in a copy of it (trainpipes recipes copy) {cure}"
-        return f"{padding:.0%} of the cells are padding: {cure}"
+        return (
+            f"{padding:.0%} of the cells are padding: write .bucket_by_length() in place of .batch(), or "
+            ".pack() before it; of recipes that have it, num_buckets=auto or packed=true"
+        )
     if waits >= MUCH_WAITING:
         cure = "trainpipes inspect says what of the files costs time"
-        if "tokenizer" in options and "cache" in options and "cache" not in stages:
-            cure = (
-                f"{flag}cache=true keeps token ids on disk; trainpipes tokenize makes them before"
-            )
-        elif num_workers or any(stage.runs_user_code for stage in pipe.stages):
+        if num_workers or any(stage.runs_user_code for stage in pipe.stages):
             cure = f"try --num-workers {max(2, 2 * num_workers)}, which is Loader(num_workers=)"
         elif "tokenize" in stages and "cache" not in stages:
-            cure = "write .cache() after .tokenize(), which keeps token ids on disk"
+            cure = (
+                "keep token ids on disk, by .cache() after .tokenize(), or cache=true of the recipe"
+            )
         return f"the loop waits for data in {waits:.0%} of its time: {cure}"
     return ""

@@ -70,7 +70,7 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
         try:
             summary = summarize(one)
             told.append({"problem": None, **summary.to_dict()})
-            pairs = _lines(one, summary)
+            pairs = _lines(summary)
         except StateError as error:
             told.append({"problem": str(error)})
             pairs = [("problem", str(error))]
@@ -78,9 +78,7 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
             out(one.where)
             print_pairs(*pairs)
     if as_json:
-        places = [
-            {"path": one.path, "keys": one.keys, "kept_by": one.kept_by or None} for one in found
-        ]
+        places = [{"path": one.path, "keys": one.keys} for one in found]
         print_json([{**place, **one} for place, one in zip(places, told, strict=True)])
     if any(one["problem"] is None for one in told):
         return 0
@@ -103,16 +101,13 @@ def _show_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
     return 1 if any(one.problem for one in tried) else 0
 
 
-def _lines(found: FoundState, summary: StateSummary) -> list[tuple[str, str]]:
+def _lines(summary: StateSummary) -> list[tuple[str, str]]:
     done = f"{summary.batches:,} batches of all ranks done"
-    loads = _ranks(summary.world_sizes)
-    saved = f"{found.kept_by} with {summary.workers} workers" if summary.workers else found.kept_by
-    if found.kept_by == "datasets":
-        done, loads = f"row {summary.batches:,}", "as many ranks and workers as have saved it"
+    loads, saved = _ranks(summary.world_sizes), ""
     if summary.rank is not None:
         rank, world = summary.rank
         loads = f"{world} ranks, each with its own; {loads} with the states of all merged"
-        saved = f"rank {rank} of {world}{'; ' * bool(saved)}{saved}"
+        saved = f"rank {rank} of {world}"
         if summary.rank_batches is not None:
             done += f", {summary.rank_batches:,} of them by this one"
     data = {"file": summary.files, "row": summary.rows}

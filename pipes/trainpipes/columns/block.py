@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -102,6 +103,20 @@ def _one(pieces: Sequence[Piece]) -> Piece:
     return Piece(join_payloads([piece.gathered() for piece in pieces]), None)
 
 
+def _merged(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same rows, those that follow each other in one payload as one piece."""
+    found: list[Piece] = []
+    for data, group in groupby(
+        pieces, key=lambda piece: piece.index is not None and id(piece.data)
+    ):
+        same = list(group)
+        if data and len(same) > 1:
+            index = np.concatenate([piece.index for piece in same if piece.index is not None])
+            same = [Piece(same[0].data, index)]
+        found += same
+    return found
+
+
 @dataclass(frozen=True)
 class Part:
     """Batches of a block whose rows are in one payload.
@@ -160,7 +175,7 @@ class Block:
         epoch = _joined([block.epoch for block in blocks], sizes)
         part = _joined([block.part for block in blocks], sizes)
         found = Block([], np.concatenate([block.ids for block in blocks]), epoch=epoch, part=part)
-        found._pieces = [piece for block in blocks for piece in block._pieces]
+        found._pieces = _merged([piece for block in blocks for piece in block._pieces])
         if any(block.made_of is not None for block in blocks):
             found.made_of = Pieces.join(
                 [block.made_of or Pieces.whole(block.ids, block.epoch) for block in blocks]
@@ -240,9 +255,9 @@ class Block:
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``, without a copy where the payload allows it."""
         rows = slice(start, stop)
-        piece = self._piece().slice(start, stop)
         epoch, part = _at(self.epoch, rows), _at(self.part, rows)
-        found = Block(piece.data, self.ids[rows], piece.index, epoch=epoch, part=part)
+        found = Block([], self.ids[rows], epoch=epoch, part=part)
+        found._pieces = self._between(start, stop) or [self._pieces[0].slice(0, 0)]
         return found if self.made_of is None else found._made_of(self.made_of.at(rows))
 
     def rows(self) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 LATE_BYTES = 1 << 19
 
 
-def late_if_small(make: Callable[[int], Any], count: int, nbytes: int) -> MutableSequence[Any]:
+def late_if_small(make: Callable[[int], Any], count: int, nbytes: float) -> MutableSequence[Any]:
     """Items of so many bytes together. Small ones are made by whoever takes them: memory that the last one
     gave back is then still in the processor's cache, and several threads that do many small things only
     wait for each other. Large ones are made here, in any thread."""

@@ -1,7 +1,7 @@
 """Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/config.md.
 
 document    text to values with their lines: YAML 1.2, ``${NAME}``, paths
-values      what tags stand for, and which types options have
+values      which types options have, and what values stand for
 read        values to a pipeline
 write       a pipeline to text
 """
@@ -107,7 +107,7 @@ def loads(
 
 def parse_change(text: str) -> tuple[str, Any]:
     """The path and the value of ``path=value``, the value read as in a config: a number, true, null, a text
-    in quotes or without, a list or mapping in brackets, ``${NAME}``, ``!dtype int32``.
+    in quotes or without, a list or mapping in brackets, ``${NAME}``.
 
     Args:
         text: as it is given on a command line.

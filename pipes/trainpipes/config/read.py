@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_origin
 
-import pyarrow as pa
-import torch
-
 from trainpipes import start
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
 from trainpipes.config.values import (
-    TAGS,
+    MADE,
     declared_types,
     fits,
     imported,
@@ -78,7 +75,7 @@ class Reader:
         allow_imports: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.document = Document(name, (*TAGS, "!function", "!pipeline"))
+        self.document = Document(name, ("!function", "!pipeline"))
         self.used_storage = False
         self._error = self.document.error
         self._allow_imports = allow_imports
@@ -127,13 +124,12 @@ class Reader:
             value = {key: self.value(one, joined(path, key)) for key, one in value.items()}
         elif isinstance(value, list):
             value = [self.value(one, f"{path}[{n}]") for n, one in enumerate(value)]
-        return self._meant(node.tag, value, node, path) if node.tag else value
+        return self._imported(value, node, path) if node.tag else value
 
-    def _meant(self, tag: str, value: Any, node: Node, path: str) -> Any:
-        """What a value with a tag stands for."""
+    def _imported(self, name: Any, node: Node, path: str) -> Any:
         try:
-            return imported(value, self._allow_imports) if tag == "!function" else TAGS[tag](value)
-        except (TypeError, ValueError) as error:
+            return imported(name, self._allow_imports)
+        except ValueError as error:
             raise self._error(node, path, error) from error
 
     def _read_options(self, step: _Step) -> _Step:
@@ -155,13 +151,15 @@ class Reader:
         value = self.value(node, at)
         kinds = [get_origin(one) or one for one in members(declared)]
         if isinstance(value, str) and is_name(value) and Callable in kinds and str not in kinds:
-            return self._meant("!function", value, node, at)  # where no tag is needed
+            return self._imported(value, node, at)  # where no tag is needed
         if fits(value, declared):
             return value
-        if isinstance(value, str) and torch.dtype in kinds:
-            return self._meant("!dtype", value, node, at)
-        if isinstance(value, dict) and pa.Schema in kinds:
-            return self._meant("!schema", value, node, at)
+        make = next((MADE[kind] for kind in kinds if kind in MADE), None)
+        if make is not None:
+            try:
+                return make(value)
+            except ValueError as error:
+                raise self._error(node, at, error) from error
         hint = "; in quotes it is text" if str in kinds and isinstance(value, int | float) else ""
         rule = f"{step.name}({name}) must be {type_text(declared)}"
         raise self._error(node, at, f"{rule}, got {shown(value)}{hint}")
@@ -253,7 +251,7 @@ class Reader:
             hint = nearest(name, list(known))
             own = "one of your own is package.module:Class"
             raise self._error(node, path, f"there is no stage {shown(name)}{hint}; {own}")
-        found = self._meant("!function", name, node, path)
+        found = self._imported(name, node, path)
         if not inspect.isclass(found) or not issubclass(found, Stage):
             raise self._error(node, path, f"{name} must be a class of stages, got {shown(found)}")
         return found

@@ -1,4 +1,4 @@
-"""What stages there are, which types their options have, and what tags stand for."""
+"""What stages there are, which types their options have, and what values stand for."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def type_text(declared: Any) -> str:
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", text).replace("NoneType", "None")
 
 
-# Tags
+# Functions, dtypes and schemas
 
 
 def is_name(text: str) -> bool:
@@ -120,18 +120,10 @@ def _dtype(name: Any) -> torch.dtype:
     return found
 
 
-def arrow_type(text: Any) -> pa.DataType:
-    """The Arrow type that a text names.
-
-    Raises:
-        ValueError: it names none.
-
-    >>> arrow_type("list<list<int32>>")
-    ListType(list<item: list<item: int32>>)
-    """
+def _arrow_type(text: Any) -> pa.DataType:
     inner = re.fullmatch(r"list<(?:item: )?(.{1,200})>", str(text))
     if inner is not None:
-        return pa.list_(arrow_type(inner[1]))
+        return pa.list_(_arrow_type(inner[1]))
     try:
         return pa.type_for_alias(str(text))
     except ValueError:
@@ -140,16 +132,17 @@ def arrow_type(text: Any) -> pa.DataType:
 
 
 def arrow_schema(value: Any) -> pa.Schema:
-    """The schema of a mapping of names to types as text; raises ValueError."""
+    """The schema of a mapping of names to types as text; raises ValueError.
+
+    >>> arrow_schema({"x": "list<list<int32>>"})
+    x: list<item: list<item: int32>>
+      child 0, item: list<item: int32>
+          child 0, item: int32
+    """
     if not isinstance(value, dict):
         raise ValueError(f"a schema must be a mapping such as {{x: int64}}, got {shown(value)}")
-    return pa.schema([(str(name), arrow_type(kind)) for name, kind in value.items()])
+    return pa.schema([(str(name), _arrow_type(kind)) for name, kind in value.items()])
 
 
-#: What the value of a tag becomes. Two more are ``!function`` and ``!pipeline``.
-TAGS: dict[str, Callable[[Any], Any]] = {
-    "!dtype": _dtype,
-    "!path": Path,
-    "!schema": arrow_schema,
-    "!type": arrow_type,
-}
+#: What the value of an option of such a type is made of.
+MADE: dict[Any, Callable[[Any], Any]] = {torch.dtype: _dtype, pa.Schema: arrow_schema}

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
 from trainpipes.config.document import STANDARD, add_scalars
-from trainpipes.config.values import arrow_schema, arrow_type, stage_classes
+from trainpipes.config.values import arrow_schema, declared_types, members, stage_classes
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
@@ -149,7 +150,9 @@ class _Writer:
             found["recipe"] = name
             known = inspect.signature(recipe_function(name)).parameters
             defaults = {name: one.default for name, one in known.items()}
-            if given := self.options(name, options, defaults):
+            if given := self.options(
+                name, options, defaults, declared_types(recipe_function(name))
+            ):
                 found["options"] = given
         if stages:
             found["stages"] = [self.stage(stage) for stage in stages]
@@ -172,7 +175,7 @@ class _Writer:
                 "once, as with .write_parquet(folder), and read these",
                 stage=str(stage),
             )
-        given = self.options(stage.name, stage.options, defaults)
+        given = self.options(stage.name, stage.options, defaults, declared_types(kind))
         if not given:
             return name
         if list(given) == [first] and not isinstance(given[first], dict):
@@ -180,7 +183,11 @@ class _Writer:
         return _Block({name: dict(given)})
 
     def options(
-        self, asker: str, options: Mapping[str, Any], defaults: Mapping[str, Any]
+        self,
+        asker: str,
+        options: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        types: Mapping[str, Any],
     ) -> _Block:
         """Options by name, without those that are their defaults."""
         found = _Block()
@@ -190,7 +197,7 @@ class _Writer:
                 self.left_out |= value is not None
             elif not (type(value) is type(default) and same(value, default)):
                 try:
-                    found[name] = self.value(value, name)
+                    found[name] = self.value(_as_declared(value, types.get(name)), name)
                 except ValueError as error:
                     if isinstance(error, ConfigError):  # of a pipeline within this one
                         raise
@@ -203,6 +210,8 @@ class _Writer:
             raise ValueError(f"{name!r} may be a secret: write ${{VARIABLE}} there, by hand")
         if value is None or isinstance(value, bool):
             return value
+        if isinstance(value, Path):
+            value = str(value)
         if isinstance(value, int | float):  # perhaps of NumPy
             return int(value) if isinstance(value, int) else float(value)
         if isinstance(value, str) and str(value) == value:  # as an enum's is not
@@ -223,6 +232,24 @@ class _Writer:
         return _named(value, name)
 
 
+def _as_declared(value: Any, declared: Any) -> Any:
+    """An option that is a dtype or a schema as what it is made of; others as they are."""
+    if type(value) not in members(declared):
+        return value
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, pa.Schema):
+        found = {one.name: str(one.type) for one in value}
+        with suppress(ValueError):
+            if arrow_schema(found).equals(value, check_metadata=True):
+                return found
+        raise ValueError(
+            "a schema with metadata, with columns that may not be null, or of types beyond a name or a list, "
+            f"has no form in a config: {_IN_CODE}"
+        )
+    return value
+
+
 def _key(key: Any) -> Any:
     if key is None or type(key) in (str, bool, int, float):
         return key
@@ -231,24 +258,12 @@ def _key(key: Any) -> Any:
 
 def _named(value: Any, option: str) -> _Tagged:
     """A value that has a name, with its tag."""
-    if isinstance(value, Path):
-        return _Tagged("!path", str(value).replace("${", "$${"))
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if option == "tokenizer" and not inspect.isroutine(value):
         raise ValueError(
             f"a tokenizer that is an object ({kind}) has no form in a config: save it, as with "
             'save_pretrained(folder) or save("tokenizer.json"), and give that path'
         )
-    if isinstance(value, torch.dtype):
-        return _Tagged("!dtype", str(value).removeprefix("torch."))
-    if isinstance(value, pa.DataType):
-        return _Tagged("!type", _arrow(value))
-    if isinstance(value, pa.Schema):
-        found = {one.name: _arrow(one.type) for one in value}
-        if not arrow_schema(found).equals(value, check_metadata=True):
-            said = "a schema with metadata, or columns that may not be null"
-            raise ValueError(f"{said}, has no form in a config: {_IN_CODE}")
-        return _Tagged("!schema", found)
     if isinstance(value, pc.Expression):
         raise ValueError(
             f"the expression {shown(str(value))} has no form in a config: give it as a list, such as "
@@ -264,16 +279,6 @@ def _refuse_parts_of_recipes(value: Any) -> None:
     if str(getattr(value, "__module__", "")).startswith("trainpipes_recipes."):
         way = "make this pipeline by tp.recipe(name, ...), and the recipe is written"
         raise ValueError(f"{value.__qualname__} is part of a recipe: {way}")
-
-
-def _arrow(kind: pa.DataType) -> str:
-    text = str(kind)
-    try:
-        if arrow_type(text).equals(kind, check_metadata=True):
-            return text
-    except ValueError:
-        pass
-    raise ValueError(f"the Arrow type {text} has no form in a config: {_IN_CODE}")
 
 
 def _has_secret(text: str) -> bool:

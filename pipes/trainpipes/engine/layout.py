@@ -112,6 +112,7 @@ class Layout:
             equal numbers of bytes (not with ``by_batches``).
         changes: where the size of batches changed within the epoch: the number of the first one
             of a new size, counted in the epoch (over the epochs if rolling), and that size.
+        lanes: how many lanes of this process take turns at each shard's batches (only with ``whole``).
     """
 
     rows: int
@@ -125,6 +126,7 @@ class Layout:
     stride: bool = False
     cuts: tuple[int, ...] | None = None
     changes: tuple[tuple[int, int], ...] = ()
+    lanes: int = 1
 
     @cached_property
     def num_spans(self) -> int:
@@ -138,8 +140,8 @@ class Layout:
 
     @property
     def sharers(self) -> int:
-        """S / G: the shards that share a span."""
-        return self.num_shards // self.num_spans
+        """S / G: the shards that share a span; each of their lanes counts."""
+        return self.num_shards * self.lanes // self.num_spans
 
     @property
     def by_batches(self) -> bool:

@@ -48,24 +48,20 @@ def default_threads() -> int:
     return max(1, min(MOST_THREADS, (cores or 1) // max(1, int(ranks) if ranks.isdigit() else 1)))
 
 
-class Urgency(IntEnum):
-    """What threads do first. What waits for something comes after what it waits for: a thread that waits
-    is one that does nothing."""
+class Priority(IntEnum):
+    """What threads do first."""
 
-    ITEMS = 0  #: items that come next
-    READING = 1  #: windows that are needed
-    MAKING = 2  #: items of windows, once these are read
-    READING_AHEAD = 3  #: windows that will be needed; a thread stays free for what cannot wait
+    MAKING = 0  #: items, and what they are made of
+    READING_AHEAD = 1  #: windows that will be needed; a thread stays free for what cannot wait
 
 
 class Ticket:
     """A task, and what came of it."""
 
-    __slots__ = ("_done", "_result", "_work", "begun", "error", "is_ready")
+    __slots__ = ("_done", "_result", "_work", "begun", "error")
 
-    def __init__(self, work: Callable[[], Any], is_ready: Callable[[], bool] | None = None) -> None:
+    def __init__(self, work: Callable[[], Any]) -> None:
         self._work: Callable[[], Any] | None = work
-        self.is_ready = is_ready
         self._done = threading.Event()
         self._result: Any = None
         self.begun = False
@@ -86,11 +82,6 @@ class Ticket:
     @property
     def done(self) -> bool:
         return self._done.is_set()
-
-    @property
-    def value(self) -> Any:
-        """What came of it, once it is done; None if it failed."""
-        return self._result
 
     def result(self, wait: bool = False) -> Any:
         """What came of it, done here and now unless another thread has begun; raises what it raised."""
@@ -120,7 +111,7 @@ class Pool:
         # A lock in C: Ctrl-C between a Condition's own __enter__ and the block would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._tasks: tuple[deque[Ticket], ...] = tuple(deque() for _ in Urgency)
+        self._tasks: tuple[deque[Ticket], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
         self._idle = 0
         self._running = 0
@@ -130,22 +121,11 @@ class Pool:
         self._closed = False
         _pools.add(self)
 
-    def submit(
-        self,
-        work: Callable[[], Any],
-        urgency: Urgency = Urgency.MAKING,
-        is_ready: Callable[[], bool] | None = None,
-    ) -> Ticket:
-        """Have something done, after what is as urgent and was submitted before.
-
-        Args:
-            work: what to do.
-            urgency: what is more urgent is done first.
-            is_ready: whether it could be done without waiting. Until then no thread begins with it.
-        """
-        ticket = Ticket(work, is_ready)
+    def submit(self, work: Callable[[], Any], priority: Priority = Priority.MAKING) -> Ticket:
+        """Have something done, after what was submitted before with the same priority."""
+        ticket = Ticket(work)
         with self._lock:
-            self._tasks[urgency].append(ticket)
+            self._tasks[priority].append(ticket)
             thread = self._next_thread()
         if thread is not None:
             # Without the lock: this waits for the thread, which may collect garbage first, and so close
@@ -168,42 +148,39 @@ class Pool:
     def _work(self) -> None:
         while True:
             with self._lock:
-                while self._paused or (urgency := self._most_urgent()) is None:
+                while self._paused or (priority := self._next_task()) is None:
                     if self._closed:
                         return
                     self._idle += 1
                     self._changed.wait()
                     self._idle -= 1
                 # Garbage may have been collected since, and have closed the pool.
-                if not self._tasks[urgency]:
+                if not self._tasks[priority]:
                     continue
-                ticket = self._tasks[urgency].popleft()
+                ticket = self._tasks[priority].popleft()
                 mine = not ticket.begun
                 ticket.begun = True
                 self._running += 1
-                self._reading_ahead += urgency is Urgency.READING_AHEAD
+                self._reading_ahead += priority is Priority.READING_AHEAD
             if mine:
                 _own.pool = self
                 ticket.run()
             del ticket  # and what it holds
             with self._lock:
                 self._running -= 1
-                self._reading_ahead -= urgency is Urgency.READING_AHEAD
+                self._reading_ahead -= priority is Priority.READING_AHEAD
                 if self._paused:
                     self._changed.notify_all()
 
-    def _most_urgent(self) -> Urgency | None:
+    def _next_task(self) -> Priority | None:
         """What a thread does next."""
         if self._running - self._waiting >= self.threads:
             return None
-        for urgency in Urgency:
-            tasks = self._tasks[urgency]
-            if not tasks or not (tasks[0].is_ready is None or tasks[0].is_ready()):
-                continue
+        for priority in Priority:
+            tasks = self._tasks[priority]
             ahead = max(1, self.threads - 1) + self._waiting
-            if urgency is Urgency.READING_AHEAD and self._reading_ahead >= ahead:
-                continue
-            return urgency
+            if tasks and (priority is Priority.MAKING or self._reading_ahead < ahead):
+                return priority
         return None
 
     def result(self, ticket: Ticket) -> Any:
@@ -224,8 +201,7 @@ class Pool:
         for tasks in self._tasks:
             if ticket in tasks:
                 tasks.remove(ticket)
-        ticket.is_ready = None
-        self._tasks[Urgency.ITEMS].appendleft(ticket)
+        self._tasks[Priority.MAKING].appendleft(ticket)
         self._changed.notify()
 
     def close(self) -> None:
@@ -253,7 +229,7 @@ class Pool:
         own = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
-            self._changed.wait_for(lambda: self._running <= own, PATIENCE)
+            self._changed.wait_for(lambda: self._running - self._waiting <= own, PATIENCE)
 
     def resume(self) -> None:
         with self._lock:
@@ -265,7 +241,7 @@ class Pool:
         lock = threading.RLock()
         # Both together: to make a condition may collect garbage, and so close this pool.
         self._lock, self._changed = lock, threading.Condition(lock)
-        self._tasks = tuple(deque() for _ in Urgency)  # the parent does its own
+        self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
         self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
         self._reading_ahead = 0
         self._paused = False
@@ -293,20 +269,23 @@ class Pool:
             self._running += 1
 
     def begin_server_wait(self) -> bool:
-        """A task of this thread waits for a server: another thread may work meanwhile. Returns whether one
-        does."""
+        """A task of this thread waits for a server, and holds no lock: another thread may work meanwhile, and
+        a fork need not wait for it. Returns whether that is so."""
         with self._lock:
             if self._waiting >= MOST_WAITING:
                 return False
             self._waiting += 1
-            thread = self._next_thread() if self._most_urgent() is not None else None
+            if self._paused:
+                self._changed.notify_all()
+            thread = self._next_thread() if self._next_task() is not None else None
         if thread is not None:
             thread.start()
         return True
 
     def end_server_wait(self) -> None:
-        """It works again."""
+        """It works again, unless a fork is under way."""
         with self._lock:
+            self._changed.wait_for(lambda: not self._paused, PATIENCE)
             self._waiting -= 1
 
 
@@ -331,7 +310,8 @@ def waits() -> Iterator[None]:
 
 @contextmanager
 def waits_for_server() -> Iterator[None]:
-    """Around a wait for a server, which takes no core: another thread works meanwhile."""
+    """Around a wait for a server, which takes no core: another thread works meanwhile, and a fork need not
+    wait for it."""
     pool: Pool | None = getattr(_own, "pool", None)
     if pool is None or not pool.begin_server_wait():
         yield

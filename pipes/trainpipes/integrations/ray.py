@@ -56,8 +56,8 @@ def loader(pipe: Pipeline, **options: Any) -> Loader:
         rank = workers = None
     if rank is None or workers is None:
         raise ConfigError(
-            "trainpipes.integrations.ray.loader(pipe) is called in train_loop_per_worker, by each worker of "
-            "Ray Train, got a process that is none: elsewhere write trainpipes.Loader(pipe)"
+            "trainpipes.integrations.ray.loader(pipe) must be called in train_loop_per_worker, by each "
+            "worker of Ray Train, got a process that is none; elsewhere write trainpipes.Loader(pipe)"
         )
     if isinstance(pipe, Pipeline) and pipe._ranks is None and not dist.is_initialized():
         pipe = pipe.distributed(rank=rank, world_size=workers)  # of a trainer that is not torch's
@@ -84,7 +84,7 @@ def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) ->
     """
     if not isinstance(loader, Loader):
         raise ConfigError(
-            f"save(loader, folder) takes a trainpipes.Loader, got {shown(type(loader).__name__)}"
+            f"save(loader) must be a trainpipes.Loader, got {shown(type(loader).__name__)}"
         )
     (Path(folder) / name).write_text(json.dumps(loader.whole_state()))
 
@@ -116,7 +116,7 @@ def load(
         return False
     if not isinstance(checkpoint, ray.train.Checkpoint):
         raise ConfigError(
-            "load(loader, checkpoint) takes what ray.train.get_checkpoint() gives, got "
+            "load(checkpoint) must be what ray.train.get_checkpoint() gives, got "
             f"{shown(checkpoint)}; for a folder write ray.train.Checkpoint.from_directory(folder)"
         )
     path = f"{checkpoint.path}/{name}"

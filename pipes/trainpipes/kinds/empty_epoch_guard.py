@@ -43,6 +43,6 @@ def kept_nothing(stage: object) -> DataError:
     """What to raise where a stage has let no row through for too many epochs."""
     return DataError(
         f"{stage} kept no row in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: check its "
-        "condition",
+        "options",
         stage=str(stage),
     )

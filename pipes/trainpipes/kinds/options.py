@@ -8,14 +8,15 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.checks import require
 from trainpipes._internal.secrets import (
     hidden,
     is_secret,
@@ -26,11 +27,15 @@ from trainpipes._internal.secrets import (
 from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.columns.row_types import written
 
+#: Raises ConfigError unless a value is good for the option of a name.
+Check = Callable[[Any, str], Any]
+
 
 @functools.cache
-def allowed_values(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """The values that options may have, of those that are declared as ``bool`` or ``Literal``."""
-    found: dict[str, tuple[Any, ...]] = {}
+def declared_checks(kind: Any) -> dict[str, Check]:
+    """What checks each option that is declared as ``bool``, ``Literal`` or ``Annotated[..., check]``, or one
+    of these or None."""
+    found: dict[str, Check] = {}
     for field in dataclasses.fields(kind):
         owner = next(
             base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {})
@@ -43,12 +48,25 @@ def allowed_values(kind: Any) -> dict[str, tuple[Any, ...]]:
                 continue
         union = get_origin(declared) in (Union, UnionType)
         parts = get_args(declared) if union else (declared,)
+        rules = [one for p in parts if get_origin(p) is Annotated for one in p.__metadata__]
         if declared is bool:
-            found[field.name] = (True, False)
+            found[field.name] = functools.partial(_one_of, (True, False))
         elif all(part is NoneType or get_origin(part) is Literal for part in parts):
             values = [value for part in parts for value in get_args(part) or (None,)]
-            found[field.name] = tuple(values)
+            found[field.name] = functools.partial(_one_of, values)
+        elif rules:
+            found[field.name] = functools.partial(_good, rules, NoneType in parts)
     return found
+
+
+def _one_of(allowed: Sequence[Any], value: Any, option: str) -> None:
+    good = any(type(value) is type(one) and value == one for one in allowed)
+    require(good, option, either(allowed), value)
+
+
+def _good(checks: Sequence[Check], or_none: bool, value: Any, option: str) -> None:
+    for check in () if or_none and value is None else checks:
+        check(value, option)
 
 
 def copied(value: Any) -> Any:

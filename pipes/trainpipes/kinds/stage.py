@@ -19,9 +19,8 @@ from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
 from trainpipes.kinds.options import (
-    allowed_values,
     copied,
-    either,
+    declared_checks,
     identify_named,
     same,
     show_named,
@@ -196,10 +195,8 @@ class Stage:
         if not self.holds_data:
             self._set(**{name: copied(value) for name, value in self.options.items()})
         kind: Any = type(self)
-        for name, allowed in allowed_values(kind).items():
-            value = getattr(self, name)
-            good = any(type(value) is type(one) and value == one for one in allowed)
-            require(good, f"{self.name}({name})", either(allowed), value)
+        for name, check in declared_checks(kind).items():
+            check(getattr(self, name), f"{self.name}({name})")
         self.check()
         lost = [
             name for name in vars(self).keys() - self.options.keys() if not _derived(self, name)
@@ -211,8 +208,8 @@ class Stage:
             )
 
     def check(self) -> None:
-        """Raise ConfigError if an option is wrong. Options that are declared as ``bool`` or ``Literal`` were
-        checked before."""
+        """Raise ConfigError if an option is wrong. Options that are declared as ``bool``, ``Literal`` or
+        ``Annotated[..., check]`` were checked before."""
 
     def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:
         """Raise ConfigError unless one of its options is good; in ``check``."""

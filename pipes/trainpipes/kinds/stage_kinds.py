@@ -7,11 +7,12 @@ stages of this library are besides.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from trainpipes.engine.planning.chain import Inputs
     from trainpipes.state.format import Position
 
+#: What is said of a function that raises what would end the rows.
+RAISED_STOP = "a function that was called for rows raised StopIteration"
+_Found = TypeVar("_Found")
+
 #: Opens the rows below a stage at a state of theirs.
 OpenBelow = Callable[[dict[str, Any]], RunSource]
 
@@ -49,6 +54,15 @@ class RunStage(Stage):
 
         Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
         """
+
+    def _check_rows(self, run: Run, single: bool = False) -> None:
+        """Raise ConfigError where rows are collated already, or with ``single`` in batches."""
+        if run.items is not None:
+            raise ConfigError(
+                f"{self} works on rows: put it before pad_collate() or collate(), or use map() after them"
+            )
+        if single and run.bounds is not None:
+            raise ConfigError(f"{self} works on single rows: put it before batch()")
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
         """Have workers of the stage begin with a run, and what waits for them and gives what ``process``
@@ -122,11 +136,7 @@ class TableStage(RunStage):
         return int(rows.ids[good]) if len(table) else None
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} works on columns, and after pad_collate() or collate() there are none: put "
-                "it before them"
-            )
+        self._check_rows(run)
         block = run.block
         table = table_of(block.data, self)
         epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
@@ -458,19 +468,37 @@ def put_through(stages: Sequence[Any], block: Block) -> Block:
     return block
 
 
-def open_chain(stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any]) -> RunSource:
-    """The runs of one shard from stages, first one first, opened at a cursor; ``rows`` opens what is below
-    them."""
-    for stage in stages:
-        rows = partial(_open_stage, stage, rows)
-    return rows(at)
+class OpenChain:
+    """The runs of one shard from stages, opened at a cursor.
 
+    Args:
+        stages: first one first.
+        rows: opens what is below them.
+        at: the cursor.
+    """
 
-def _open_stage(stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-    if isinstance(stage, CutStage):
-        return stage.open(below, at)
-    assert isinstance(stage, RunStage)
-    return _Processed(stage, below(at))
+    def __init__(self, stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any]) -> None:
+        self._submitting: _Processed | None = None  # the first one whose stage has workers
+        for stage in stages:
+            rows = partial(self._open_stage, stage, rows)
+        self._runs = rows(at)
+
+    def _open_stage(self, stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        if isinstance(stage, CutStage):
+            return stage.open(below, at)
+        assert isinstance(stage, RunStage)
+        found = _Processed(stage, below(at))
+        if stage.has_workers and self._submitting is None:
+            self._submitting = found
+        return found
+
+    def next_run(self) -> Run:
+        return self._runs.next_run()
+
+    def begin(self) -> None:
+        """Have workers of a stage begin with the next run."""
+        if self._submitting is not None:
+            self._submitting.begin()
 
 
 class _Processed:
@@ -479,15 +507,44 @@ class _Processed:
     def __init__(self, stage: RunStage, below: RunSource) -> None:
         self._stage = stage
         self._below = below
+        #: Runs that workers of the stage have begun with, and what waits for them; or what went wrong.
+        self._begun: deque[tuple[Run, Callable[[], Run] | None] | Exception] = deque()
+
+    def begin(self) -> None:
+        """Have workers of the stage begin with one more run. What goes wrong is raised in its turn."""
+        try:
+            below = self._below.next_run()
+            rest = self._called(self._stage.submit_run, below)
+            self._begun.append((below, rest))
+        except Exception as error:
+            self._begun.append(error)
 
     def next_run(self) -> Run:
         epochs = set()  # of which nothing was let through
         while True:
-            below = self._below.next_run()
-            with naming_bad_text(below.block, self._stage):
-                run = self._stage.process(below)
+            begun = self._begun.popleft() if self._begun else (self._below.next_run(), None)
+            if isinstance(begun, Exception):
+                raise begun
+            below, rest = begun
+            run = self._called(
+                self._stage.process if rest is None else partial(_waited, rest), below
+            )
             if len(run):
                 return run
             epochs.add(round_of(below.cursors.state(0)))
             if len(epochs) > MOST_EMPTY_EPOCHS + 1:
                 raise kept_nothing(self._stage)
+
+    def _called(self, function: Callable[[Run], _Found], below: Run) -> _Found:
+        """What a function of the stage makes of a run."""
+        try:
+            with naming_bad_text(below.block, self._stage):
+                return function(below)
+        except (
+            StopIteration
+        ) as error:  # of a function that the stage calls: the rows have not ended
+            raise RuntimeError(RAISED_STOP) from error
+
+
+def _waited(rest: Callable[[], Run], _: Run) -> Run:
+    return rest()

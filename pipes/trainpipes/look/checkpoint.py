@@ -6,7 +6,7 @@ import json
 import os
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from trainpipes.engine.topology import Topology
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError
 from trainpipes.look.checkpoint_files import INDEX, check_regular, mentions_us, read_dcp, read_file
 from trainpipes.pipeline import Pipeline
-from trainpipes.state.format import Saved, read, unrecognized_state_error
+from trainpipes.state.format import read, unrecognized_state_error
 from trainpipes.state.identity import read_identity
 from trainpipes.state.merge import merge_states
 
@@ -36,6 +36,13 @@ MAIN_OPTIONS = (
     "num_shards", "buffer_size", "batch_size", "max_tokens", "max_length", "count", "times",
     "fraction",
 )  # fmt: skip
+#: What is said of states of ours that others keep, and the keys of a ``StatefulDataLoader``.
+OF_STATEFUL = (
+    "this is the state of a StatefulDataLoader: load it into a StatefulDataLoader with as many workers, or "
+    "count batches: pipe.state_at(batches_delivered_to_each_rank, epoch=...)"
+)
+OF_DATASETS = "this is the position of a pipe.to_hf(): load it with the trainer that saved it"
+STATEFUL = {"_snapshot", "fetcher_state"}
 #: Ends of names of files that hold no state: weights, data, code.
 OTHERS = (
     ".safetensors", ".distcp", ".parquet", ".arrow", ".py", ".txt", ".md", ".log", ".lock", ".new",
@@ -49,15 +56,13 @@ class FoundState:
     Args:
         path: the file, or the folder of ``torch.distributed.checkpoint``.
         keys: where in it, as it is written in Python: ``["loader"]``; "" for the whole file.
-        states: one, or one of each worker of a ``StatefulDataLoader``.
-        kept_by: what keeps them: "", "StatefulDataLoader", or "datasets" for ``pipe.to_hf()``.
-        problem: why it cannot be read.
+        state: as ``Loader.load_state_dict`` takes it; empty where there is a ``problem``.
+        problem: why it cannot be read, or what else it is to be loaded into.
     """
 
     path: str
     keys: str = ""
-    states: tuple[Mapping[str, Any], ...] = ()
-    kept_by: str = ""
+    state: Mapping[str, Any] = field(default_factory=dict)
     problem: str = ""
 
     @property
@@ -76,7 +81,6 @@ class StateSummary:
         batches: batches of that pass that were delivered, over all ranks.
         rank: the rank that saved it, and the number of ranks; None if the state is that of all ranks.
         rank_batches: batches that this rank has delivered.
-        workers: workers of the StatefulDataLoader that saved it; 0 for none.
         num_shards: S.
         world_sizes: numbers of ranks that may load it.
         needs_others: whether ranks of another number need the states of all ranks merged.
@@ -90,7 +94,6 @@ class StateSummary:
     batches: int
     rank: tuple[int, int] | None
     rank_batches: int | None
-    workers: int
     num_shards: int
     world_sizes: list[int]
     needs_others: bool
@@ -167,26 +170,22 @@ def summarize(found: FoundState) -> StateSummary:
     Raises:
         StateError: it is damaged, or holds no position.
     """
-    if found.problem or not found.states:
-        raise StateError(found.problem or "there is no state")
-    parts = [read(state) for state in found.states]
-    most = max(part.position.num_shards for part in parts)
-    if most > MOST_SHARDS:
+    if found.problem:
+        raise StateError(found.problem)
+    saved = read(found.state)
+    position, identity = saved.position, read_identity(saved.pipeline)
+    if position.num_shards > MOST_SHARDS:
         raise StateError(
-            f"num_shards must be at most {MOST_SHARDS:,}, got {most:,}: the state was edited or is damaged; "
-            "load it as it was saved"
+            f"num_shards must be at most {MOST_SHARDS:,}, got {position.num_shards:,}: the state was edited "
+            "or is damaged; load it as it was saved"
         )
-    workers = _workers(parts)
-    position = parts[0].position
-    identity = read_identity(parts[0].pipeline)
-    rank = _rank([shard for part in parts for shard in part.position.cursors], position.num_shards)
+    rank = _rank(list(position.cursors), position.num_shards)
     return StateSummary(
-        format=int(found.states[0]["trainpipes"]),
+        format=int(found.state["trainpipes"]),
         epoch=position.epoch,
-        batches=max(part.position.m for part in parts) if workers > 1 else position.m,
+        batches=position.m,
         rank=rank,
         rank_batches=None if rank is None else slots_before(position.m, *rank),
-        workers=workers if workers > 1 else 0,
         num_shards=position.num_shards,
         world_sizes=divisors(position.num_shards),
         needs_others=rank is not None,
@@ -267,7 +266,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _states_in(value: Any, path: str) -> Iterator[FoundState]:
-    """The states in a value, the outermost first; of a ``StatefulDataLoader`` those of its workers as one."""
+    """The states in a value, the outermost first."""
     waiting: deque[tuple[str, tuple[int, ...], Any]] = deque([("", (), value)])
     seen: Counter[int] = Counter()
     while waiting and seen.total() < MOST_LOOKED_INTO:
@@ -285,41 +284,18 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
 
 
 def _found(value: Any, path: str, keys: str) -> FoundState | None:
-    """A state that starts here."""
+    """A state that starts here, or what another loader keeps of ours."""
     if not isinstance(value, Mapping):
         return None
     if "trainpipes" in value and "m" in value:
-        return FoundState(path, keys, (value,))
-    text = _state_of_rows(value)
-    if text is not None:
-        return FoundState(path, keys, (text,), "datasets")
-    if "_snapshot" not in value and "fetcher_state" not in value:
-        return None
-    below = [one for _, inner in _entries(value) for one in _states_in(inner, path)]
-    # One without workers keeps it twice.
-    own = [one for one in below if "dataset_iter_state" in one.keys] or below
-    states = tuple(state for one in own for state in one.states)
-    if not states or below[0].kept_by == "datasets":
-        return FoundState(path, keys, states, "datasets") if states else None
-    late, problem = value.get("_steps_since_snapshot", 0), ""
-    if late:
-        problem = (
-            f"a StatefulDataLoader saved it {shown(late)} batches after its last snapshot: load it into a "
-            "StatefulDataLoader with as many workers"
-        )
-    return FoundState(path, keys, states, "StatefulDataLoader", problem)
-
-
-def _state_of_rows(value: Mapping[Any, Any]) -> Mapping[str, Any] | None:
-    """The state in that of a dataset of ``pipe.to_hf()``, where it is a text."""
-    text = value.get("trainpipes")
-    if not isinstance(text, str) or value.keys() != {"trainpipes", "type"}:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) and "trainpipes" in found else None
+        return FoundState(path, keys, value)
+    if value.keys() == {"trainpipes", "type"}:
+        return FoundState(path, keys, problem=OF_DATASETS)
+    if value.keys() & STATEFUL:
+        below = (one for _, inner in _entries(value) for one in _states_in(inner, path))
+        if (first := next(below, None)) is not None:
+            return FoundState(path, keys, problem=first.problem or OF_STATEFUL)
+    return None
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
@@ -332,11 +308,6 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
 
 def _key(key: Any) -> str:
     return json.dumps(key) if isinstance(key, str) else repr(key)[:80]
-
-
-def _workers(parts: list[Saved]) -> int:
-    turns = [json.loads(part.position.extra.get("turn", "{}")) for part in parts]
-    return max(int(turn.get("num_workers", 1)) for turn in turns)
 
 
 def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
@@ -372,9 +343,7 @@ def _count(data: Mapping[str, Any], name: str) -> int | None:
 
 def _step(found: FoundState) -> tuple[Any, ...] | None:
     """What the states of all ranks have in common; None for one that is whole, or cannot be read."""
-    if found.problem or len(found.states) != 1:
-        return None
-    state = found.states[0]
+    state = found.state
     shards = sum(isinstance(key, str) and key.startswith("shard-") for key in state)
     if not shards or shards == state.get("num_shards"):
         return None
@@ -384,20 +353,10 @@ def _step(found: FoundState) -> tuple[Any, ...] | None:
 def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
     """One state of a group's."""
     for one in group:
-        if one.problem or not one.states:
-            raise StateError(one.problem or "there is no state")
-        if one.kept_by == "StatefulDataLoader":
-            raise StateError(
-                "this is the state of a StatefulDataLoader: load it into a StatefulDataLoader with as many "
-                "workers, or count batches: pipe.state_at(batches_delivered_to_each_rank, epoch=...)"
-            )
-        if one.kept_by == "datasets":
-            raise StateError(
-                "this is the position of a pipe.to_hf() that further stages of Hugging Face "
-                "datasets follow: load it with the trainer that saved it"
-            )
+        if one.problem:
+            raise StateError(one.problem)
     # One object may be at two places of a checkpoint.
-    states = list({id(state): state for one in group for state in one.states}.values())
+    states = list({id(one.state): one.state for one in group}.values())
     return dict(states[0]) if len(states) == 1 else merge_states(states)
 
 

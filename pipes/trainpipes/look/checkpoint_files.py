@@ -26,8 +26,6 @@ from trainpipes.errors import MissingFilesError, StateError, UnreadableError
 INDEX, MOST_VALUE = ".metadata", 1 << 26
 #: What every file with a state holds, and how one of ``torch.save`` begins.
 MARK, ZIP = b"trainpipes", b"PK\x03\x04"
-#: Keys under which a StatefulDataLoader keeps the states of its workers.
-ABOVE = ("_snapshot", "fetcher_state")
 #: The module, and the names elsewhere, that an index of ``torch.distributed.checkpoint`` may use.
 METADATA = "torch.distributed.checkpoint.metadata"
 PLAIN = {
@@ -93,7 +91,7 @@ def read_dcp(folder: Path) -> Any:
         if type(value).__name__ == "BytesStorageMetadata"
     }
     places = {key.fqn: place for key, place in (index.storage_data or {}).items()}
-    homes = {_outermost(path[:-1]) for path in paths.values() if path[-1] == "trainpipes"}
+    homes = {path[:-1] for path in paths.values() if path[-1] == "trainpipes"}
     found: dict[Any, Any] = {}
     for name, path in paths.items():
         if name in places and any(path[: len(home)] == home for home in homes):
@@ -195,12 +193,6 @@ def _read_index(path: Path) -> Any:
         problem = cut(str(error) or type(error).__name__)
     why = f"is no index of torch.distributed.checkpoint, or is cut short ({problem})"
     raise _damaged(path, why)
-
-
-def _outermost(home: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Where the state of a loader starts that holds the state at ``home``."""
-    starts = [place for place, key in enumerate(home) if key in ABOVE]
-    return home[: starts[0]] if starts else home
 
 
 def _value(folder: Path, name: str, place: Any) -> Any:

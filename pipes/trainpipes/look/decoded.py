@@ -7,9 +7,7 @@ Labels stand to the ids beside them in one of these layouts:
 - ``masked``: a label is the token that was hidden at its place.
 - ``own``: labels are a text of their own, such as that of an encoder-decoder. All of it is in the loss.
 - ``mask``: there are no labels. A mask says which tokens are in the loss, and else it is ``aligned``.
-- ``numbers``: anything else, such as classes of tokens. They are shown as they are.
-
-A negative label is ignored by the loss.
+Other labels, such as classes of tokens, have no text. A negative label is ignored by the loss.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.encode_labels import EncodeLabels
+from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.mask_tokens import MaskTokens
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.tokenize import Tokenize
@@ -58,13 +56,13 @@ class KnownIds:
         engines: the tokenizer of each column of ids; None where several tokenizers made them.
         own: columns that are texts of their own: an encoder-decoder's targets.
         masked: whether tokens are hidden, and labels are what they were.
-        classes: names of classes by column.
+        classes: columns of classes.
     """
 
     engines: dict[str, Engine | None] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
     masked: bool = False
-    classes: dict[str, Mapping[int, str]] = field(default_factory=dict)
+    classes: set[str] = field(default_factory=set)
 
     def engine(self, name: str) -> Engine | None:
         """The tokenizer of a column; of a column with a new name, the only tokenizer that there is."""
@@ -109,16 +107,7 @@ def _add(found: KnownIds, stage: Stage) -> None:
     elif isinstance(stage, MaskTokens):
         found.masked = True
     elif isinstance(stage, EncodeLabels):
-        found.classes[stage.output_column] = _names(stage.classes)
-
-
-def _names(classes: Any) -> Mapping[int, str]:
-    if not isinstance(classes, Mapping):
-        return {} if isinstance(classes, int) else dict(enumerate(map(str, classes)))
-    names: dict[int, str] = {}
-    for name, number in classes.items():
-        names[number] = f"{names[number]}, {name}" if number in names else str(name)
-    return names
+        found.classes.add(stage.output_column)
 
 
 # The ids of an item
@@ -172,7 +161,7 @@ def token_grids(
         of_row: whether they are of one row, which has no padding.
     """
     found: list[TokenGrid] = []
-    taken = set(known.classes)
+    taken = known.classes.copy()
     for name, value in values.items():
         match = IDS.fullmatch(name)
         is_ids = match or (name in known.engines and not LABELS.fullmatch(name))
@@ -184,7 +173,8 @@ def token_grids(
     for name, value in values.items():
         if name not in taken and LABELS.fullmatch(name) and (found or name in known.own):
             labels = number_grid(value)
-            if labels is not None and (of_row or getattr(value, "ndim", 2) > 1):  # else classes
+            own = name in known.engines or (labels is not None and _stands_at_start(labels))
+            if labels is not None and own and (of_row or getattr(value, "ndim", 2) > 1):
                 found.append(_labels_alone(name, labels, known, of_row))
     return found
 
@@ -233,11 +223,8 @@ def _looks_masked(ids: Array, labels: Array) -> bool:
 
 
 def _labels_alone(name: str, labels: Array, known: KnownIds, of_row: bool) -> TokenGrid:
-    """Labels that are a text of their own, or numbers."""
+    """Labels that are a text of their own."""
     there, engine = labels >= 0, known.engine(name)
-    if name not in known.engines and not _stands_at_start(labels):
-        cells = labels != MISSING
-        return TokenGrid(name, labels, cells, layout="numbers", in_loss=there)
     if there.all() and not of_row:
         there = _unpadded(labels, engine)
     return TokenGrid(name, labels, there, engine=engine, layout="own", in_loss=there)

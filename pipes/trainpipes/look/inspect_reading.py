@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from threading import Lock
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -30,15 +29,12 @@ from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.saved_dataset import saved_files
 from trainpipes.sources.files.each_file import each_file, reason
-from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader_by_name
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
 from trainpipes.sources.memmap.manifest import is_memmap
-from trainpipes.sources.parquet.index import footer_numbers, footer_of
-from trainpipes.sources.parquet.probe import Probe
-from trainpipes.sources.remote.retry import Requests, Stopped
+from trainpipes.sources.remote.retry import Stopped
 
 #: Formats without a header: a file is read once to count its rows.
 SCANNED: dict[str, dict[str, Any]] = {
@@ -50,8 +46,6 @@ SCANNED: dict[str, dict[str, Any]] = {
 #: Bytes of such files that are read, about 1 s a GB; a quarter of that if they are compressed or remote. Of
 #: more, some of so many files are, the small ones first.
 SCANNED_BYTES, SCANNED_FILES = 256 << 20, 64
-#: Column chunks of Parquet that are looked at, 25 us each; of more, some row groups of each file are.
-MOST_CHUNKS = 40_000
 #: Columns of names, of the samples of archives and of images: their lengths say nothing, and all differ.
 NAMES = ("__key__", "path")
 #: Pieces of consecutive rows that a sample has: of files on this machine, and of others, which cost requests.
@@ -70,15 +64,15 @@ ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 @dataclass
 class DataFile:
-    """A file that can be read, or several that are read as one.
+    """Files that are read as one, or a file by itself.
 
     Args:
-        name: without secrets.
+        name: of the first, without secrets.
         size: in bytes.
         lengths: rows of each block, int64 ``[blocks]``.
         block_bytes: bytes of each block before compression, float64 ``[blocks]``.
         schema: None if it is known only when rows are read.
-        open: makes what reads its blocks.
+        source: reads its blocks.
     """
 
     name: str
@@ -86,24 +80,7 @@ class DataFile:
     lengths: IntArray
     block_bytes: npt.NDArray[np.float64]
     schema: pa.Schema | None
-    open: Callable[[], RowSource]
-
-
-@dataclass
-class ColumnFacts:
-    """What the footers of Parquet files say of a column.
-
-    Args:
-        bytes: compressed, of the row groups that were looked at.
-        rows: of these row groups.
-        counted: of these, rows in row groups that say how many nulls there are.
-        nulls: of the counted rows.
-    """
-
-    bytes: int = 0
-    rows: int = 0
-    counted: int = 0
-    nulls: int = 0
+    source: RowSource
 
 
 @dataclass
@@ -116,12 +93,10 @@ class Found:
         remote: whether files are on another machine.
         count: number of files, also of those that are not looked at.
         bytes: of all files.
-        files: those that were looked at.
+        files: those that were looked at: all as one, or in parts where that fails.
         others: names of files beside them that another reader reads.
         unreadable: why files cannot be read, by name.
         scale: bytes of all files, for each byte of those looked at.
-        columns: what Parquet footers say of each column.
-        codecs: compressed bytes in Parquet files, by codec.
     """
 
     reader: str
@@ -133,8 +108,6 @@ class Found:
     others: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     scale: float = 1.0
-    columns: dict[str, ColumnFacts] = field(default_factory=dict)
-    codecs: Counter[str] = field(default_factory=Counter)
 
     @property
     def lengths(self) -> IntArray:
@@ -158,7 +131,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
     """
     if not urls:
         raise MissingFilesError(
-            "inspect_files(files) takes a path, folder, glob or URL, or a list of them, got none"
+            "inspect_files(files) must be a path, folder, glob or URL, or a list of them, got none"
         )
     if all(map(_is_memmap, urls)):
         return _memmap(urls)
@@ -170,9 +143,8 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
     del sizes[""]
     if not sizes:
         raise ConfigError(
-            f"files are read by the ends of their names, got {len(files):,}, such as "
-            f"{cut(files.names[0])}; known are {', '.join(ends_of_names()[:12])}, …: rename them, or read "
-            "them with a reader of trainpipes, such as tp.read_json(...)"
+            f"inspect_files(files) must end in {', '.join(ends_of_names()[:12])}, …, got {len(files):,} "
+            f"others, such as {cut(files.names[0])}; rename them"
         )
     reader = max(sizes, key=lambda one: sizes[one])
     found = Found(reader, list(urls))
@@ -186,10 +158,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
         files = saved_files(files, None, "inspect_files()")
     found.remote = not all(map(is_local, files.systems))
     found.count, found.bytes = len(files), int(np.maximum(files.sizes, 0).sum())
-    if reader == "read_images":
-        _look_at_images(found, files)
-    else:
-        _look_at_each(found, files)
+    _look(found, files)
     return found
 
 
@@ -205,53 +174,45 @@ def _memmap(urls: Sequence[str]) -> Found:
     return Found("from_memmap", urls, count=count, bytes=size, files=[_file(urls[0], size, source)])
 
 
-def _look_at_images(found: Found, files: FileList) -> None:
-    """All images as one file: each is a row."""
-    for file in np.flatnonzero(files.sizes == 0).tolist():
-        found.unreadable[hidden(files.names[file])] = "empty: 0 bytes"
-    files = files.pick(np.flatnonzero(files.sizes != 0).astype(np.int64))
-    if not len(files):
-        return
-    try:
-        source = _opened("read_images", files)
-    except ConfigError:  # they are not in folders of classes
-        source = _opened("read_images", files, labels=None)
-    found.files = [_file(hidden(files.names[0]), found.bytes, source)]
+def _look(found: Found, files: FileList) -> None:
+    """Open files as a pipeline opens them. What cannot be opened together is opened in halves, down to the
+    files that cannot be read."""
 
-
-def _look_at_each(found: Found, files: FileList) -> None:
-    """Footers of Parquet files; files of other formats are opened as a pipeline opens them."""
-    lock = Lock()
-
-    def look(file: int, requests: Requests) -> DataFile | str:
-        one, name = files.pick(np.array([file], dtype=np.int64)), hidden(files.names[file])
+    def look(numbers: list[int]) -> list[DataFile]:
+        some = files.pick(np.array(numbers, dtype=np.int64))
+        name, size = hidden(some.names[0]), int(np.maximum(some.sizes, 0).sum())
         try:
-            if found.reader != "read_parquet":
-                options = {"index": False, **SCANNED.get(found.reader, {})}
-                source = _opened(found.reader, one, **options)
-                return _file(name, max(0, int(files.sizes[file])), source)
-            data = open_bytes(files, file, requests)
-            metadata, layout = footer_of(data, None)
-            _add_facts(found, lock, len(files), data.size, file, metadata)
-            group_bytes = footer_numbers(layout)[2:].astype(np.float64)
-            open_it = partial(_opened, found.reader, one)
-            return DataFile(name, data.size, layout.rows, group_bytes, layout.schema, open_it)
+            return [_file(name, size, _opened(found.reader, some))]
         except (UnreachableError, Stopped, MemoryError, MissingExtraError):
             raise
         except Exception as error:
-            return reason_of(name, error)
+            if len(numbers) == 1:
+                found.unreadable[name] = reason_of(name, error)
+                return []
+        half = len(numbers) // 2
+        return look(numbers[:half]) + look(numbers[half:])
 
     wanted = _wanted_files(found, files)
-    looked = each_file(
-        files, look, "inspect_files()", "data", wanted=wanted, least=1, job="looking at files"
-    )
-    for number, one in looked.items():
-        if isinstance(one, str):
-            found.unreadable[hidden(files.names[number])] = one
-        else:
-            found.files.append(one)
+    if found.reader == "read_images":
+        for file in np.flatnonzero(files.sizes == 0).tolist():
+            found.unreadable[hidden(files.names[file])] = "empty: 0 bytes"
+        wanted = np.flatnonzero(files.sizes != 0).tolist()
+    if found.reader in SCANNED:  # each is read to its end, once
+        job = "looking at files"
+        looked = each_file(
+            files,
+            lambda n, _: look([n]),
+            "inspect_files()",
+            "data",
+            wanted=wanted,
+            least=1,
+            job=job,
+        )
+        found.files = [one for several in looked.values() for one in several]
+    elif wanted:
+        found.files = look(wanted)
     found.bytes = found.bytes or sum(file.size for file in found.files)
-    if len(wanted) < len(files):
+    if len(wanted) < len(files) and found.reader in SCANNED:
         found.scale = found.bytes / max(1, sum(file.size for file in found.files))
 
 
@@ -268,11 +229,18 @@ def _wanted_files(found: Found, files: FileList) -> list[int]:
     return sorted(spread[: max(1, fit)].tolist())
 
 
-def _opened(reader: str, files: FileList, **options: Any) -> RowSource:
+def _opened(reader: str, files: FileList) -> RowSource:
     """What a pipeline reads of files that are listed already."""
-    listed = Pipeline([ListFiles.of(files, files.names)])
-    *below, stage = getattr(listed, reader)(**options).stages
-    source: RowSource = stage.open_files(below)
+    read: Any = getattr(Pipeline([ListFiles.of(files, files.names)]), reader)
+    options = {} if reader == "read_images" else {"index": False, **SCANNED.get(reader, {})}
+    *below, stage = read(**options).stages
+    try:
+        source: RowSource = stage.open_files(below)
+    except ConfigError:
+        if reader != "read_images":
+            raise
+        *below, stage = read(labels=None).stages  # they are not in folders of classes
+        source = stage.open_files(below)
     return source
 
 
@@ -280,7 +248,7 @@ def _file(name: str, size: int, source: RowSource) -> DataFile:
     lengths, sizes = source.lengths, source.block_bytes
     if sizes is None:
         sizes = lengths * np.float64(source.row_bytes or size / max(1, lengths.sum()))
-    return DataFile(name, size, lengths, sizes, source.schema, lambda: source)
+    return DataFile(name, size, lengths, sizes.astype(np.float64), source.schema, source)
 
 
 def reason_of(name: str, error: Exception) -> str:
@@ -290,36 +258,6 @@ def reason_of(name: str, error: Exception) -> str:
     lines = str(error).splitlines()
     line = next((line for line in lines if line.lstrip().startswith(name)), lines[0]).strip()
     return line.removeprefix(name).lstrip(",: ")
-
-
-def _add_facts(found: Found, lock: Lock, files: int, size: int, file: int, metadata: Any) -> None:
-    """Add sizes, codecs and nulls by the footer of one of so many files."""
-    leaves, groups = metadata.num_columns, metadata.num_row_groups
-    most = max(1, MOST_CHUNKS // files)
-    if not leaves or not groups or file % max(1, leaves // most):
-        return
-    count = min(groups, max(1, most // leaves))
-    names = metadata.schema.to_arrow_schema().names
-    probe, every = Probe.of(metadata, size), list(range(leaves))
-    with lock:
-        for number in np.unique(np.linspace(0, groups - 1, count).astype(int)).tolist():
-            group, seen = metadata.row_group(number), set()
-            if not group.num_rows or not probe.passes(number, every):
-                continue
-            for n in every:
-                leaf, chunk = metadata.schema.column(n), group.column(n)
-                name = leaf.path if leaf.path in names else leaf.path.split(".", 1)[0]
-                own = found.columns.setdefault(name, ColumnFacts())
-                own.bytes += chunk.total_compressed_size
-                found.codecs[chunk.compression.lower()] += chunk.total_compressed_size
-                own.rows += group.num_rows * (name not in seen)
-                seen.add(name)
-                flat = leaf.path == name and not leaf.max_repetition_level
-                if not flat or chunk.physical_type != leaf.physical_type:
-                    continue
-                if chunk.is_stats_set and chunk.statistics.has_null_count:
-                    own.counted += group.num_rows
-                    own.nulls += chunk.statistics.null_count
 
 
 # Some rows of them
@@ -383,50 +321,49 @@ def read_sample(found: Found, rows: int, small: bool) -> Sample:
         rows = min(rows, max(1, int(most * total / size)))
     if found.remote and found.reader == "read_images":
         rows = min(rows, REMOTE_IMAGES)
-    sample = Sample()
+    sample, reader, open_file = Sample(), None, -1
     places = _places(found.files, rows, REMOTE_PIECES if found.remote else LOCAL_PIECES)
-    for file, wanted in counted(
-        places.items(), "reading some rows of files", len(places), "files", 1
-    ):
-        one, reader = found.files[file], None
-        try:
-            for block, start, stop in wanted:
-                reader = reader or one.open().reader()
+    try:
+        for file, block, start, stop in counted(
+            places, "reading some rows of files", len(places), "pieces", 1
+        ):
+            one = found.files[file]
+            try:
+                if reader is None or file != open_file:
+                    if reader is not None:
+                        reader.close()
+                    reader, open_file = one.source.reader(), file
                 table = table_of(reader.read(block, start, stop), "inspect_files()")
-                one.schema = one.schema or table.schema
-                sample.tables.append(table)
-                most -= table.nbytes
-                if most < 0:
-                    return sample
-        except (UnreachableError, MemoryError, MissingExtraError):
-            raise
-        except Exception as error:
-            name = hidden(getattr(error, "path", None) or one.name)
-            found.unreadable[name] = reason_of(name, error)
-        finally:
-            if reader is not None:
-                reader.close()
+            except (UnreachableError, MemoryError, MissingExtraError):
+                raise
+            except Exception as error:
+                name = hidden(getattr(error, "path", None) or one.name)
+                found.unreadable[name] = reason_of(name, error)
+                continue
+            one.schema = one.schema or table.schema
+            sample.tables.append(table)
+            most -= table.nbytes
+            if most < 0:
+                break
+    finally:
+        if reader is not None:
+            reader.close()
     return sample
 
 
-def _places(
-    files: Sequence[DataFile], rows: int, pieces: int
-) -> dict[int, list[tuple[int, int, int]]]:
-    """Which rows to read, by file, as block, start and stop: all, or pieces at even distances."""
+def _places(files: Sequence[DataFile], rows: int, pieces: int) -> list[tuple[int, int, int, int]]:
+    """Which rows to read, as file, block, start and stop: all, or pieces at even distances."""
     blocks = [(n, block) for n, file in enumerate(files) for block in range(len(file.lengths))]
     lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths for file in files)])
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    found: dict[int, list[tuple[int, int, int]]] = {}
     if total <= rows:
-        for number in np.flatnonzero(lengths).tolist():
-            file, block = blocks[number]
-            found.setdefault(file, []).append((block, 0, int(lengths[number])))
-        return found
+        return [(*blocks[n], 0, int(lengths[n])) for n in np.flatnonzero(lengths).tolist()]
     pieces = max(1, min(pieces, rows // PIECE_ROWS))
     each = rows // pieces
     edges = np.linspace(0, total, pieces + 1)[:-1].astype(np.int64)
     owners = np.searchsorted(ends, edges, side="right")
+    found: list[tuple[int, int, int, int]] = []
     for number in np.unique(owners).tolist():
         file, block = blocks[number]
         length = int(lengths[number])
@@ -436,6 +373,5 @@ def _places(
         reach = max((len(starts) + 1) * each, int(DEPTH_BYTES / max(1.0, row_bytes)))
         if reach < length:
             starts = starts * reach // length
-        for start in starts.tolist():
-            found.setdefault(file, []).append((block, start, min(length, start + each)))
+        found += [(file, block, at, min(length, at + each)) for at in starts.tolist()]
     return found

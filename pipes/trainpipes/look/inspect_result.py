@@ -42,9 +42,9 @@ class Column:
     Attributes:
         name: the column's name.
         type: Arrow's name of its type; several where files differ, such as "int64 or string".
-        nulls: the share of null values, 0 to 1, by the footers or else the sample; None if unknown.
+        nulls: the share of null values in the sample, 0 to 1; None if it has none of the column.
         empty: the share of empty texts or lists in the sample; None for other types.
-        bytes: compressed bytes in all Parquet files; None for other formats.
+        bytes: estimated bytes of all its values in memory; None if the sample has none.
     """
 
     name: str
@@ -103,7 +103,6 @@ class Inspection:
         rows: rows of all files that can be read.
         rows_counted: whether all rows were counted; else ``rows`` is an estimate.
         memory_bytes: estimated bytes of all rows in memory.
-        codecs: compressed bytes in Parquet files, by codec.
         row_groups: row groups of Parquet files; None for other formats.
         columns: all columns, in the order of the first file.
         sampled_rows: number of rows in the sample.
@@ -119,7 +118,6 @@ class Inspection:
     rows: int
     rows_counted: bool
     memory_bytes: int
-    codecs: dict[str, int]
     row_groups: RowGroups | None
     columns: list[Column]
     sampled_rows: int
@@ -158,15 +156,12 @@ class Inspection:
         if groups := self.row_groups:
             sizes = f"{groups.least:,} / {groups.median:,} / {groups.most:,}"
             told.append(["row groups", f"{groups.count:,} of {sizes} rows (least / median / most)"])
-        if total := sum(self.codecs.values()):
-            said = [f"{name} {percent(size / total)}" for name, size in self.codecs.items()]
-            told.append(["compression", ", ".join(said)])
         if self.sampled_rows != self.rows:
             told.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
         return told
 
     def _columns(self) -> Rows:
-        told = [["column", "type", "nulls", "empty", "size"]] if self.columns else []
+        told = [["column", "type", "nulls", "empty", "in memory"]] if self.columns else []
         told += [
             [
                 one.name,

@@ -22,9 +22,8 @@ from trainpipes.look.lengths import Numbered, walk
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mix import Mix
 from trainpipes.stages.batch import Batch
-from trainpipes.stages.columns import Rename, Select
-from trainpipes.stages.encode_labels import EncodeLabels, Label
-from trainpipes.stages.label_column import LabelColumn, row_table
+from trainpipes.stages.columns import Rename, Select, row_table
+from trainpipes.stages.labels import EncodeLabels, Label, LabelColumn
 
 #: Rows that are counted at a time.
 ROWS = 65_536
@@ -54,8 +53,8 @@ class CountLabels(RunStage):
             self.found[one["values"]] += one["counts"]
         if len(self.found) > MOST_VALUES:
             raise ConfigError(
-                f"{self}: the column holds more than {MOST_VALUES:,} different values, which are no labels: "
-                "name another one"
+                f"stats(labels) must be a column of labels, got {self.column!r} with more than "
+                f"{MOST_VALUES:,} different values; name another one"
             )
         return run
 
@@ -135,8 +134,8 @@ def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:
     if chain.endless or chain.opener.read_once:
         why = "have no end" if chain.endless else "can be read only once"
         raise ConfigError(
-            f"stats(labels={column!r}) reads all rows before training, and those of {chain.stages[0]} "
-            f"{why}: give the list of labels"
+            f"stats(labels) must be a column of rows that can all be read before training, got {column!r} of "
+            f"{chain.stages[0]}, whose rows {why}; count the labels of its source"
         )
     with Progress(f"counting {column!r}", plan.inputs.epoch_rows, "rows") as progress:
         for ids, _ in walk(plan):

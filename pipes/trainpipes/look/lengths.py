@@ -22,7 +22,7 @@ from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.take import Take
+from trainpipes.stages.order import Take
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.state.format import Position
 

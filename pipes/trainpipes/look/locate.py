@@ -195,14 +195,13 @@ def locate(
     1         0    7      one
     """
     if not isinstance(run, Loader | Pipeline):
-        raise ConfigError(f"locate(run) takes a pipeline or a Loader, got {type(run).__name__}")
+        raise ConfigError(f"locate(run) must be a pipeline or a Loader, got {type(run).__name__}")
     session = run._session
     topology = _topology(session, rank, world_size)
     if isinstance(at, Mapping):
         if epoch is not None:
             raise ConfigError(
-                f"locate(epoch) goes with the number of a batch, got {shown(epoch)} and a state: "
-                "leave epoch out"
+                f"locate(epoch) must be None where a state is given, got {shown(epoch)}; leave epoch out"
             )
         whole_number(after, None, "locate(after)", "batches after the state")
         position, passed = session.parse(at), after
@@ -210,8 +209,8 @@ def locate(
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
         if after:
             raise ConfigError(
-                f"locate(after) counts from a state, got {shown(after)} without one: "
-                "give a state, or leave after out"
+                f"locate(after) must be 0 where no state is given, got {shown(after)}; give a state, or "
+                "leave after out"
             )
         position, passed = _start(session, epoch), at
     return _found(session, topology, position, passed)
@@ -227,7 +226,7 @@ def _topology(session: Session, rank: int | None, world_size: int | None) -> Top
     whole_number(rank, 0, "locate(rank)", "a rank of the run")
     if rank >= world:
         way = "give world_size, too" if world_size is None else "ranks count from 0"
-        raise ConfigError(f"locate(rank) is a rank of {world}, got {rank}; {way}")
+        raise ConfigError(f"locate(rank) must be a rank of {world}, got {rank}; {way}")
     topology, chain = Topology(rank, world), session.plan.chain
     topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
     return topology
@@ -247,15 +246,14 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         position, walked = replace(start, m=start.m + passed * world), 0
         if position.m < 0:
             raise StateError(
-                f"locate(after={passed}) goes back beyond the start of epoch {start.epoch}, of "
-                f"which m = {start.m} batches (of all ranks) were done in this state; for a "
-                "batch of another epoch give its number, and epoch="
+                f"locate(after) must not go back beyond the start of epoch {start.epoch}, of which m = "
+                f"{start.m} batches of all ranks were done, got {passed}; give the number of the batch, and "
+                "epoch="
             )
     elif passed < 0:
         raise StateError(
-            f"locate(after={passed}) cannot count back from a state here, since in this pipeline "
-            "the rows of a batch do not follow from its number (as with a filter, or pack()): "
-            "give an earlier state, or the batch's number in its epoch"
+            "locate(after) must be 0 or more where batches are not counted (as with a filter, or pack()), "
+            f"got {passed}; give an earlier state, or the batch's number in its epoch"
         )
     else:
         position.require(topology.shards(start.m, start.num_shards))

@@ -1,8 +1,7 @@
 """A chain as Mermaid text, which GitHub, GitLab, mkdocs and JupyterLab draw: https://mermaid.js.org.
 
 Boxes are stages with the options that were given; lines say what flows, and how much of it in an epoch where
-that is known. Pipelines that ``mix``, ``concat`` and ``zip`` join are branches. A frame surrounds the stages
-that each rank runs on its own part.
+that is known. Pipelines that ``mix``, ``concat`` and ``zip`` join are branches.
 """
 
 from __future__ import annotations
@@ -42,14 +41,12 @@ def mermaid(pipeline: Pipeline, counts: bool = True) -> str:
     drawing = _Drawing()
     plan = pipeline._session.plan
     source = plan.inputs.source if counts or plan.inputs.is_open else None
-    last, flow, is_dealt = drawing.chain(pipeline, source, framed=True)
+    last, flow = drawing.chain(pipeline, source)
     drawing.nodes.append('    training(["training loop"])')
     said = f"{flow}, epoch after epoch" if flow.endless else str(flow)
     if flow.count is not None:
-        said += " in an epoch" + ", over all ranks" * is_dealt
+        said += " in an epoch" + ", over all ranks" * (plan.chain.shard is not None)
     drawing.edge(last, "training", said)
-    if is_dealt:
-        drawing.nodes.append("    end")
     return "\n".join(["flowchart TB", *drawing.nodes, *drawing.edges])
 
 
@@ -63,8 +60,6 @@ def written(stage: Stage) -> str:
 
 
 class _Drawing:
-    """Boxes first, then lines: one that is drawn within a frame would pull its ends into it."""
-
     def __init__(self) -> None:
         self.nodes: list[str] = []
         self.edges: list[str] = []
@@ -73,25 +68,16 @@ class _Drawing:
     def edge(self, first: str, second: str, label: str) -> None:
         self.edges.append(f'    {first} -->|"{label.translate(ESCAPED)}"| {second}')
 
-    def chain(
-        self, pipeline: Pipeline, source: RowSource | RowStream | None, framed: bool = False
-    ) -> tuple[str, Flow, bool]:
-        """Draw a chain; gives its last box, what comes out of it, and whether a frame is left open around
-        what is dealt to ranks."""
-        stages = pipeline.stages
+    def chain(self, pipeline: Pipeline, source: RowSource | RowStream | None) -> tuple[str, Flow]:
+        """Draw a chain; gives its last box, and what comes out of it."""
         passing = _passing(pipeline, source)
-        dealt = _dealt(stages, passing) if framed else 0
         last = ""
-        for number, (stage, flow) in enumerate(zip(stages, passing, strict=True)):
+        for number, (stage, flow) in enumerate(zip(pipeline.stages, passing, strict=True)):
             own = self._stage(stage, flow, source)
             if last:
                 self.edge(last, own, str(passing[number - 1]))
             last = own
-            if dealt == number + 1:
-                shards = pipeline._session.plan.chain.num_shards
-                many = f"{shards} shard{'s' * (shards != 1)}"
-                self.nodes.append(f'    subgraph dealt["{many}, dealt to ranks and workers"]')
-        return last, passing[-1], bool(dealt)
+        return last, passing[-1]
 
     def _stage(self, stage: Stage, flow: Flow, source: RowSource | RowStream | None) -> str:
         """Draw a box, and above it the pipelines that run into it."""
@@ -106,7 +92,7 @@ class _Drawing:
             if len(inner) > MOST_BRANCHES:
                 end, flows_out = self._card(pipeline), _passing(pipeline, of)[-1]
             else:
-                end, flows_out, _ = self.chain(pipeline, of)
+                end, flows_out = self.chain(pipeline, of)
             count = "" if name and flows_out.count is None else str(flows_out)
             ends.append((end, ", ".join(part for part in (_legible(name), share, count) if part)))
         options = wrap(written(stage), MOST_WIDE, max_lines=MOST_LINES, placeholder=" …")
@@ -134,15 +120,6 @@ class _Drawing:
 def _passing(pipeline: Pipeline, source: RowSource | RowStream | None) -> list[Flow]:
     rows = None if source is None else rows_of(source)
     return list(flows(pipeline._session.plan, pipeline.stages, rows))
-
-
-def _dealt(stages: Sequence[Stage], passing: Sequence[Flow]) -> int:
-    """The first stage that each rank runs on its own part; 0 where rows are not dealt."""
-    dealing = [n for n, stage in enumerate(stages) if stage.role == "shard"]
-    if dealing:  # what is dealt is shuffled before, wherever that is written
-        shuffles = (n for n, stage in enumerate(stages) if stage.role == "shuffle")
-        dealing += [n for n in shuffles if passing[n].what != "files"]
-    return max(dealing, default=-1) + 1
 
 
 def _pipelines(stage: Stage) -> Iterator[tuple[str, Pipeline]]:

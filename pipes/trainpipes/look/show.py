@@ -22,17 +22,15 @@ import torch
 
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
-from trainpipes._internal.text import escaped, shown
+from trainpipes._internal.text import escaped
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
 from trainpipes.look.decoded import (
-    MISSING,
     KnownIds,
     Piece,
     TokenGrid,
     known_ids,
-    number_grid,
     pieces_of,
     token_grids,
 )
@@ -47,7 +45,6 @@ LAYOUTS = {
     "masked": "labels are the tokens that were hidden",
     "own": "the targets are a text of their own",
     "mask": "a mask says which tokens are in the loss",
-    "numbers": "labels are shown as numbers",
 }
 #: How each kind of piece is written, and what the legend says of it.
 MARKS = {
@@ -249,7 +246,7 @@ def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> 
         title,
         kind,
         rows_of(item) if is_batch else None,
-        tuple(_with_classes(facts_of(name, value), value, known) for name, value in found),
+        tuple(facts_of(name, value) for name, value in found),
         more,
         tuple(_counts(grid) for grid in grids),
         tuple(
@@ -260,17 +257,6 @@ def _view(item: Any, known: KnownIds, title: str, is_batch: bool, rows: int) -> 
         ),
         notes=tuple(_notes(grids, values if is_batch else None)),
     )
-
-
-def _with_classes(facts: Facts, value: Any, known: KnownIds) -> Facts:
-    """Of class numbers, the names of the first ones."""
-    names = known.classes.get(facts.name.rpartition(".")[2])
-    numbers = number_grid([value] if isinstance(value, int) else value) if names else None
-    if not names or numbers is None:
-        return facts
-    some = numbers[numbers != MISSING][:9].tolist()
-    text = ", ".join(escaped(names.get(one, shown(one)), 40) for one in some[:8])
-    return dataclasses.replace(facts, text=text + (", …" if len(some) > 8 else ""))
 
 
 def _counts(grid: TokenGrid) -> TokenCounts:

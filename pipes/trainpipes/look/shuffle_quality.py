@@ -37,11 +37,6 @@ class ShuffleQuality:
         epoch_rows: rows of an epoch: n, but for a sample.
         batch_size: rows in a batch.
         files: how many files the rows are from; blocks of rows where there are no files.
-        rank_correlation: Spearman's, of where a row stands in the files and where it comes: 1 for file
-            order, 0 +- 1/sqrt(n) for a random one. It says whether there is a drift over the epoch. None of
-            a sample.
-        displacement: how far a row is moved on average, as a part of the epoch: 0 for file order, 1/3 for
-            a random one, about buffer/n where blocks stay in place. None of a sample.
         neighbour_distance: how far two rows that come one after the other stand from each other in the
             files, on average, as a part of all rows: 0 for file order, 1/3 for a random one.
         neighbours_kept: how often two rows that come one after the other are neighbours in a file: 1 for
@@ -57,8 +52,6 @@ class ShuffleQuality:
     epoch_rows: int
     batch_size: int
     files: int
-    rank_correlation: float | None
-    displacement: float | None
     neighbour_distance: float
     neighbours_kept: float
     files_per_batch: float
@@ -69,8 +62,6 @@ class ShuffleQuality:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
         measures: list[tuple[str, float | None, int, str]] = [
-            ("rank correlation", self.rank_correlation, 3, f"0.000 +- {n**-0.5:.3f}"),
-            ("displacement", self.displacement, 3, "0.333"),
             ("neighbour distance", self.neighbour_distance, 3, "0.333"),
             ("neighbours kept", self.neighbours_kept, 4, f"{min(1.0, 2 / n):.4f}"),
             ("files in a batch", self.files_per_batch, 1, f"{self.random_files_per_batch:.1f}"),
@@ -111,8 +102,6 @@ def shuffle_quality(
 
     >>> print(shuffle_quality(range(1000), files=[250] * 4))
     rows                1,000 of 4 files, batches of 32
-    rank correlation    1.000     random: 0.000 +- 0.032
-    displacement        0.000     random: 0.333
     neighbour distance  0.001     random: 0.333
     neighbours kept     1.0000    random: 0.0020
     files in a batch    1.1       random: 4.0
@@ -131,8 +120,9 @@ def shuffle_quality(
     lengths = np.array([most] if files is None else files, dtype=np.int64)
     if numbers.ndim != 1 or most > lengths.sum() or numbers.min(initial=0) < 0:
         raise ConfigError(
-            f"shuffle_quality(order) has row numbers from 0 to {int(lengths.sum()) - 1}, as the files "
-            f"say; got {numbers.dtype}{list(numbers.shape)} up to {most - 1}"
+            f"shuffle_quality(order) must be row numbers from 0 to {int(lengths.sum()) - 1}, as the files "
+            f"say, got {numbers.dtype}{list(numbers.shape)} up to {most - 1}; give files= the rows of each "
+            "file"
         )
     return _measured(numbers, lengths, batch_size or BATCH_SIZE)
 
@@ -188,12 +178,8 @@ def _measured(
     expected = full * _touches(in_file, total, batch_size)
     for size in rest.tolist():
         expected = expected + _touches(in_file, total, size)
-    correlation = moved = spread = None
+    spread = None
     if whole:
-        place = np.empty(n, dtype=np.float64)  # among the rows that come
-        place[np.argsort(numbers, kind="stable")] = np.arange(n)
-        moved = float(np.abs(place - np.arange(n)).mean() / n) if n else 0.0
-        correlation = float(np.corrcoef(place, np.arange(n))[0, 1]) if n > 1 else 1.0
         touched = np.bincount(pairs % len(lengths), minlength=len(lengths))
         spread = float((touched[there] / expected[there]).mean()) if there.any() else 1.0
     return ShuffleQuality(
@@ -201,8 +187,6 @@ def _measured(
         epoch_rows=n if whole else int(epoch_rows or 0),
         batch_size=batch_size,
         files=int(there.sum()),
-        rank_correlation=correlation,
-        displacement=moved,
         neighbour_distance=float(apart.mean() / max(1, lengths.sum())) if n > 1 else 0.0,
         neighbours_kept=float((apart == 1).mean()) if n > 1 else 0.0,
         files_per_batch=len(pairs) / max(1, batches),

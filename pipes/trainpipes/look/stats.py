@@ -27,7 +27,7 @@ from trainpipes.look.values import Array, masks_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mixture import Mixture
 from trainpipes.stages.batch import Batch
-from trainpipes.stages.encode_labels import Label
+from trainpipes.stages.labels import Label
 
 __all__ = ["Mixing", "Packing", "Padding", "Stats", "stats"]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, whole_number, wrong
+from trainpipes._internal.checks import ColumnName, Count, wrong
 from trainpipes.columns.run import Run, RunSource
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.blame import at_row
@@ -26,21 +26,12 @@ class Budget:
     """At most so many cells and rows.
 
     Args:
-        asker: the stage, for messages.
         max_tokens: N: rows times the longest of them, padding included.
         max_rows: rows at most.
         overflow: what becomes of a row longer than N: refused, or a rectangle of its own.
-
-    Raises:
-        ConfigError: an option is none that can be had.
     """
 
-    def __init__(
-        self, name: str, max_tokens: int, max_rows: int | None, overflow: LongRow | None
-    ) -> None:
-        whole_number(max_tokens, 1, f"{name}(max_tokens)", "rows x longest row of a batch")
-        if max_rows is not None:
-            whole_number(max_rows, 1, f"{name}(max_rows)", "rows in a batch at most")
+    def __init__(self, max_tokens: int, max_rows: int | None, overflow: LongRow | None) -> None:
         self.max_tokens = max_tokens
         self.max_rows = max_rows
         self.alone = overflow == "alone"
@@ -64,7 +55,7 @@ class Budget:
         Each takes rows as long as the next one fits; the last one might have room for more. Costs a few
         NumPy calls a rectangle.
 
-        >>> Budget("batch", 12, None, None).cut(np.array([3, 4, 4, 6, 6, 1])).tolist()
+        >>> Budget(12, None, None).cut(np.array([3, 4, 4, 6, 6, 1])).tolist()
         [0, 3, 5, 6]
         """
         edges = [0]
@@ -125,27 +116,22 @@ class Batch(BatchingStage):
     [[2, 3], [1, 1], [5]]
     """
 
-    batch_size: int | None = None
+    batch_size: Count | None = None
     _: KW_ONLY
     drop_last: bool = False
-    max_tokens: int | None = None
-    max_rows: int | None = None
-    column: str | None = None
+    max_tokens: Count | None = None
+    max_rows: Count | None = None
+    column: ColumnName | None = None
     overflow: LongRow | None = None
 
     def check(self) -> None:
         if self.batch_size is None and self.max_tokens is None:
             self._set(batch_size=1)
-        if self.max_tokens is None:
-            whole_number(self.batch_size, 1, "batch(batch_size)", "rows in a batch")
-            if (self.max_rows, self.column, self.overflow) != (None, None, None):
-                given = (self.max_rows, self.column, self.overflow)
-                raise wrong("batch(max_rows, column, overflow)", "given with max_tokens", given)
-        else:
+        given = (self.max_rows, self.column, self.overflow)
+        if self.max_tokens is not None:
             self._require(self.batch_size is None, "batch_size", *NOT_BOTH)
-            _ = self.budget
-        if self.column is not None:
-            column_name(self.column, "batch(column)")
+        elif given != (None, None, None):
+            raise wrong("batch(max_rows, column, overflow)", "given with max_tokens", given)
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -156,7 +142,7 @@ class Batch(BatchingStage):
         """What a batch may hold; None where it has a size."""
         if self.max_tokens is None:
             return None
-        return Budget("batch", self.max_tokens, self.max_rows, self.overflow)
+        return Budget(self.max_tokens, self.max_rows, self.overflow)
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         held = Held(below(at))

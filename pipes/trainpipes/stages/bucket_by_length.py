@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, require, several, whole_number
+from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray, permutation
@@ -67,50 +67,34 @@ class BucketByLength(BatchingStage):
 
     keeps_rows = False
 
-    batch_size: int | None = None
+    batch_size: Count | None = None
     _: KW_ONLY
-    max_tokens: int | None = None
-    boundaries: Sequence[int] | None = None
-    num_buckets: int | None = None
-    column: str = "input_ids"
-    buffer_size: int = 1024
-    max_rows: int | None = None
+    max_tokens: Count | None = None
+    boundaries: Annotated[Sequence[int], Each(Ge(1))] | None = None
+    num_buckets: Count | None = None
+    column: ColumnName = "input_ids"
+    buffer_size: Count = 1024
+    max_rows: Count | None = None
     overflow: LongRow | None = None
     drop_last: bool = False
-    seed: int = 0
+    seed: Seed = 0
 
     def check(self) -> None:
-        name = self.name
         if self.batch_size is None and self.max_tokens is None:
             self._set(batch_size=1)
         self._require(self.batch_size is None or self.max_tokens is None, "batch_size", *NOT_BOTH)
-        whole_number(self.buffer_size, 1, f"{name}(buffer_size)", "rows that are sorted together")
-        whole_number(self.seed, None, f"{name}(seed)", "a seed")
-        if self._budget is not None:
+        if self.max_tokens is not None:
             self._require(self.drop_last is False, "drop_last", "given with batch_size")
         else:
-            whole_number(self.batch_size, 1, f"{name}(batch_size)", "rows in a batch")
             self._require(self.max_rows is None, "max_rows", "given with max_tokens")
             self._require(self.overflow is None, "overflow", "given with max_tokens")
         either = self.boundaries is None or self.num_buckets is None
         self._require(either, "boundaries", "left out where num_buckets is given")
-        column_name(self.column, f"{name}(column)")
         if self.boundaries is not None:
-            self._check_boundaries(self.boundaries)
-        elif self.num_buckets is not None:
-            whole_number(
-                self.num_buckets, 1, f"{name}(num_buckets)", "buckets of as many rows each"
-            )
-
-    def _check_boundaries(self, given: Sequence[int]) -> None:
-        name = self.name
-        require(several(given), f"{name}(boundaries)", "a list of lengths", given)
-        edges = list(given)
-        for edge in edges:
-            whole_number(edge, 1, f"{name}(boundaries)", "lengths at which buckets part")
-        good = edges and all(a < b for a, b in pairwise(edges))
-        require(good, f"{name}(boundaries)", "ascending lengths, each once", edges)
-        self._set(boundaries=edges)
+            edges = list(self.boundaries)
+            good = edges and all(a < b for a, b in pairwise(edges))
+            self._require(good, "boundaries", "ascending lengths, each once")
+            self._set(boundaries=edges)
 
     _reorders: ClassVar[bool] = False  # whether batches come in another order every epoch
 
@@ -122,7 +106,7 @@ class BucketByLength(BatchingStage):
         """What a batch may hold; None where it has a size."""
         if self.max_tokens is None:
             return None
-        return Budget(self.name, self.max_tokens, self.max_rows, self.overflow)
+        return Budget(self.max_tokens, self.max_rows, self.overflow)
 
     @property
     def _size(self) -> int:

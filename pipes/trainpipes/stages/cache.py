@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import KW_ONLY
 
-from trainpipes._internal.checks import local_path, whole_number
+from trainpipes._internal.checks import Count, Text, local_path
 from trainpipes.kinds.stage_kinds import CacheStage
 from trainpipes.storage.cache import folder
 
@@ -55,19 +55,13 @@ class Cache(CacheStage):
 
     path: str | os.PathLike[str] | None = None
     _: KW_ONLY
-    max_bytes: int | None = None
-    version: str | None = None
+    max_bytes: Count | None = None
+    version: Text | None = None
     enabled: bool = True
 
     def check(self) -> None:
-        path = self.path
-        if path is not None:
-            local_path(path, "cache(path)")
-        if self.max_bytes is not None:
-            whole_number(self.max_bytes, 1, "cache(max_bytes)", "bytes of rows in the folder")
-        self._require(isinstance(self.version, str | None), "version", "text")
-        if path is not None:
-            self._set(path=os.fspath(path))
+        if self.path is not None:
+            self._set(path=local_path(self.path, "cache(path)"))
 
     @property
     def on(self) -> bool:

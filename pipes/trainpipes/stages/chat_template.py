@@ -14,7 +14,7 @@ from trainpipes.columns.run import Run
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import made_once
-from trainpipes.stages.label_column import refuse_taken, row_table
+from trainpipes.stages.columns import refuse_taken, row_table
 from trainpipes.stages.targets import IGNORED, Flags, OnError, have_target
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
@@ -36,7 +36,7 @@ class ChatTemplate(Tokenizes):
     that writes earlier turns differently once others follow (such as without their reasoning) is refused.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, or a local directory of one. Nothing is downloaded.
+        tokenizer: a fast tokenizer of transformers, or the name or folder of one, as in ``tokenize``.
         column: the conversations.
         labels: whether to add "labels".
         max_length: the most tokens of a row; the end of a longer one is cut off.

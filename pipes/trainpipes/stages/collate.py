@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from trainpipes._internal.checks import Function
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, dtype_of, one_chunk, to_numpy
 from trainpipes.columns.bad_text import BadCell
@@ -148,14 +149,11 @@ class Collate(RunStage):
     role = "finish"
     versioned = "fn"
 
-    fn: Callable[[Any], Any] | None = None
+    fn: Function | None = None
     _: KW_ONLY
     format: Literal["rows", "arrow", "numpy", "torch"] = "rows"
     version: str | None = None
     draws_by = BatchStage.draws_by
-
-    def check(self) -> None:
-        self._require(self.fn is None or callable(self.fn), "fn", "a function of a list of rows")
 
     @property
     def needs_columns(self) -> bool:  # type: ignore[override]
@@ -195,14 +193,13 @@ class Collate(RunStage):
                     "it"
                 )
             try:
-                check_keys(rows)
-                items.append(stacked(list(rows)))
+                items.append(stacked(with_same_keys(rows)))
             except Exception as error:
-                bad = error if isinstance(error, BadCell) else other_keys(rows) or unfit(rows)
+                bad = unfit(rows)
                 refused = DataError(f"{self}: {bad}", stage=str(self))
                 ids = run.row_ids(len(items))
                 blame(refused, self, int(ids[min(bad.row or 0, len(ids) - 1)]))
-                raise refused from None if bad is error else error
+                raise refused from error
         return items
 
     def _of_columns(self, block: Block) -> Any:
@@ -223,29 +220,16 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
     return [rows[start:stop] for start, stop in pairwise(run.bounds.tolist())]
 
 
-def check_keys(rows: Sequence[Any]) -> None:
-    """Raise BadCell unless rows that are dicts have as many keys: torch leaves out those that the first one
+def with_same_keys(rows: Sequence[Any]) -> list[Any]:
+    """Rows, of which those that are dicts have the same keys: torch leaves out those that the first one
     lacks."""
     if rows and isinstance(rows[0], Mapping):
+        # Of as many keys each, one that lacks a key is found when the rows are stacked.
         alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
-        bad = (
-            None if alike else other_keys(rows)
-        )  # one that lacks a key is found when it is stacked
-        if bad is not None:
-            raise bad
-
-
-def other_keys(rows: Sequence[Any]) -> BadCell | None:
-    """The first row, if there is one, that is a dict with other keys than the first one."""
-    keys = rows[0].keys() if isinstance(rows[0], Mapping) else None
-    for number, row in enumerate(rows):
-        if keys is not None and isinstance(row, Mapping) and row.keys() != keys:
-            return BadCell(
-                number,
-                f"a row has the keys {list(row)} where the first of its batch has {list(keys)}: give "
-                "all rows the same, by map()",
-            )
-    return None
+        keys = rows[0].keys()
+        if not alike and any(isinstance(row, Mapping) and row.keys() != keys for row in rows):
+            raise ValueError("rows have different keys")
+    return list(rows)
 
 
 def unfit(rows: Sequence[Any]) -> BadCell:
@@ -253,6 +237,12 @@ def unfit(rows: Sequence[Any]) -> BadCell:
     number = next((n for n, row in enumerate(rows) if not collates(rows[0], row)), 0)
     first, row, where = rows[0], rows[number], "a row"
     if isinstance(first, Mapping) and isinstance(row, Mapping):
+        if first.keys() != row.keys():
+            problem = (
+                f"a row has the keys {list(row)} where the first of its batch has {list(first)}: give all "
+                "rows the same, by map()"
+            )
+            return BadCell(number, problem)
         name = next((name for name in first if not collates(first[name], row[name])), None)
         if name is not None:
             first, row, where = first[name], row[name], f"column {name!r}"
@@ -262,22 +252,21 @@ def unfit(rows: Sequence[Any]) -> BadCell:
         )
     elif size_of(row) is not None and size_of(first) not in (None, size_of(row)):
         problem = (
-            f"has the shape {size_of(row)} where the first row of its batch has "
-            f"{size_of(first)}, and only equal shapes can be stacked: pad_collate() pads lists "
-            "of numbers"
+            f"has the shape {size_of(row)} where the first row of its batch has {size_of(first)}, and only "
+            "equal shapes can be stacked: pad_collate() pads lists of numbers"
         )
     else:
         problem = (
-            f"is {shown(row, 60)} ({type(row).__name__}), which torch's default_collate cannot make "
-            "a tensor of: leave the column out with select(), make numbers of it with map(), "
-            "or use pad_collate()"
+            f"is {shown(row, 60)} ({type(row).__name__}), of which default_collate makes no tensor: leave "
+            "the column out with select(), make numbers of it with map(), or use pad_collate()"
         )
     return BadCell(number, f"{where} {problem}")
 
 
 def collates(first: Any, other: Any) -> bool:
+    """Whether torch stacks two rows, or two of their values."""
     try:
-        default_collate([first, other])
+        default_collate(with_same_keys([first, other]))
     except Exception:
         return False
     return True

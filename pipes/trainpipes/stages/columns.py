@@ -1,22 +1,25 @@
-"""``select`` and ``rename``: which columns go on, and what they are called."""
+"""``select``, ``drop_columns``, ``rename``, ``enumerate``: which columns go on, and what they are called."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_names, require
+from trainpipes._internal.checks import ColumnName, Ge, column_names, require
 from trainpipes._internal.messages import need_columns
+from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 
 
 class Select(RunStage):
@@ -109,3 +112,138 @@ def columns_as(block: Block, format: str, asker: Stage) -> Any:
         error = DataError(f"{asker}: {bad}", stage=str(asker))
         blame(error, asker, None if bad.row is None else int(block.ids[bad.row]))
         raise error from None
+
+
+def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
+    """The rows of a run as Arrow columns: a block of them, and its table.
+
+    Raises:
+        ConfigError: they are tensors or other finished items by now.
+        SchemaError: they have no columns.
+    """
+    asker._check_rows(run)
+    block = columns_of(run.block, asker)
+    table = block.data
+    assert isinstance(table, pa.Table)
+    return block, table
+
+
+def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
+    """Raise if a column that a stage adds is there already."""
+    for name in names:
+        if name in table.column_names:
+            raise taken(name, asker)
+
+
+def taken(name: str, asker: Stage) -> SchemaError:
+    """What to raise where a column that a stage adds is there already."""
+    return SchemaError(
+        f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
+        stage=str(asker),
+    )
+
+
+class DropColumns(RunStage):
+    """Leaves some columns out, and keeps all others, in their order.
+
+    In: rows with columns. Out: the same rows, fewer columns. Cursor: none of its own. Costs nothing.
+    Columns that no stage needs are better not read at all: ``read_parquet(columns=...)``.
+
+    Args:
+        columns: names to leave out.
+
+    Raises:
+        ConfigError: no column would be left.
+        SchemaError: a column is not there; names the nearest.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> list(tp.from_arrow(pa.table({"x": [1, 2], "y": [3, 4]})).drop_columns("y"))
+    [{'x': 1}, {'x': 2}]
+    """
+
+    needs_columns = True
+    names_only = True
+
+    columns: Sequence[str]
+
+    def check(self) -> None:
+        self._set(columns=column_names(self.columns, "drop_columns(columns)"))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.columns))})"
+
+    def process(self, run: Run) -> Run:
+        block = columns_of(run.block, self)
+        return run.with_block(block.with_columns(self._left))
+
+    def _left(self, table: pa.Table) -> pa.Table:
+        need_columns(table.column_names, self.columns, self)
+        left = [name for name in table.column_names if name not in self.columns]
+        if not left:
+            raise ConfigError(
+                f"{self}: rows keep one column at least, and have {', '.join(table.column_names)}; "
+                "leave one of them in"
+            )
+        return table.select(left)
+
+
+class Enumerate(RunStage):
+    """Gives each row its number in file order over all files, from ``start``.
+
+    In: rows, before any stage that drops or reorders them. Out: the same rows with one more column, int64;
+    rows that are not dicts become pairs ``(number, row)``, as Python's ``enumerate`` gives them. A row has
+    the same number in every epoch and on every rank, also after a shuffle. Cursor: none of its own. Costs
+    nothing for columns.
+
+    To number the batches in training, count in the loop.
+
+    Args:
+        start: the number of the first row.
+        output_column: name of the new column.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> list(tp.from_dataset(["a", "b"]).enumerate(start=1))
+    [(1, 'a'), (2, 'b')]
+    >>> list(tp.from_arrow(pa.table({"x": ["a", "b", "c"]})).skip(1).enumerate().shuffle(9, seed=1))
+    [{'x': 'c', 'index': 1}, {'x': 'b', 'index': 0}]
+    """
+
+    by_row = True
+
+    start: Annotated[int, Ge(-(2**62), 2**62)] = 0
+    _: KW_ONLY
+    output_column: ColumnName = "index"
+
+    _passed = 0  # rows that are skipped below
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        for stage in below:
+            if stage.role in ("shuffle", "pack", "batch", "repeat") or not stage.keeps_rows:
+                raise ConfigError(
+                    f"{self} numbers rows in file order: put it before {stage.name}(), or number "
+                    "the batches in the loop, for n, batch in enumerate(loader)"
+                )
+            if isinstance(stage, MixingSource):
+                raise ConfigError(
+                    f"{self} numbers rows in file order, and each of several sources has its own: "
+                    f"put it before {stage.name}(), in each of its sources"
+                )
+        passed = sum(stage.options["count"] for stage in below if stage.role == "skip")
+        return self.resolved(_passed=passed)
+
+    def process(self, run: Run) -> Run:
+        block, name = run.block, self.output_column
+        numbers = block.ids + (self.start - self._passed)
+        data = block.data
+        if isinstance(data, TensorRows) and data.names is not None:
+            data = table_of(data, self)
+        if isinstance(data, pa.Table):
+            refuse_taken(data, [name], self)
+            return run.with_block(block.with_data(data.append_column(name, to_arrow(numbers))))
+        if any(isinstance(row, Mapping) and name in row for row in block.rows()):
+            raise taken(name, self)
+        rows = [
+            {**row, name: number} if isinstance(row, Mapping) else (number, row)
+            for number, row in zip(numbers.tolist(), block.rows(), strict=True)
+        ]
+        return run.with_block(block.with_data(rows))

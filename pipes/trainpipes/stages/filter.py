@@ -115,8 +115,7 @@ class Filter(RunStage):
         )
 
     def _holds(self, run: Run) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        if run.bounds is not None:
-            raise ConfigError(f"{self}: an expression is about rows; put it before batch()")
+        self._check_rows(run, single=True)
         table = table_of(run.block.data, self)
         try:
             kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self._expression)

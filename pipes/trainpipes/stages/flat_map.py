@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from trainpipes._internal.checks import checked_schema
+from trainpipes._internal.checks import Function, Schema
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.errors import DataError, StateError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 
 #: Rows in a run, at most.
@@ -63,15 +62,11 @@ class FlatMap(CutStage):
     )
     free = frozenset({"schema", "thread_safe"})
 
-    fn: Callable[[Any], Iterable[Any]]
+    fn: Function
     _: KW_ONLY
     version: str | None = None
-    schema: pa.Schema | None = None
+    schema: Schema | None = None
     thread_safe: bool = False
-
-    def check(self) -> None:
-        self._require(callable(self.fn), "fn", "a function of one row")
-        checked_schema(self.schema, "flat_map(schema)")
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
@@ -118,11 +113,7 @@ class _Rows:
             self._seen.add(round_of(self._run.cursors.state(0)))
             self._run = None
             if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-                raise DataError(
-                    f"{self._stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} epochs, so that "
-                    "repeat() would wait forever: check its function",
-                    stage=str(self._stage),
-                )
+                raise kept_nothing(self._stage)
 
     def _lot(self, run: Run) -> Run | None:
         """The next rows made of a run's; None where there are no more."""

@@ -14,8 +14,7 @@ import numpy as np
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataError
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS
+from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 
 #: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
 MOST_EPOCHS = 8
@@ -162,8 +161,4 @@ class Held:
         if something:
             self._seen.clear()
         elif len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-            raise DataError(
-                f"{stage} made nothing of the rows of {MOST_EMPTY_EPOCHS} epochs, so that repeat() "
-                "would wait forever: they hold no tokens, or all of them are dropped",
-                stage=str(stage),
-            )
+            raise kept_nothing(stage)

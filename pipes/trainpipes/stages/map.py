@@ -14,9 +14,7 @@ from multiprocessing import get_all_start_methods
 from typing import Any, ClassVar, Literal, Self
 from weakref import finalize
 
-import pyarrow as pa
-
-from trainpipes._internal.checks import checked_schema, whole_number
+from trainpipes._internal.checks import Function, Natural, Schema, Seed
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.process_map import ProcessMap
@@ -107,26 +105,20 @@ class Map(RunStage):
         "each row"
     )
 
-    fn: Callable[..., Any]
+    fn: Function
     _: KW_ONLY
     rng: bool = False
-    seed: int = 0
+    seed: Seed = 0
     version: str | None = None
-    num_workers: int = 0
+    num_workers: Natural = 0
     method: Kind = "thread"
     start_method: StartMethod | None = None
-    schema: pa.Schema | None = None
+    schema: Schema | None = None
     thread_safe: bool = False
 
     def check(self) -> None:
-        self._require(callable(self.fn), "fn", "a function of one row")
-        whole_number(self.seed, None, "map(seed)", "the seed of the generators that rng=True gives")
-        whole_number(
-            self.num_workers, 0, "map(num_workers)", "threads or processes that call the function"
-        )
         there = get_all_start_methods()
         self._require(self.start_method in (None, *there), "start_method", f"one of {there} here")
-        checked_schema(self.schema, "map(schema)")
 
     @property
     def by_row(self) -> bool:  # type: ignore[override]

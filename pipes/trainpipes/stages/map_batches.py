@@ -1,9 +1,108 @@
-"""``map_batches``: a function on whole columns, of any number of rows at a time."""
+"""``map_batches`` and ``with_columns``: a function on whole columns, of any number of rows at a time."""
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from trainpipes._internal.checks import Function
+from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.block import Block
+from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run
-from trainpipes.stages.column_function import ColumnFunction
+from trainpipes.engine.planning.first_rows import find_schema
+from trainpipes.errors import DataError, SchemaError, TrainpipesError
+from trainpipes.kinds.blame import at_row, blame
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.columns import columns_as
+
+CURE = "have the function return Arrow arrays of a type, pa.array(values, pa.string())"
+Format = Literal["arrow", "numpy", "torch"]
+
+
+class ColumnFunction(RunStage):
+    """A stage that calls a function with the columns of many rows, which returns columns.
+
+    Args:
+        fn: the function.
+        format: what it takes.
+        version: names it in states; see ``map``.
+        thread_safe: whether several threads may call it at once; see ``map``.
+    """
+
+    needs_columns = True
+    finds_types = True
+    asks_inputs = True
+    versioned = "fn"
+    free = frozenset({"thread_safe"})
+    draws_by = (
+        "draw in a map(fn, rng=True) before it, or in a TableStage, whose open() gets the numbers and "
+        "epochs of the rows (docs/extend.md has an example)"
+    )
+
+    fn: Function
+    _: KW_ONLY
+    format: Format = "arrow"
+    version: str | None = None
+    thread_safe: bool = False
+
+    def returned(self, run: Run) -> pa.Table:
+        """The columns that the function returns for the rows of a run: one row for each.
+
+        Raises:
+            ConfigError: the run is of finished batches.
+            DataError: there are more rows or fewer, or a null for which the format has no place.
+            SchemaError: it returned what makes no columns.
+        """
+        self._check_rows(run)
+        columns = columns_as(run.block, self.format, self)
+        try:
+            fn = self._draw_watch.around(self.fn)
+            data = from_columns(fn(columns), self, self._type)
+        except BadCell as bad:
+            raise at_row(f"{self}: {bad}", self, run.block.ids[bad.row or 0], SchemaError) from None
+        except TrainpipesError as error:
+            place = 0
+            if error.path is None and error.row is not None:  # of those that the function got
+                place, error.row = min(error.row, len(run.block) - 1), None
+            blame(error, self, int(run.block.ids[place]))
+            raise
+        except Exception as error:
+            blame(error, self, int(run.block.ids[0]))
+            raise
+        if len(data) != len(run.block):
+            raise DataError(
+                f"{self}: the function gives one row for each row it gets, got {len(run.block)} rows "
+                f"and returned {len(data)}; to drop rows use filter()",
+                stage=str(self),
+            )
+        return data
+
+    def _type(self, name: str) -> pa.DataType | None:
+        """The type of a column that the function returns as a list of Python values: that of the first
+        rows, as for rows that are Python objects."""
+        inputs = self.plan_inputs
+        key = f"{self.name}-{inputs.chain.stages.index(self)}"
+
+        def find() -> pa.Schema:
+            steps = inputs.chain.steps
+            below = steps[: steps.index(self)]
+            return find_schema(inputs, below, str(self), CURE, self._untyped)
+
+        schema = inputs.schemas.get(key, find)
+        return schema.field(name).type if name in schema.names else None
+
+    def _untyped(self, block: Block) -> list[dict[str, Any]]:
+        """Columns that the function returns as Python values, for some rows."""
+        columns = untyped_columns(self.fn(columns_as(block, self.format, self)))
+        if not columns:
+            return []
+        return [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
 
 
 class MapBatches(ColumnFunction):
@@ -39,3 +138,49 @@ class MapBatches(ColumnFunction):
 
     def process(self, run: Run) -> Run:
         return run.with_block(run.block.with_data(self.returned(run)))
+
+
+class WithColumns(ColumnFunction):
+    """Adds the columns that a function makes from the columns of many rows at once, as ``map(batched=True)``
+    of Hugging Face's datasets does; ``map_batches`` replaces all columns.
+
+    In: rows with named columns. Out: the same rows, with the function's columns after their own; a column
+    whose name is there already replaces the old one. How many rows come at a time is not fixed and may differ
+    between two runs, so the function treats each row by itself. Cursor: none of its own. Costs what the
+    function costs.
+
+    Args:
+        fn: function of columns, returning a dict of columns or a ``pyarrow.Table``. With
+            ``format="arrow"`` it gets a ``pyarrow.Table``, with "numpy" or "torch" a dict of arrays or
+            tensors; as in ``map_batches``.
+            If it raises a DataError with ``row=n``, counted from 0 among the rows that it was given, the
+            error names that row in its file.
+        format: "arrow", "numpy" or "torch": what the function takes.
+        version: names the function in checkpoints; see ``map``.
+        thread_safe: whether several threads may call it at once; see ``map``.
+
+    Raises:
+        DataError: the function returned another number of rows; or with "numpy" or "torch", a column of
+            integers or bools has a null, which arrays and tensors cannot hold; names the row.
+        SchemaError: the function returned something that makes no columns.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> pipe = tp.from_arrow(pa.table({"x": [1, 2]}))
+    >>> list(pipe.with_columns(lambda c: {"double": c["x"] * 2}, format="numpy"))
+    [{'x': 1, 'double': 2}, {'x': 2, 'double': 4}]
+    """
+
+    def process(self, run: Run) -> Run:
+        found = self.returned(run)
+        return run.with_block(run.block.with_data(_beside(table_of(run.block.data, self), found)))
+
+
+def _beside(table: pa.Table, found: pa.Table) -> pa.Table:
+    """A table with the columns of another one, which take the place of those of the same name."""
+    for field, column in zip(found.schema, found.columns, strict=True):
+        if field.name in table.column_names:
+            place = table.column_names.index(field.name)
+            table = table.set_column(place, field, column)
+        else:
+            table = table.append_column(field, column)
+    return table

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import column_name, fraction, several, whole_number
+from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Natural, Seed, Share
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.block import Block
@@ -20,7 +20,7 @@ from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import refuse_taken, row_table
+from trainpipes.stages.columns import refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.token_columns import ids_of, label_dtype
@@ -78,38 +78,26 @@ class MaskTokens(RunStage):
     by_row = True
     by_epoch = True
 
-    mlm_probability: float = 0.15
+    mlm_probability: Share = 0.15
     _: KW_ONLY
-    column: str = "input_ids"
+    column: ColumnName = "input_ids"
     whole_words: bool = False
     tokenizer: Any = None
-    mask_token_id: int | None = None
-    special_ids: Sequence[int] | None = None
-    vocab_size: int | None = None
-    mask_replace_prob: float = 0.8
-    random_replace_prob: float = 0.1
-    seed: int = 0
+    mask_token_id: Natural | None = None
+    special_ids: Annotated[Sequence[int], Each(Ge(0))] | None = None
+    vocab_size: Count | None = None
+    mask_replace_prob: Share = 0.8
+    random_replace_prob: Share = 0.1
+    seed: Seed = 0
 
     def check(self) -> None:
-        for name in ("mlm_probability", "mask_replace_prob", "random_replace_prob"):
-            part = self.options[name]
-            fraction(part, f"mask_tokens({name})")
         if self.mask_replace_prob + self.random_replace_prob > 1:
             raise ConfigError(
                 "mask_tokens(mask_replace_prob, random_replace_prob) must be parts of the chosen tokens, "
                 f"at most 1 together, got {self.mask_replace_prob} and {self.random_replace_prob}"
             )
-        column_name(self.column, "mask_tokens(column)")
-        if self.mask_token_id is not None:
-            whole_number(self.mask_token_id, 0, "mask_tokens(mask_token_id)", "a token id")
-        if self.vocab_size is not None:
-            whole_number(self.vocab_size, 1, "mask_tokens(vocab_size)", "how many tokens there are")
         if self.special_ids is not None:
-            self._require(several(self.special_ids), "special_ids", "a list of token ids")
-            for token in self.special_ids:
-                whole_number(token, 0, "mask_tokens(special_ids)", "token ids")
             self._set(special_ids=list(self.special_ids))
-        whole_number(self.seed, None, "mask_tokens(seed)", "a seed")
         _ = self._own  # whether it is there is said here
 
     _below: ClassVar[Engine | None] = None

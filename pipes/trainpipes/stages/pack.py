@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_name, column_names, whole_number
+from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
@@ -119,29 +119,21 @@ class Pack(CutStage):
     by_place = True
     asks_inputs = True
 
-    max_length: int
+    max_length: Annotated[int, Ge(1, 2**31 - 1)]
     _: KW_ONLY
     method: Method = "best_fit"
-    column: str = "input_ids"
-    buffer_size: int = 1024
-    max_documents: int | None = None
+    column: ColumnName = "input_ids"
+    buffer_size: Count = 1024
+    max_documents: Count | None = None
     overflow: Overflow = "split"
     along: Sequence[str] = ()
     on_error: OnError | None = None
-    seed: int = 0
-    pad_token_id: int | None = None
+    seed: Seed = 0
+    pad_token_id: Natural | None = None
     tokenizer: Any = None
 
     def check(self) -> None:
         _ = self._own  # whether it is there is said here
-        whole_number(self.max_length, 1, "pack(max_length)", "tokens of a row", most=2**31 - 1)
-        whole_number(self.buffer_size, 1, "pack(buffer_size)", "documents that are packed together")
-        whole_number(self.seed, None, "pack(seed)", "a seed")
-        if self.max_documents is not None:
-            whole_number(self.max_documents, 1, "pack(max_documents)", "documents in a row at most")
-        if self.pad_token_id is not None:
-            whole_number(self.pad_token_id, 0, "pack(pad_token_id)", "a token id")
-        column_name(self.column, "pack(column)")
         self._require(not isinstance(self.along, str), "along", "a list of column names")
         column_names(self.along, "pack(along)", least=0)
         taken = sorted({*self.along} & {*PACKED, self.column})

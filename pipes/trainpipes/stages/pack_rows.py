@@ -10,16 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import Array, to_arrow
-from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import SchemaError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.pack_fit import Placing
-from trainpipes.stages.pad_columns import check_fit
 from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import beside, names_of, numbers_of
+from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
 
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
@@ -64,13 +61,17 @@ def documents_of(
         DataError: a null, an id beyond int32, columns of different lengths, or a document that is too
             long under "raise"; names the row.
     """
-    ids, lengths = numbers_of(block, column, asker)
-    columns = {"input_ids": _int32(ids, lengths, column, block, asker)}
+    ids, lengths = ids_of(block, column, asker, np.int32)
+    columns = {"input_ids": ids.astype(np.int32, copy=False)}
     given = ["labels"] if "labels" in names_of(block, asker) else []
     for name in [*given, *along]:
-        columns[name] = values = beside(block, name, column, lengths, asker)
         if name == "labels":
-            columns[name] = _int32(values, lengths, name, block, asker)
+            values, own = ids_of(block, name, asker, np.int32)
+            values = values.astype(np.int32, copy=False)
+        else:
+            values, own = numbers_of(block, name, asker)
+        check_beside(block, name, own, column, lengths, asker)
+        columns[name] = values
     starts = np.cumsum(lengths) - lengths
     longer = lengths > length
     if overflow != "split" and longer.any():
@@ -86,20 +87,6 @@ def documents_of(
             return Documents(columns, starts, lengths - dropped, dropped)
         lengths = np.minimum(lengths, length)
     return Documents(columns, starts, lengths)
-
-
-def _int32(values: Array, lengths: IntArray, name: str, block: Block, asker: Stage) -> Array:
-    if values.dtype.kind not in "iu" and values.size:
-        raise SchemaError(
-            f"{asker}: column {name!r} must hold token ids, got {values.dtype}", stage=str(asker)
-        )
-    ends = np.cumsum(lengths)
-    try:
-        check_fit(values, np.dtype(np.int32), lambda at: int(np.searchsorted(ends, at, "right")))
-    except BadCell as bad:
-        message = f"{asker}: column {name!r} {str(bad).split(';')[0]}"
-        raise at_row(message, asker, block.ids[bad.row or 0]) from None
-    return values.astype(np.int32, copy=False)
 
 
 def rows_of(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Annotated, Any, ClassVar, NoReturn, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import torch
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Part
-from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.payload import take_payload
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array
@@ -26,51 +26,37 @@ from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.column_function import (
-    EvenWriter,
-    ObjectWriter,
-    RaggedWriter,
-    SequencesWriter,
-    Write,
-    Writer,
-)
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
     Column,
     Opaque,
     Ragged,
+    Write,
+    Writer,
+    add_sequences,
     check_fit,
+    even_writer,
     no_mask,
+    object_writer,
     of_arrow,
     of_list,
+    ragged_writer,
 )
 from trainpipes.stages.pad_rules import (
     FIXED,
+    Cells,
+    PadValue,
     Rule,
     asked_masks,
     column_options,
-    column_rule,
+    dtype_of_numbers,
     numpy_dtype,
 )
 from trainpipes.stages.text_columns import ByTable
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
-#: Bytes of a batch up to which it is made when it is taken: memory that the last one gave back is then
-#: still in the processor's cache, and threads that do many small things only wait for each other.
-LATE_BYTES = 1 << 19
-
-
-class _Cutter:
-    """Cuts batches out of the columns of many rows."""
-
-    def __init__(self, writers: Sequence[Writer]) -> None:
-        self._writers = writers
-        self.row_bytes = sum(writer.row_bytes for writer in writers)
-
-    def writes(self, index: IntArray | None, bounds: IntArray) -> Sequence[Write]:
-        """What puts the columns of some rows into batches: see ``Writer``."""
-        return [writer.writes(index, bounds) for writer in self._writers]
+Writers: TypeAlias = "Sequence[Writer]"
 
 
 class PadCollate(RunStage):
@@ -140,65 +126,47 @@ class PadCollate(RunStage):
     takes_objects = True
 
     _: KW_ONLY
-    max_length: int | None = None
-    pad_to_multiple_of: int | None = None
+    max_length: Cells | None = None
+    pad_to_multiple_of: Cells | None = None
     padding_side: Side | None = None
     truncation_side: Side | None = None
-    value: float | None = None
+    value: PadValue | None = None
     mask: Mapping[str, str] | bool | None = None
-    columns: Mapping[str, Mapping[str, Any]] | None = None
-    dtype: torch.dtype = torch.int64
+    columns: Annotated[Mapping[str, Mapping[str, Any]], column_options] | None = None
+    dtype: Annotated[torch.dtype, dtype_of_numbers] = torch.int64
     tokenizer: Any = None
 
     def check(self) -> None:
-        self._rule.check("pad_collate")
-        _ = self._own  # whether it is there is said here
         if self.columns is not None:
-            rule = "a dict of column names and dicts of options"
-            self._require(isinstance(self.columns, Mapping), "columns", rule)
-            self._set(
-                columns={name: column_options(name, own) for name, own in self.columns.items()}
-            )
-        if numpy_dtype(self.dtype, "pad_collate").kind not in "iuf":
-            raise ConfigError(
-                f"pad_collate(dtype) must be a dtype of integers or floats, got {self.dtype}"
-            )
-        _ = self._dtypes, self._asked_masks  # what is wrong with them is said here
+            self._set(columns={name: dict(own) for name, own in self.columns.items()})
+        _ = self._own, self._asked_masks  # what is wrong with them is said here
 
     @cached_property
     def _rule(self) -> Rule:
         """Of columns of which ``columns`` says nothing."""
-        return Rule(
-            self.max_length,
-            self.pad_to_multiple_of,
-            self.padding_side,
-            self.truncation_side,
-            self.value,
-        )
+        names = ("max_length", "pad_to_multiple_of", "padding_side", "truncation_side", "value")
+        return Rule(**{name: self.options[name] for name in names})
 
     @cached_property
     def _rules(self) -> dict[str, Rule]:
         columns = self.columns or {}
-        return {name: column_rule(self._rule, name, own) for name, own in columns.items()}
+        return {name: self._rule.of_column(name, own) for name, own in columns.items()}
 
     @cached_property
     def _dtypes(self) -> dict[str, np.dtype[Any]]:
+        """The dtypes that ``columns`` gives."""
         return {
-            name: numpy_dtype(own.dtype, "pad_collate(columns)")
-            for name, own in self._rules.items()
-            if own.dtype is not None
+            name: numpy_dtype(rule.dtype, str(self))
+            for name, rule in self._rules.items()
+            if rule.dtype is not None
         }
 
     @cached_property
-    def _integers(self) -> np.dtype[Any]:
-        return (
-            np.dtype(np.int64) if self._floats is not None else numpy_dtype(self.dtype, str(self))
-        )
-
-    @cached_property
-    def _floats(self) -> np.dtype[Any] | None:
+    def _numbers(self) -> dict[str, np.dtype[Any]]:
+        """The dtypes of integers and floats, by their kind, as far as ``dtype`` says them."""
         found = numpy_dtype(self.dtype, str(self))
-        return found if found.kind == "f" else None
+        integers = np.dtype(np.int64) if found.kind == "f" else found
+        return {"i": integers, "u": integers} | ({"f": found} if found.kind == "f" else {})
 
     @cached_property
     def _asked_masks(self) -> dict[str, str]:
@@ -276,54 +244,47 @@ class PadCollate(RunStage):
     def _of_columns(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
         """Batches of Arrow rows, each made when it is taken, where it is small and nothing can be wrong
         with it."""
-        parts = run.block.parts(bounds)
-        cutters = [self._cutters.of(part.data, self._try_cutter) for part in parts]
         writes: list[Sequence[Write]] = []
         places: list[int] = []
-        for cutter, part in zip(cutters, parts, strict=True):
-            count = len(part.bounds) - 1
-            if cutter is None:
+        row_bytes = 0.0
+        for part in run.block.parts(bounds):
+            writers, count = self._of_table.of(part.data, self._try_writers), len(part.bounds) - 1
+            if writers is None:
                 first = len(places)
                 writes += [self._checked(part, k, run.row_ids(first + k)) for k in range(count)]
                 places += [0] * count
+                row_bytes = float("inf")
             else:
-                writes += [cutter.writes(part.index, part.bounds)] * count
+                writes += [_writes(writers, part.index, part.bounds)] * count
                 places += range(count)
+                row_bytes = max(row_bytes, sum(writer.row_bytes for writer in writers))
 
         def make(k: int) -> dict[str, Any]:
-            batch: dict[str, Any] = {}
-            place = places[k]
-            for write in writes[k]:
-                write(batch, place)
-            return batch
+            return _batch(writes[k], places[k])
 
-        rows = len(run.block) / max(1, len(places))
-        late = all(c is not None and c.row_bytes * rows <= LATE_BYTES for c in cutters)
-        items = LazyBatches(make, len(places))
-        return items if late else list(items)
+        return late_if_small(make, len(places), row_bytes * len(run.block))
 
     def _checked(self, part: Part, k: int, ids: IntArray) -> Sequence[Write]:
         """What makes a batch by itself, whose rows are looked at."""
         start, stop = int(part.bounds[k]), int(part.bounds[k + 1])
         index = np.arange(start, stop) if part.index is None else part.index[start:stop]
-        bounds = np.array([0, len(ids)], dtype=np.int64)
-        return self._cutter(take_payload(part.data, index), ids).writes(None, bounds)
+        return _writes(self._of_arrow(take_payload(part.data, index), ids), None, _all(ids))
 
     @made_once
-    def _cutters(self) -> ByTable[_Cutter | None]:
+    def _of_table(self) -> ByTable[Writers | None]:
         return ByTable()
 
-    def _try_cutter(self, table: pa.Table) -> _Cutter | None:
+    def _try_writers(self, table: pa.Table) -> Writers | None:
         """What cuts batches out of all rows of a table; None where some rows may be refused, or more
         than columns is wrong: then each batch is looked at by itself."""
         try:
-            return self._cutter(table, None)
+            return self._of_arrow(table, None)
         except (TrainpipesError, BadCell):
             return None
 
-    def _cutter(self, table: pa.Table, ids: IntArray | None) -> _Cutter:
+    def _of_arrow(self, table: pa.Table, ids: IntArray | None) -> Writers:
         columns = {name: table.column(name) for name in table.column_names}
-        return self._cutter_of(columns, of_arrow, ids)
+        return self._writers(columns, of_arrow, ids)
 
     def _of_tensors(
         self, rows: TensorRows, names: Sequence[str], edges: Sequence[int], ids: IntArray
@@ -349,7 +310,7 @@ class PadCollate(RunStage):
         if asked is not None:
             size = tensor[:1].numel()
             check_fit(as_array(tensor), self._dtypes[name], lambda place: place // size)
-        elif self._floats is not None and tensor.is_floating_point():
+        elif "f" in self._numbers and tensor.is_floating_point():
             asked = self.dtype
         return tensor.dtype if asked is None else asked
 
@@ -372,11 +333,7 @@ class PadCollate(RunStage):
             if names is None or not isinstance(row, Mapping) or row.keys() != names:
                 self._refuse_row(row, names, int(ids[number]))
         columns = {name: [row[name] for row in rows] for name in names or ()}
-        bounds = np.array([0, len(rows)], dtype=np.int64)
-        batch: dict[str, Any] = {}
-        for write in self._cutter_of(columns, of_list, ids).writes(None, bounds):
-            write(batch, 0)
-        return batch
+        return _batch(_writes(self._writers(columns, of_list, ids), None, _all(ids)), 0)
 
     def _refuse_row(self, row: Any, names: Any, row_id: int) -> NoReturn:
         if isinstance(row, Mapping):
@@ -386,12 +343,12 @@ class PadCollate(RunStage):
         message = f"{self}: the rows of a batch must be dicts with the same keys, got {found}"
         raise at_row(message, self, row_id, SchemaError)
 
-    def _cutter_of(
+    def _writers(
         self,
         columns: Mapping[str, Any],
         read: Callable[[Any, str], Column],
         ids: IntArray | None,
-    ) -> _Cutter:
+    ) -> Writers:
         """What cuts batches out of columns.
 
         Args:
@@ -419,24 +376,24 @@ class PadCollate(RunStage):
                     raise
                 raise in_column(bad, name, self, ids) from None
         if self._pack is not None and "segment_ids" in present:
-            writers.append(SequencesWriter())
-        return _Cutter(writers)
+            writers.append(Writer(0, lambda *_: lambda batch, _: add_sequences(batch)))
+        return writers
 
     def _writer(self, name: str, column: Column, mask: str | None) -> Writer:
         """What puts one column, and its mask, into a batch."""
         if isinstance(column, Ragged):
-            return self._ragged_writer(name, column, mask)
+            return self._ragged(name, column, mask)
         if mask is not None and name in self._asked_masks:
             raise no_mask(mask)
         if isinstance(column, Opaque):
-            return ObjectWriter(name, column.values)
+            return object_writer(name, column.values)
         values = column.values
         dtype = self._even_dtype(name, values)
         size = values[:1].size
         check_fit(values, dtype, lambda place: place // size)
-        return EvenWriter(name, values, dtype)
+        return even_writer(name, values, dtype)
 
-    def _ragged_writer(self, name: str, column: Ragged, mask: str | None) -> RaggedWriter:
+    def _ragged(self, name: str, column: Ragged, mask: str | None) -> Writer:
         rule = self._rules.get(name, self._rule)
         values, lengths = column.values, column.lengths
         dtype = self._dtypes.get(name) or self._ragged_dtype(values.dtype)
@@ -445,6 +402,7 @@ class PadCollate(RunStage):
         check_fit(
             values, dtype, lambda place: int(np.searchsorted(ends * size, place, side="right"))
         )
+        below = "right" if self._tokenize is None else self._tokenize.padding_side
         found = RaggedRows(
             values,
             ends - lengths,
@@ -453,33 +411,25 @@ class PadCollate(RunStage):
             dtype=dtype,
             max_length=rule.max_length,
             multiple=rule.pad_to_multiple_of or 1,
-            padding_side=self._side(rule),
+            padding_side=rule.padding_side or below,
             truncation_side=rule.truncation_side or "right",
             mask=None if mask is None else np.int64,
         )
-        return RaggedWriter(name, found, mask)
+        return ragged_writer(name, found, mask)
 
     def _even_dtype(self, name: str, values: Any) -> np.dtype[Any]:
         found: np.dtype[Any] = values.dtype
-        if values.dtype.kind in "iu" and values.ndim == 1:
+        if found.kind in "iu" and values.ndim == 1:
             found = np.dtype(np.int64)
-        elif values.dtype.kind == "f" and self._floats is not None:
-            found = self._floats
+        elif found.kind == "f" and "f" in self._numbers:
+            found = self._numbers["f"]
         elif self._pack is not None and values.ndim == 2:
-            found = self._ragged_dtype(values.dtype)
+            found = self._ragged_dtype(found)
         return self._dtypes.get(name) or found
 
     def _ragged_dtype(self, found: np.dtype[Any]) -> np.dtype[Any]:
-        if found.kind in "iu":
-            return self._integers
-        if found.kind == "f" and self._floats is not None:
-            return self._floats
-        return np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
-
-    def _side(self, rule: Rule) -> Side:
-        if rule.padding_side is not None:
-            return rule.padding_side
-        return "right" if self._tokenize is None else self._tokenize.padding_side
+        wide = np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
+        return self._numbers.get(found.kind, wide)
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         value = None if name not in self._rules else self._rules[name].value
@@ -506,3 +456,19 @@ class PadCollate(RunStage):
                 f"columns={{{name!r}: {{'value': …}}}}"
             )
         return value
+
+
+def _all(ids: IntArray) -> IntArray:
+    """Where a batch of all rows starts and ends."""
+    return np.array([0, len(ids)], dtype=np.int64)
+
+
+def _writes(writers: Writers, index: IntArray | None, bounds: IntArray) -> Sequence[Write]:
+    return [writer.writes(index, bounds) for writer in writers]
+
+
+def _batch(writes: Sequence[Write], place: int) -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    for write in writes:
+        write(batch, place)
+    return batch

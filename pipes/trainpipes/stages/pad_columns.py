@@ -1,11 +1,11 @@
-"""What a column of a batch is to ``pad_collate``: ragged, even, or opaque."""
+"""What a column of a batch is to ``pad_collate``: ragged, even, or opaque; and what writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,11 @@ from trainpipes.columns.arrays import (
     is_number,
     one_chunk,
     python_to_arrow,
+    to_arrow,
     to_numpy,
 )
 from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.rectangles import RaggedRows
 from trainpipes.columns.row_types import as_array, fixed_shape
 from trainpipes.engine.layout import IntArray
 
@@ -267,3 +269,96 @@ def check_fit(values: Any, dtype: np.dtype[Any], row_of: Any) -> None:
             row_of(place),
             f"holds {values.reshape(-1)[place]}, which {dtype} cannot hold; give a wider dtype",
         )
+
+
+#: Puts a column into a batch, given its number.
+Write: TypeAlias = Callable[[dict[str, Any], int], None]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A column of many rows.
+
+    Args:
+        row_bytes: bytes that an average row takes in a batch; inf where Python objects are made.
+        writes: what puts the column into batches of some rows: of the rows' numbers, int64 ``[rows]``, or
+            None for all; and the first of them in each batch, and the end, int64 ``[batches + 1]``.
+    """
+
+    row_bytes: float
+    writes: Callable[[IntArray | None, IntArray], Write]
+
+
+def ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
+    """Lists of numbers, padded."""
+
+    def writes(index: IntArray | None, bounds: IntArray) -> Write:
+        rectangles = rows.rectangles(index, bounds)
+
+        def write(batch: dict[str, Any], k: int) -> None:
+            cells, real = rectangles[k]
+            batch[name] = torch.from_numpy(cells)
+            if mask is not None and real is not None:
+                batch[mask] = torch.from_numpy(real)
+
+        return write
+
+    return Writer(rows.average_bytes, writes)
+
+
+def even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
+    """Numbers, or arrays of one shape."""
+    small = values.ndim == 1
+
+    def writes(index: IntArray | None, bounds: IntArray) -> Write:
+        edges = bounds.tolist()
+        rows = values if index is None or not small else values[index]
+
+        def write(batch: dict[str, Any], k: int) -> None:
+            part = slice(edges[k], edges[k + 1])
+            some = rows[part] if index is None or small else rows[index[part]]
+            batch[name] = torch.from_numpy(np.array(some, dtype=dtype, order="C"))
+
+        return write
+
+    return Writer(float(np.prod(values.shape[1:], dtype=np.int64)) * dtype.itemsize, writes)
+
+
+def object_writer(name: str, objects: Sequence[Any] | pa.Array) -> Writer:
+    """Anything else: a list."""
+
+    def writes(index: IntArray | None, bounds: IntArray) -> Write:
+        edges, found = bounds.tolist(), objects
+        if isinstance(objects, pa.Array):
+            found = (objects if index is None else objects.take(to_arrow(index))).to_pylist()
+        elif index is not None:
+            found = [objects[row] for row in index.tolist()]
+
+        def write(batch: dict[str, Any], k: int) -> None:
+            batch[name] = list(found[edges[k] : edges[k + 1]])
+
+        return write
+
+    return Writer(float("inf"), writes)
+
+
+def add_sequences(batch: dict[str, Any]) -> None:
+    """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
+
+    They are about its tokens as one sequence of B * L (``batch["input_ids"].view(-1)``), in which each
+    document, and the padding at a row's end, is a sequence of its own:
+
+    - cu_seqlens: first token of each, and B * L; int32 ``[sequences + 1]``
+    - max_seqlen: tokens of the longest, an int
+
+    >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])}
+    >>> add_sequences(batch)
+    >>> batch["cu_seqlens"], batch["max_seqlen"]
+    (tensor([0, 2, 3, 4, 8], dtype=torch.int32), 4)
+    """
+    segments = batch["segment_ids"].numpy()
+    first = np.ones(segments.shape, dtype=np.bool_)
+    np.not_equal(segments[:, 1:], segments[:, :-1], out=first[:, 1:])
+    edges = np.append(np.flatnonzero(first), segments.size).astype(np.int32)
+    batch["cu_seqlens"] = torch.from_numpy(edges)
+    batch["max_seqlen"] = int(np.diff(edges).max(initial=0))

@@ -4,50 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import require, whole_number, wrong
+from trainpipes._internal.checks import Ge, require, wrong
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.options import declared_checks
 
 #: Pad values that hold whatever ``value`` says: what is masked must not depend on the pad token.
 FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
 
 
-@dataclass(frozen=True)
-class Rule:
-    """How one column is padded; None leaves it to the tokenizer or the column's type. Options are
-    those of ``PadCollate``."""
-
-    max_length: int | None = None
-    pad_to_multiple_of: int | None = None
-    padding_side: Side | None = None
-    truncation_side: Side | None = None
-    value: float | None = None
-    mask: str | bool | None = None
-    dtype: torch.dtype | None = None
-
-    def check(self, asker: str) -> None:
-        for name in ("max_length", "pad_to_multiple_of"):
-            if getattr(self, name) is not None:
-                value = getattr(self, name)
-                whole_number(value, 1, f"{asker}({name})", "cells of a row", most=2**31 - 1)
-        for name in ("padding_side", "truncation_side"):
-            side = getattr(self, name)
-            require(side in (None, "right", "left"), f"{asker}({name})", '"right" or "left"', side)
-        number = not isinstance(self.value, bool) and isinstance(self.value, int | float | None)
-        require(number, f"{asker}(value)", "a number to pad with", self.value)
-        good = isinstance(self.mask, str | None) or self.mask is False
-        require(good, f"{asker}(mask)", "a name for the mask, or False", self.mask)
-        if self.dtype is not None:
-            numpy_dtype(self.dtype, asker)
-
-
-def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
+def numpy_dtype(dtype: Any, option: str) -> np.dtype[Any]:
     """NumPy's name for a torch dtype."""
     try:
         if not isinstance(dtype, torch.dtype):  # torch takes None and Python's types, too
@@ -55,42 +27,78 @@ def numpy_dtype(dtype: Any, asker: str) -> np.dtype[Any]:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError:
         rule, way = "a torch.dtype that NumPy has, too", "for another, convert in a map() after it"
-        raise wrong(f"{asker}(dtype)", rule, dtype, way) from None
+        raise wrong(option, rule, dtype, way) from None
 
 
-def column_options(name: str, own: Any) -> dict[str, Any]:
-    """What ``columns`` says of one column."""
-    known = [field.name for field in fields(Rule)]
+def dtype_of_numbers(dtype: Any, option: str) -> None:
+    """Raise ConfigError unless a torch dtype is one of integers or floats."""
+    good = numpy_dtype(dtype, option).kind in "iuf"
+    require(good, option, "a dtype of integers or floats", dtype)
+
+
+def number(value: Any, option: str) -> None:
+    """Raise ConfigError unless a value is a number."""
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    require(good, option, "a number to pad with", value)
+
+
+def mask_name(value: Any, option: str) -> None:
+    """Raise ConfigError unless a value names a mask, or is False."""
+    require(
+        isinstance(value, str) or value is False, option, "a name for the mask, or False", value
+    )
+
+
+Cells = Annotated[int, Ge(1, 2**31 - 1)]
+PadValue = Annotated[float, number]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one column is padded; None leaves it to the tokenizer or the column's type. Options are
+    those of ``PadCollate``."""
+
+    max_length: Cells | None = None
+    pad_to_multiple_of: Cells | None = None
+    padding_side: Side | None = None
+    truncation_side: Side | None = None
+    value: PadValue | None = None
+    mask: Annotated[str | bool, mask_name] | None = None
+    dtype: Annotated[torch.dtype, numpy_dtype] | None = None
+
+    def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
+        """The rule of one column: this one, but for what ``columns`` says of it."""
+        found = replace(self, **{"value": None, **own})
+        for option, check in declared_checks(Rule).items():
+            check(getattr(found, option), f"pad_collate(columns[{name!r}])({option})")
+        return found
+
+
+def column_options(columns: Any, option: str) -> None:
+    """Raise ConfigError unless a value says of columns, by name, options that there are."""
     rule = "a dict of column names and dicts of options"
-    require(isinstance(own, Mapping), "pad_collate(columns)", rule, {name: own})
-    for option in own:
-        if option not in known:
-            raise ConfigError(
-                f"pad_collate(columns) has no option {option!r}{nearest(str(option), known)} for "
-                f"{name!r}; there are {', '.join(known)}"
-            )
-    return dict(own)
-
-
-def column_rule(rule: Rule, name: str, own: Mapping[str, Any]) -> Rule:
-    """The rule of one column: that of all, but for what ``columns`` says of it."""
-    found = replace(rule, **{"value": None, **own})
-    found.check(f"pad_collate(columns[{name!r}])")
-    return found
+    require(isinstance(columns, Mapping), option, rule, columns)
+    known = [field.name for field in fields(Rule)]
+    for name, own in columns.items():
+        require(isinstance(own, Mapping), option, rule, columns)
+        for one in own:
+            if one not in known:
+                raise ConfigError(
+                    f"{option} has no option {one!r}{nearest(str(one), known)} for {name!r}; there are "
+                    f"{', '.join(known)}"
+                )
 
 
 def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
     """Masks asked for by name: column and name of its mask."""
+    good = mask is None or mask is False
     if isinstance(mask, Mapping):
         good = all(isinstance(name, str) for pair in mask.items() for name in pair)
-    else:
-        good = mask is None or mask is False
     rule = 'False, or a dict of columns and their masks such as {"input_ids": "input_mask"}'
     require(good, "pad_collate(mask)", rule, mask)
     masks: dict[str, str] = dict(mask or {})
     masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}
     names = list(masks.values())
     twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise wrong("pad_collate(mask)", "another name for each mask", twice)
+    require(not twice, "pad_collate(mask)", "another name for each mask", twice)
     return masks

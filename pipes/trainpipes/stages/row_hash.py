@@ -9,7 +9,7 @@ Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,13 @@ import pyarrow as pa
 import torch
 
 from trainpipes.columns.arrays import TEXTS, apart, first_null, one_chunk, to_numpy
+from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.columns.payload import Payload
-from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import SchemaError
+from trainpipes.kinds.blame import in_column
+from trainpipes.kinds.stage import Stage
+from trainpipes.stages.token_columns import cells
 
 HashArray = npt.NDArray[np.uint64]
 
@@ -87,98 +89,65 @@ class _Shifted(RowNames):
         return self._names.hashes(ids + self._skipped)
 
 
-def hash_keys(data: Payload, names: Sequence[str], asker: object) -> HashArray:
+def hash_keys(block: Block, names: Sequence[str], asker: Stage) -> HashArray:
     """The hash of each row, by the values of some of its columns.
 
     Raises:
         SchemaError: a column is not there, or is of a kind that has no hash.
-        NullKey: a value is null.
+        DataError: a value is null; names the row.
     """
     found: HashArray | None = None
     for name in names:
-        if isinstance(data, list):
-            own = _hash_values(_values(data, name, asker), name, asker)
-        else:
-            own = hash_column(_column(data, name, asker), name, asker)
+        values = cells(block, name, asker)
+        if isinstance(values, torch.Tensor):
+            values = table_of(block.data, asker).column(name)
+        try:
+            own = _hash_values(values) if isinstance(values, list) else hash_column(values)
+        except BadCell as bad:
+            raise in_column(bad, name, asker, block.ids) from None
         found = own if found is None else mix(found * _GOLDEN + own)
     assert found is not None
     return found
 
 
-class NullKey(Exception):
-    """A row without a key.
-
-    Args:
-        row: which, within the column.
-    """
-
-    def __init__(self, row: int) -> None:
-        super().__init__(f"row {row}")
-        self.row = row
+def _null(row: int) -> BadCell:
+    problem = (
+        "is null, so there is nothing to choose the row by: drop such rows with filter() first, or use "
+        "another key"
+    )
+    return BadCell(row, problem)
 
 
-def _values(rows: list[Any], name: str, asker: object) -> list[Any]:
-    odd = next((row for row in rows if not isinstance(row, Mapping) or name not in row), None)
-    if odd is not None:
-        found = f"a dict of {list(odd)}" if isinstance(odd, Mapping) else type(odd).__name__
-        raise SchemaError(
-            f"{asker} needs rows that are dicts with {name!r}, got {found}: make dicts with map() first, or "
-            "leave the key out",
-            stage=str(asker),
-        )
-    return [row[name] for row in rows]
-
-
-def _hash_values(values: list[Any], name: str, asker: object) -> HashArray:
+def _hash_values(values: list[Any]) -> HashArray:
     """The hash of each value of rows that are Python objects, by itself: one that stands beside values of
     another type is hashed as it is elsewhere."""
     null = next((number for number, value in enumerate(values) if value is None), None)
     if null is not None:
-        raise NullKey(null)
+        raise _null(null)
+    found = np.empty(len(values), dtype=np.uint64)
     try:
         values = [value.item() if isinstance(value, ONE) else value for value in values]
-    except (RuntimeError, ValueError) as error:
-        raise SchemaError(
-            f"{asker}: key {name!r} has no hash: {error}", stage=str(asker)
-        ) from error
-    found = np.empty(len(values), dtype=np.uint64)
-    types = np.array([hash(type(value)) for value in values])
-    for kind in np.unique(types):
-        same = np.flatnonzero(types == kind)
-        try:
-            column = pa.array([values[k] for k in same.tolist()])
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SchemaError(
-                f"{asker}: key {name!r} has no hash: {error}", stage=str(asker)
-            ) from error
-        found[same] = hash_column(column, name, asker)
+        types = np.array([hash(type(value)) for value in values])
+        for kind in np.unique(types):
+            same = np.flatnonzero(types == kind)
+            found[same] = hash_column(pa.array([values[k] for k in same.tolist()]))
+    except (pa.ArrowException, RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise BadCell(None, f"has no hash: {error}") from error
     return found
 
 
-def _column(data: Any, name: str, asker: object) -> Any:
-    if isinstance(data, TensorRows):
-        data = table_of(data, asker)
-    if name not in data.column_names:
-        raise SchemaError(
-            f"{asker} needs a column {name!r}; there are {', '.join(data.column_names)}",
-            stage=str(asker),
-        )
-    return data.column(name)
-
-
-def hash_column(column: Any, name: str, asker: object) -> HashArray:
+def hash_column(column: Any) -> HashArray:
     """The hash of each value of an Arrow column, uint64: numbers by value whatever their width, text
     and bytes by content.
 
     Raises:
-        SchemaError: values are lists, structs or the like.
-        NullKey: a value is null.
+        BadCell: values are lists, structs or the like, or one is null.
     """
     array = one_chunk(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if array.null_count:
-        raise NullKey(first_null(array))
+        raise _null(first_null(array))
     kind = array.type
     if pa.types.is_floating(kind):
         floats = to_numpy(array).astype(np.float64) + 0.0  # -0.0 is 0.0
@@ -192,10 +161,7 @@ def hash_column(column: Any, name: str, asker: object) -> HashArray:
         array, kind = array.cast(pa.string()), pa.string()
     if _is_text(kind):
         return _hash_bytes(array.cast(pa.large_binary()))
-    raise SchemaError(
-        f"{asker}: key column {name!r} is {kind}; a key is text, bytes, a number or a time",
-        stage=str(asker),
-    )
+    raise BadCell(None, f"is {kind}, and a key is text, bytes, a number or a time")
 
 
 def _is_text(kind: Any) -> bool:

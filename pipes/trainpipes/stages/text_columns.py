@@ -178,14 +178,18 @@ def _no_text(name: str, found: str, asker: Stage) -> SchemaError:
     )
 
 
-def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
+def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
     """Columns of ids, and the text columns that each is made of."""
+    named = [columns != "text", concat is not None, templated]
+    if sum(named) > 1 or (pair and any(named[1:])):
+        raise ConfigError(
+            "tokenize takes one of columns, concat and template, and pair with a list of two columns: leave "
+            "out the others"
+        )
     if templated:
-        if columns != "text" or pair:
-            raise ConfigError(
-                "tokenize(template) names its columns itself: leave out columns and pair"
-            )
         return {"input_ids": []}
+    if concat is not None:
+        return {"input_ids": column_names(concat, "tokenize(concat)")}
     if isinstance(columns, Mapping):
         good = columns and all(isinstance(n, str) for item in columns.items() for n in item)
         rule = "a dict of text columns and names for their ids"
@@ -193,13 +197,14 @@ def outputs_of(columns: Any, templated: bool, pair: bool) -> dict[str, list[str]
         outputs = {ids: [text] for text, ids in columns.items()}
         if len(outputs) < len(columns):
             raise ConfigError(
-                "tokenize(columns): two text columns would become one column of ids; to join them pass a "
-                f"list, got {shown(columns)}"
+                "tokenize(columns): two text columns would become one column of ids; to join them, "
+                f"concat={list(columns)}; got {shown(columns)}"
             )
         names: list[str] = []
     else:
         names = column_names(columns, "tokenize(columns)")
-        outputs = {"input_ids": names}
+        one = pair or isinstance(columns, str)
+        outputs = {"input_ids": names} if one else {f"{name}_ids": [name] for name in names}
     require(not pair or len(names) == 2, "tokenize(pair=True)", "a list of two columns", columns)
     return outputs
 
@@ -211,7 +216,7 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
     if "input_ids" not in outputs:
         raise ConfigError(
             'tokenize(labels) needs ids in a column "input_ids", and here they are in '
-            f'{list(outputs)}; name a column of ids "labels" instead'
+            f'{list(outputs)}; join columns by concat=[...], or name a column of ids "labels" instead'
         )
     if labels is True:
         return True

@@ -1,4 +1,4 @@
-"""Columns of token ids of different lengths, as pack and token budgets read them."""
+"""Reads a column of rows, whatever these are: an error names the column and the row."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from trainpipes._internal.messages import need_columns, no_columns
 from trainpipes._internal.text import shown
@@ -19,17 +20,43 @@ from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataError, SchemaError
-from trainpipes.kinds.blame import at_row, blame, in_column
+from trainpipes.errors import DataError
+from trainpipes.kinds.blame import blame, in_column
 from trainpipes.kinds.stage import Stage
-from trainpipes.stages.pad_columns import (
-    Column,
-    Even,
-    Ragged,
-    first_unfit,
-    of_arrow,
-    of_list,
-)
+from trainpipes.stages.pad_columns import Column, Even, Ragged, first_unfit, of_arrow, of_list
+
+
+def cell(row: Any, name: str, asker: object) -> Any:
+    """What a row that is a dict has in a column.
+
+    Raises:
+        SchemaError: it is no dict, or has no such column.
+    """
+    if not isinstance(row, Mapping):
+        raise no_columns(type(row).__name__, asker)
+    if name not in row:
+        need_columns(list(row), [name], asker)
+    return row[name]
+
+
+def cells(block: Block, name: str, asker: Stage) -> Any:
+    """A column as it is: of Arrow, a tensor, or a list of a value a row.
+
+    Raises:
+        SchemaError: the rows have none, or none of that name.
+    """
+    data = block.data
+    if isinstance(data, list):
+        found: list[Any] = []
+        try:
+            for row in data:
+                found.append(cell(row, name, asker))
+        except DataError as error:
+            blame(error, asker, int(block.ids[len(found)]))
+            raise
+        return found
+    need_columns(names := names_of(block, asker), [name], asker)
+    return data.tensors[names.index(name)] if isinstance(data, TensorRows) else data.column(name)
 
 
 def names_of(block: Block, asker: Stage) -> list[str]:
@@ -42,14 +69,28 @@ def names_of(block: Block, asker: Stage) -> list[str]:
     if isinstance(data, pa.Table):
         return list(data.column_names)
     if isinstance(data, TensorRows):
-        if data.names is not None:
-            return list(data.names)
-    elif not data:
-        return []
-    elif isinstance(data[0], Mapping):
-        return list(data[0])
-    kind = "tuple of tensors" if isinstance(data, TensorRows) else type(data[0]).__name__
-    raise no_columns(kind, asker)
+        if data.names is None:
+            raise no_columns("tuple of tensors", asker)
+        return list(data.names)
+    if data and not isinstance(data[0], Mapping):
+        raise no_columns(type(data[0]).__name__, asker)
+    return list(data[0]) if data else []
+
+
+def read(block: Block, name: str, asker: Stage) -> Column:
+    """A column as numbers: a list of them a row, a number or array a row, or something else.
+
+    Raises:
+        SchemaError: it is not there, or holds lists of lists.
+        DataError: a null, or values of several kinds; names the row.
+    """
+    column = cells(block, name, asker)
+    try:
+        if isinstance(column, torch.Tensor):
+            return Even(column.numpy())
+        return of_list(column, name) if isinstance(column, list) else of_arrow(column, name)
+    except BadCell as bad:
+        raise in_column(bad, name, asker, block.ids) from None
 
 
 def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
@@ -59,68 +100,41 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
         SchemaError: the column is not there, or holds something else.
         DataError: a null, or a negative length; names the row.
     """
-    data = block.data
-    if isinstance(data, list):
-        return _lengths_of_rows(block, name, asker)
-    need_columns(names_of(block, asker), [name], asker)
-    if isinstance(data, pa.Table):
-        column = data.column(name)
-        if has_offsets(column.type) and not column.null_count:
-            counts: IntArray = to_numpy(pc.list_value_length(column)).astype(np.int64)
-            return counts
-    read = _read(block, name, asker)
-    if isinstance(read, Ragged):
-        return read.lengths
-    if isinstance(read, Even):
-        if read.values.ndim > 1:
-            return np.full(len(block), read.values.shape[1], dtype=np.int64)
-        if read.values.dtype.kind in "iu":
-            lengths = read.values.astype(np.int64)
-            if (lengths < 0).any():
-                place = int(np.argmax(lengths < 0))
-                bad = BadCell(
-                    place, f"must tell how long a row is, 0 or more, got {lengths[place]}"
-                )
-                raise in_column(bad, name, asker, block.ids)
-            return lengths
-    raise SchemaError(
-        f"{asker}: column {name!r} must tell how long a row is, as a list of numbers or as an integer, "
-        f"got {_kind(block, name)}; name another by column=...",
-        stage=str(asker),
+    column, found = cells(block, name, asker), None
+    if isinstance(column, list):  # each row by itself, whatever its list holds
+        found = np.array([_length(value) for value in column], dtype=np.int64)
+    elif (
+        not isinstance(column, torch.Tensor) and has_offsets(column.type) and not column.null_count
+    ):
+        found = to_numpy(pc.list_value_length(column)).astype(np.int64)
+    elif isinstance(numbers := read(block, name, asker), Ragged):
+        found = numbers.lengths
+    elif isinstance(numbers, Even) and numbers.values.ndim > 1:
+        found = np.full(len(block), numbers.values.shape[1], dtype=np.int64)
+    elif isinstance(numbers, Even) and numbers.values.dtype.kind in "iu":
+        found = numbers.values.astype(np.int64)
+    if found is not None and not (found < 0).any():
+        return found
+    row, got = None, _kind(column)
+    if found is not None:
+        row = int(np.argmax(found < 0))
+        got = shown(column[row].as_py() if isinstance(column, pa.ChunkedArray) else column[row], 60)
+    problem = (
+        "must tell how long a row is, as a list of numbers or as an integer of 0 or more, got "
+        f"{got}; name another by column=..."
     )
+    raise in_column(BadCell(row, problem), name, asker, block.ids)
 
 
-def _lengths_of_rows(block: Block, name: str, asker: Stage) -> IntArray:
-    """The same of rows that are Python objects, each by itself."""
-    lengths = np.zeros(len(block), dtype=np.int64)
-    assert isinstance(block.data, list)
-    for number, row in enumerate(block.data):
-        try:
-            lengths[number] = _length_of_row(row, name, asker)
-        except DataError as error:
-            blame(error, asker, int(block.ids[number]))
-            raise
-    return lengths
-
-
-def _length_of_row(row: Any, name: str, asker: Stage) -> int:
-    if not isinstance(row, Mapping):
-        raise no_columns(type(row).__name__, asker)
-    need_columns(list(row), [name], asker)
-    value = row[name]
+def _length(value: Any) -> int:
+    """The length that a value of a row tells; -1 if none."""
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
         return len(value)
     try:
-        length = -1 if isinstance(value, bool | np.bool_) else index(value)
+        found = -1 if isinstance(value, bool | np.bool_) else index(value)
     except TypeError:
-        length = -1
-    if not 0 <= length < 1 << 63:
-        raise SchemaError(
-            f"{asker}: column {name!r} must tell how long a row is, as a list of numbers or as an integer "
-            f"of 0 or more, got {shown(value, 60)}; name another by column=...",
-            stage=str(asker),
-        )
-    return length
+        return -1
+    return found if found < 1 << 63 else -1
 
 
 def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:
@@ -130,78 +144,61 @@ def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any],
         SchemaError: the column is not there, or holds something else.
         DataError: a null; names the row.
     """
-    need_columns(names_of(block, asker), [name], asker)
-    read = _read(block, name, asker)
-    if isinstance(read, Ragged) and read.values.ndim == 1:
-        return read.values, read.lengths
-    if isinstance(read, Even) and read.values.ndim == 2:
-        rows, length = read.values.shape
-        return read.values.reshape(-1), np.full(rows, length, dtype=np.int64)
-    raise SchemaError(
-        f"{asker}: column {name!r} must hold a list of numbers a row, got {_kind(block, name)}; "
-        "tokenize() makes such columns",
-        stage=str(asker),
-    )
+    found = read(block, name, asker)
+    if isinstance(found, Ragged) and found.values.ndim == 1:
+        return found.values, found.lengths
+    if isinstance(found, Even) and found.values.ndim == 2:
+        rows, length = found.values.shape
+        return found.values.reshape(-1), np.full(rows, length, dtype=np.int64)
+    got = _kind(cells(block, name, asker))
+    problem = f"must hold a list of numbers a row, got {got}; tokenize() makes such columns"
+    raise in_column(BadCell(None, problem), name, asker, block.ids)
 
 
-def ids_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:
+def ids_of(
+    block: Block, name: str, asker: Stage, dtype: npt.DTypeLike = np.int64
+) -> tuple[npt.NDArray[Any], IntArray]:
     """A column of lists of token ids, as ``numbers_of`` gives it.
 
     Raises:
         SchemaError: the column is not there, or holds something else, floats and bools too.
-        DataError: a null, or an id beyond int64; names the row.
+        DataError: a null, or an id that ``dtype`` cannot hold; names the row.
     """
     values, lengths = numbers_of(block, name, asker)
-    if values.dtype.kind not in "iu":
-        raise SchemaError(
-            f"{asker}: column {name!r} must hold lists of token ids, which are integers, got "
-            f"{_kind(block, name)}",
-            stage=str(asker),
-        )
-    place = first_unfit(values, np.int64)
-    if place is not None:
+    bad: BadCell | None = None
+    if values.size and values.dtype.kind not in "iu":
+        got = _kind(cells(block, name, asker))
+        bad = BadCell(None, f"must hold lists of token ids, which are integers, got {got}")
+    elif (place := first_unfit(values, dtype)) is not None:
         row = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
-        bad = BadCell(row, f"holds {values[place]}, and token ids are of 63 bits")
+        bad = BadCell(row, f"holds {values[place]}, which {np.dtype(dtype)} cannot hold")
+    if bad is not None:
         raise in_column(bad, name, asker, block.ids)
     return values, lengths
 
 
-def beside(
-    block: Block, name: str, column: str, lengths: IntArray, asker: Stage
-) -> npt.NDArray[Any]:
-    """The values of a column that has as many numbers in each row as another one.
-
-    Args:
-        block: the rows.
-        name: the column.
-        column: the other one.
-        lengths: numbers in each of its rows, int64 ``[rows]``.
-        asker: the stage, for messages.
-
-    Raises:
-        DataError: a row has more or fewer; names it.
-    """
-    values, own = numbers_of(block, name, asker)
+def check_beside(
+    block: Block, name: str, own: IntArray, column: str, lengths: IntArray, asker: Stage
+) -> None:
+    """Raise DataError for the first row where a column has more numbers or fewer (``own``) than another one,
+    which has ``lengths``."""
     if not np.array_equal(own, lengths):
-        place = int(np.argmax(own != lengths))
-        message = (
-            f"{asker}: column {name!r} goes with {column!r} and must have as many numbers in each row, got "
-            f"{own[place]} where {column!r} has {lengths[place]}"
+        row = int(np.argmax(own != lengths))
+        problem = (
+            f"goes with {column!r} and must have as many numbers in each row, got {own[row]} where "
+            f"{column!r} has {lengths[row]}"
         )
-        raise at_row(message, asker, block.ids[place])
-    return values
+        raise in_column(BadCell(row, problem), name, asker, block.ids)
 
 
-def is_list(block: Block, name: str) -> bool:
+def is_list(block: Block, name: str, asker: Any = None) -> bool:
     """Whether a column of rows holds lists, told by their type, or by the first row."""
-    data: Any = block.data
-    if isinstance(data, pa.Table):
-        kind = data.column(name).type
-        return has_offsets(kind) or bool(pa.types.is_fixed_size_list(kind))
-    if isinstance(data, TensorRows):
-        return data.tensors[data.names.index(name)].ndim > 1  # type: ignore[union-attr]
-    value = data[0][name]
-    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
+    column = cells(block, name, asker)
+    if isinstance(column, pa.ChunkedArray):
+        return has_offsets(column.type) or bool(pa.types.is_fixed_size_list(column.type))
+    if isinstance(column, torch.Tensor):
+        return column.ndim > 1
+    return isinstance(column[0], list | tuple) or getattr(column[0], "ndim", 0) > 0
 
 
 def label_dtype(ids: npt.NDArray[Any]) -> type[np.int32 | np.int64]:
@@ -209,26 +206,10 @@ def label_dtype(ids: npt.NDArray[Any]) -> type[np.int32 | np.int64]:
     return np.int32 if np.can_cast(ids.dtype, np.int32, "safe") else np.int64
 
 
-def _read(block: Block, name: str, asker: Stage) -> Column:
-    data: Any = block.data
-    try:
-        if isinstance(data, pa.Table):
-            return of_arrow(data.column(name), name)
-        if isinstance(data, TensorRows):
-            assert data.names is not None
-            return Even(data.tensors[data.names.index(name)].numpy())
-        for number, row in enumerate(data):
-            if not isinstance(row, Mapping) or name not in row:
-                raise BadCell(number, "is not there, and each row is a dict that has it")
-        return of_list([row[name] for row in data], name)
-    except BadCell as bad:
-        raise in_column(bad, name, asker, block.ids) from None
-
-
-def _kind(block: Block, name: str) -> str:
-    data: Any = block.data
-    if isinstance(data, pa.Table):
-        return str(data.column(name).type)
-    if isinstance(data, TensorRows):
-        return f"a tensor {list(data.tensors[data.names.index(name)].shape)}"  # type: ignore[union-attr]
-    return type(data[0][name]).__name__ if data else "nothing"
+def _kind(column: Any) -> str:
+    """What a column holds, in words."""
+    if isinstance(column, pa.ChunkedArray):
+        return str(column.type)
+    if isinstance(column, torch.Tensor):
+        return f"a tensor {list(column.shape)}"
+    return type(column[0]).__name__ if column else "nothing"

@@ -64,10 +64,11 @@ class Tokenize(Tokenizes):
 
             Special tokens written out in a text become special tokens, except with tiktoken and
             SentencePiece.
-        columns: a column, whose ids become "input_ids"; or several, whose ids are joined in this
-            order into "input_ids", each tokenized by itself; or a dict of text columns and the
-            columns that their ids become.
-        pair: encode two columns as a pair, by the tokenizer's post-processor, into "input_ids" and
+        columns: a column, whose ids become "input_ids"; or a list of them, of which "prompt" becomes
+            "prompt_ids", and so on; or a dict of text columns and the columns that their ids become.
+        concat: instead of ``columns``: several whose ids are joined in this order into "input_ids", each
+            tokenized by itself.
+        pair: encode a list of two columns as a pair, by the tokenizer's post-processor, into "input_ids" and
             "token_type_ids". With ``max_length`` the longer text is cut first.
         template: a text made of columns, ``"Q: {question}\\nA: {answer}"``, instead of ``columns``;
             its ids become "input_ids". Columns of strings and of integers.
@@ -77,7 +78,7 @@ class Tokenize(Tokenizes):
         add_special_tokens: put prefix and suffix around the text.
         add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a token or an
             id ends it with that.
-        labels: adds a column "labels": the ids of these columns (some of the list ``columns``) and of the
+        labels: adds a column "labels": the ids of these columns (some of those of ``concat``) and of the
             end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
             the label of the end token is -100, or a model would learn to stop there.
         keep_text: keep the text columns.
@@ -88,7 +89,7 @@ class Tokenize(Tokenizes):
             ``shuffle``; "keep" keeps them and says nothing.
         engine: what does the work for a tokenizer that the package ``tokenizers`` reads. "auto" takes
             gigatoken, which is faster, where it is installed (extra "fast") and the tokenizer is BPE. It is
-            compared with ``tokenizers`` on the first 256 rows in each process and then on every row whose
+            compared with ``tokenizers`` on the first 64 rows in each process and then on every row whose
             number is a multiple of 1,000; a difference is an error. "tokenizers" never uses gigatoken.
             ``pipe.explain()`` says which one is used and why. A state is resumed with the one that saved it.
 
@@ -104,6 +105,11 @@ class Tokenize(Tokenizes):
     [{'input_ids': [104, 105, 256]}, {'input_ids': [195, 169, 256]}]
     >>> list(rows.tokenize("bytes", max_length=2, add_eos=True, labels=True))[0]
     {'input_ids': [104, 256], 'labels': [104, -100]}
+    >>> sums = tp.from_arrow(pa.table({"prompt": ["1+1"], "response": ["2"]}))
+    >>> list(sums.tokenize("bytes", concat=["prompt", "response"], labels="response"))
+    [{'input_ids': [49, 43, 49, 50], 'labels': [-100, -100, -100, 50]}]
+    >>> list(sums.tokenize("bytes", ["prompt", "response"]))
+    [{'prompt_ids': [49, 43, 49], 'response_ids': [50]}]
     """
 
     free = frozenset({"engine"})
@@ -111,6 +117,7 @@ class Tokenize(Tokenizes):
     tokenizer: Any
     columns: str | Sequence[str] | Mapping[str, str] = "text"
     _: KW_ONLY
+    concat: Sequence[str] | None = None
     pair: bool = False
     template: str | None = None
     max_length: int | None = None
@@ -150,7 +157,7 @@ class Tokenize(Tokenizes):
 
     @cached_property
     def _outputs(self) -> dict[str, list[str]]:
-        return outputs_of(self.columns, self.template is not None, self.pair)
+        return outputs_of(self.columns, self.concat, self.template is not None, self.pair)
 
     @cached_property
     def _labelled(self) -> list[str] | bool | None:
@@ -182,6 +189,10 @@ class Tokenize(Tokenizes):
             for k, v in self.options.items()
             if k != "tokenizer" and k not in self.free
         }
+        if self.concat is not None:
+            shaping["columns"] = shaping.pop("concat")
+        elif "input_ids" not in self._outputs:  # of a list, as of a dict that names the same
+            shaping["columns"] = identify({name: ids for ids, (name,) in self._outputs.items()})
         shaping |= {"on_error": self._shaping_error(), "engine": self._engine.package()}
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import column_names, whole_number
+from trainpipes._internal.checks import ColumnNames, Natural, column_names
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.byte_rows import cut_rows
@@ -16,7 +15,7 @@ from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.label_column import row_table
+from trainpipes.stages.columns import row_table
 from trainpipes.stages.targets import OnError, Targets, have_target
 from trainpipes.stages.token_columns import numbers_of
 
@@ -56,18 +55,11 @@ class Truncate(RunStage):
     thread_safe = True
     asks_inputs = True
 
-    max_length: int
+    max_length: Natural
     _: KW_ONLY
-    columns: str | Sequence[str] | None = None
+    columns: ColumnNames | None = None
     truncation_side: Side = "right"
     on_error: OnError | None = None
-
-    def check(self) -> None:
-        whole_number(
-            self.max_length, 0, "truncate(max_length)", "numbers that are kept of each list"
-        )
-        if self.columns is not None:
-            column_names(self.columns, "truncate(columns)")
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]

@@ -19,6 +19,7 @@ from trainpipes._internal.checks import need, require, wrong
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.tokenizers.engine import digest
 from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.transformers import auto_tokenizer, is_hub_name
 
 #: What a template marks the assistant's part with, for transformers.
 MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -45,15 +46,16 @@ class Chat:
     """A chat template.
 
     Args:
-        tokenizer: a transformers fast tokenizer, or a local directory of one.
+        tokenizer: a fast tokenizer of transformers, or the name or folder of one.
         template: in place of the tokenizer's own, Jinja as transformers takes it.
     """
 
     def __init__(self, tokenizer: Any, template: str | None) -> None:
         need("transformers", "a chat template")
+        by_name = isinstance(tokenizer, str) and is_hub_name(tokenizer)
         folder = isinstance(tokenizer, str | os.PathLike) and os.path.isdir(tokenizer)
-        good = folder or hasattr(tokenizer, "apply_chat_template")
-        rule = "a transformers tokenizer or a local directory of one"
+        good = folder or by_name or hasattr(tokenizer, "apply_chat_template")
+        rule = "a tokenizer of transformers, or the name or folder of one"
         require(good, "chat_template(tokenizer)", rule, tokenizer)
         self._tokenizer = tokenizer
         self._given = template
@@ -68,11 +70,7 @@ class Chat:
         if self._loaded is None or self._loaded[0] != os.getpid():
             found = self._tokenizer
             if isinstance(found, str | os.PathLike):
-                from transformers import AutoTokenizer
-
-                found = AutoTokenizer.from_pretrained(
-                    found, local_files_only=True, trust_remote_code=False
-                )
+                found = auto_tokenizer(os.fspath(found))
             else:
                 found = copy.deepcopy(found)
             if not getattr(found, "is_fast", False):

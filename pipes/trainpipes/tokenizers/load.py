@@ -16,7 +16,7 @@ from trainpipes.tokenizers.engine import Engine, File
 from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.sentencepiece import SentencePiece
 from trainpipes.tokenizers.tiktoken import Tiktoken
-from trainpipes.tokenizers.transformers import Directory, Slow
+from trainpipes.tokenizers.transformers import Slow, auto_tokenizer, is_hub_name
 
 KINDS = (
     "a tokenizer is the path of a tokenizer.json, of a *.model, or of a directory that holds one; a name on "
@@ -71,12 +71,14 @@ def _from_text(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
         return _from_directory(path, fast)
     if os.path.isfile(path):
         return _from_file(path, fast)
-    is_name = (
-        not text.endswith((".json", ".model")) and text.count("/") < 2 and text[:1] not in "./~"
-    )
-    if isinstance(tokenizer, str) and is_name:
-        return _of_name(text, fast)
-    raise ConfigError(_not_there(text))
+    if not isinstance(tokenizer, str) or not is_hub_name(text):
+        raise ConfigError(_not_there(text))
+    if find_spec("transformers") is None:
+        raise ConfigError(
+            f"{text!r} is not a path; {KINDS}. For a name on the Hugging Face hub: "
+            f"{pip_install('transformers')}"
+        )
+    return load(auto_tokenizer(text), "auto" if fast else "tokenizers")
 
 
 def _from_file(path: str, fast: bool) -> Engine:
@@ -97,31 +99,11 @@ def _from_directory(path: str, fast: bool) -> Engine:
     if "tokenizer.model" in found:
         return SentencePiece(File(os.path.join(path, "tokenizer.model")))
     if {"tokenizer_config.json", "config.json"} & set(found):
-        return Directory(path, fast)
+        return load(auto_tokenizer(path), "auto" if fast else "tokenizers")
     raise ConfigError(
         f"the directory {path} holds no tokenizer.json, tokenizer.model or tokenizer_config.json; "
         f"it holds {', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
     )
-
-
-def _of_name(name: str, fast: bool) -> Engine:
-    """The tokenizer of a name on the Hugging Face hub, as transformers finds it: on disk, or fetched."""
-    if find_spec("transformers") is None:
-        raise ConfigError(
-            f"{name!r} is not a path; {KINDS}. For a name on the Hugging Face hub: "
-            f"{pip_install('transformers')}"
-        )
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:
-        raise ConfigError(
-            f"{name!r} is not a path, and transformers.AutoTokenizer finds no tokenizer of that name: "
-            f"{(str(error) or repr(error)).splitlines()[0]}; {KINDS}. Without a network, fetch it elsewhere "
-            f"(hf download {name}) and give the folder"
-        ) from error
-    return load(tokenizer, "auto" if fast else "tokenizers")
 
 
 def _not_there(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Tokenizers of transformers that have no fast form, and directories that only it can read."""
+"""Tokenizers of transformers: by name or folder, and those that have no fast form."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
-from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.engine import Affixes, Engine, digest, with_unknown
-from trainpipes.tokenizers.hf import HuggingFace
 from trainpipes.tokenizers.ragged import Ragged
 
 
@@ -111,98 +109,33 @@ class Slow(Engine):
         return {"class": type(self._tokenizer).__qualname__, "content": self._fingerprint}
 
 
-class Directory(Engine):
-    """A directory that transformers loads a tokenizer from; nothing is fetched.
+def is_hub_name(text: str) -> bool:
+    """Whether a text may be a name on the Hugging Face hub, such as "gpt2"."""
+    path = text.endswith((".json", ".model")) or text.count("/") > 1 or text[:1] in "./~"
+    return not path and ":" not in text and text != "bytes"
 
-    Args:
-        path: local directory.
-        fast: whether a faster engine may do the work of a fast tokenizer.
+
+def auto_tokenizer(name: str) -> Any:
+    """What ``transformers.AutoTokenizer`` makes of a folder, which fetches nothing, or of a name on the
+    Hugging Face hub, which it finds on disk or fetches.
+
+    Raises:
+        UnreadableError: it makes nothing of the folder.
+        ConfigError: there is no tokenizer of that name.
+        MissingExtraError: transformers is not installed.
     """
+    need("transformers", f"the tokenizer {name}")
+    from transformers import AutoTokenizer
 
-    def __init__(self, path: str, fast: bool = True) -> None:
-        super().__init__()
-        need("transformers", f"the tokenizer in {path}")
-        self._path = path
-        self._fast = fast
-
-    def __repr__(self) -> str:
-        return self._path
-
-    def carry(self) -> None:
-        """Find the directory from another working directory, too."""
-        self._path = os.path.abspath(self._path)
-
-    def _load(self) -> Engine:
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                self._path, local_files_only=True, trust_remote_code=False
-            )
-        except Exception as error:
-            raise UnreadableError(
-                f"transformers makes no tokenizer of {self._path}: {error}", path=self._path
-            ) from error
-        if hasattr(tokenizer, "backend_tokenizer"):
-            return HuggingFace(tokenizer, self._fast)
-        return Slow(tokenizer)
-
-    @property
-    def _engine(self) -> Engine:
-        found: Engine = self.loaded
-        return found
-
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
-        return self._engine.encode(texts)
-
-    def encode_rows(self, texts: pa.LargeStringArray, numbers: IntArray) -> Ragged:
-        return self._engine.encode_rows(texts, numbers)
-
-    def package(self) -> str | None:
-        return self._engine.package()
-
-    def runs_on(self) -> str:
-        if os.getpid() not in self._loaded:
-            return "transformers says at first use"  # importing it takes seconds
-        return self._engine.runs_on()
-
-    def encode_pairs(
-        self,
-        first: pa.LargeStringArray,
-        second: pa.LargeStringArray,
-        special: bool,
-        max_length: int | None,
-        side: Side,
-        numbers: IntArray,
-    ) -> tuple[Ragged, Ragged]:
-        return self._engine.encode_pairs(first, second, special, max_length, side, numbers)
-
-    def affixes(self) -> Affixes:
-        return self._engine.affixes()
-
-    def pair_affixes(self) -> tuple[int, int | None]:
-        return self._engine.pair_affixes()
-
-    def ends(self) -> dict[str, int]:
-        return self._engine.ends()
-
-    def pad_id(self) -> int | None:
-        return self._engine.pad_id()
-
-    def padding(self) -> Side | None:
-        return self._engine.padding()
-
-    def token_id(self, token: str) -> int | None:
-        return self._engine.token_id(token)
-
-    def pieces(self) -> dict[str, int] | None:
-        return self._engine.pieces()
-
-    def special_ids(self) -> list[int]:
-        return self._engine.special_ids()
-
-    def decode(self, ids: Sequence[int]) -> str | None:
-        return self._engine.decode(ids)
-
-    def fingerprint(self) -> Any:
-        return self._engine.fingerprint()
+    folder = os.path.isdir(name)
+    try:
+        return AutoTokenizer.from_pretrained(name, local_files_only=folder, trust_remote_code=False)
+    except Exception as error:
+        why = (str(error) or repr(error)).splitlines()[0]
+        if folder:
+            message = f"transformers makes no tokenizer of {name}: {why}"
+            raise UnreadableError(message, path=name) from error
+        raise ConfigError(
+            f"{name!r} is not a path, and transformers.AutoTokenizer finds no tokenizer of that name: {why}; "
+            f"without a network, fetch it elsewhere (hf download {name}) and give the folder"
+        ) from error

@@ -2,6 +2,6 @@
 one that was left alone.
 
     __main__.py    the runs, and the picture of their losses
-    comparison.py  how two logs differ
+    logged.py      a training script with a log of its batches and losses, and how two logs differ
     corpus.py      rows for training that are on every machine: Python's standard library
 """

@@ -13,36 +13,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainpipes_recipes.demo.comparison import Comparison, compare
-from trainpipes_recipes.demo.corpus import function_pairs, train_tokenizer, write_parquet
-from trainpipes_recipes.training import Step, read_log
+from trainpipes_recipes.demo.corpus import function_pairs, write_parquet
+from trainpipes_recipes.demo.logged import Comparison, Step, compare, read_log
+from trainpipes_recipes.samples import write_configs, write_tokenizer
 
 __all__ = ["draw", "main"]
 
-
-@dataclass(frozen=True)
-class Leg:
-    """One process of a run.
-
-    Args:
-        workers: worker processes that make its batches.
-        until: the step after which it is killed; None to let it end.
-    """
-
-    workers: int
-    until: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.workers} worker{'' if self.workers == 1 else 's'}"
+PYTHON = [sys.executable]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,23 +40,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     output: Path = args.output
     output.mkdir(parents=True, exist_ok=True)
+    for name in ("uninterrupted", "interrupted"):
+        shutil.rmtree(output / name, ignore_errors=True)
     started = time.monotonic()
 
     pairs = list(function_pairs(args.every))
     paths = write_parquet(pairs, output / "data")
-    train_tokenizer(pairs, output / "tokenizer.json", vocabulary=1024)
+    write_tokenizer(output / "tokenizer", pairs)
+    write_configs(output)
     print(
         f"{len(pairs):,} functions of Python's standard library (signature + docstring -> body) in "
         f"{len(paths)} Parquet files"
     )
 
-    trainer = Trainer(output, args.steps, args.checkpoint_every, args.batch_size)
-    trainer.run("uninterrupted", [Leg(workers=0)])
-    first, second = (
-        min(round(args.steps * part) + args.checkpoint_every // 2, args.steps - 1)
-        for part in (0.35, 0.85)
-    )
-    killed = trainer.run("interrupted", [Leg(0, first), Leg(2, second), Leg(1)])
+    every = args.checkpoint_every
+    options = {
+        "files": output / "data", "tokenizer": output / "tokenizer", "model": output / "model", "lr": 2e-3,
+        "steps": args.steps, "save-every": every, "batch-size": args.batch_size, "max-length": 128,
+    }  # fmt: skip
+    train(output / "uninterrupted", options)
+    killed = []
+    for part, workers in ((0.35, 0), (0.85, 2)):
+        until = min(round(args.steps * part) + every // 2, args.steps - 1)
+        killed.append(train(output / "interrupted", options, workers=workers, until=until))
+    train(output / "interrupted", options, workers=1)
 
     reference = read_log(output / "uninterrupted" / "log.jsonl")
     resumed = read_log(output / "interrupted" / "log.jsonl")
@@ -95,98 +88,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"All {whole.compared} batches are the same, bit for bit, and so are all losses: none lost, "
         "none repeated, none changed."
     )
-    print("Now with your own files (two text columns, any names):")
-    print(
-        f"  {_python()} -m trainpipes_recipes.train_sft --files 'my/*.parquet' --prompt prompt "
-        "--response response --tokenizer tokenizer.json --steps 500"
-    )
-    print("  (--tokenizer bytes needs no file; run it again to go on where it was stopped)")
+    print("Now with your own files, of two text columns, and any model of transformers:")
+    print("  python -m trainpipes_recipes.train_sft --model MODEL --files 'my/*.parquet'")
     return 0
 
 
-class Trainer:
-    """Runs ``train_sft`` in processes of its own.
+def train(
+    folder: Path, options: Mapping[str, Any], workers: int = 0, until: int | None = None
+) -> list[Step]:
+    """One process of a run, on the CPU, which goes on where the last one was.
 
     Args:
-        output: where the corpus is, and where the runs go.
-        steps: of each run.
-        checkpoint_every: steps between checkpoints.
-        batch_size: rows in a batch.
+        folder: of the run.
+        options: of ``train_sft``.
+        workers: worker processes that make its batches.
+        until: the step after which it is killed; None to let it end.
+
+    Returns:
+        What the run has logged by now, from its start.
     """
-
-    def __init__(self, output: Path, steps: int, checkpoint_every: int, batch_size: int) -> None:
-        self._output = output
-        self._every = checkpoint_every
-        self._command = [
-            *(sys.executable, "-m", "trainpipes_recipes.train_sft"),
-            *("--files", str(output / "data" / "*.parquet")),
-            *("--tokenizer", str(output / "tokenizer.json")),
-            *("--steps", str(steps), "--checkpoint-every", str(checkpoint_every)),
-            *("--batch-size", str(batch_size), "--buffer-size", "2048"),
-            *("--log-every", "1", "--log-batches", "--max-length", "128", "--width", "96"),
-            *("--threads", "1", "--device", "cpu"),
-        ]
-
-    def run(self, name: str, legs: Sequence[Leg]) -> list[list[Step]]:
-        """One run from its start to its end, in one process after the other.
-
-        Returns:
-            What each process that was killed had logged by then, from the run's start.
-        """
-        directory = self._output / name
-        for old in ("checkpoint.pt", "log.jsonl"):
-            (directory / old).unlink(missing_ok=True)
-        directory.mkdir(exist_ok=True)
-        killed = []
-        for number, leg in enumerate(legs):
-            self._leg(name, leg, resume=number > 0)
-            steps = read_log(directory / "log.jsonl")
-            who = f"{name}, {leg}"
-            if leg.until is None:
-                print(f"{who}: done after step {steps[-1].number}")
-            else:
-                killed.append(steps)
-                last = steps[-1].number
-                print(
-                    f"{who}: killed with SIGKILL after step {last}; last checkpoint after step "
-                    f"{last // self._every * self._every}"
-                )
-        return killed
-
-    def _leg(self, name: str, leg: Leg, resume: bool) -> None:
-        directory = self._output / name
-        log = directory / "log.jsonl"
-        command = [*self._command, "--checkpoint-dir", str(directory)]
-        command += ["--num-workers", str(leg.workers), "--resume", "must" if resume else "never"]
-        with open(directory / "output.txt", "a") as output:
-            # A session of its own, so that its workers are killed with it, as a scheduler does.
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-            try:
-                while process.poll() is None:
-                    step = _last_step(log)
-                    if leg.until is not None and step >= leg.until:
-                        break
-                    time.sleep(0.02)
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        wanted = 0 if leg.until is None else -signal.SIGKILL
-        if process.returncode != wanted:
-            said = (directory / "output.txt").read_text()[-2000:]
-            raise SystemExit(f"{said}\n{name}: the trainer ended with {process.returncode}")
-
-
-def _last_step(log: Path) -> int:
-    """The number of the last whole line of a log that is being written."""
-    if not log.exists():
-        return 0
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - 4096))
-        lines = file.read().split(b"\n")
-    return int(lines[-2].split(b'"step": ')[1].split(b",")[0]) if len(lines) > 1 else 0
+    folder.mkdir(exist_ok=True)
+    log, output = folder / "log.jsonl", folder / "output.txt"
+    command = [*PYTHON, "-m", "trainpipes_recipes.demo.logged", "train_sft", "--scratch"]
+    for name, value in {**options, "output": folder, "num-workers": workers}.items():
+        command += [f"--{name}", str(value)]
+    with open(output, "a") as file:
+        # A session of its own, so that its workers are killed with it, as a scheduler does.
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        try:
+            while process.poll() is None and (until is None or len(read_log(log)) < until):
+                time.sleep(0.02)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode != (0 if until is None else -signal.SIGKILL):
+        said = output.read_text()[-2000:]
+        raise SystemExit(f"{said}\n{folder}: the trainer ended with {process.returncode}")
+    steps, every = read_log(log), options["save-every"]
+    last = steps[-1].number
+    saved = f"killed with SIGKILL; last checkpoint after step {last // every * every}"
+    how = "done" if until is None else saved
+    print(f"{folder.name}, {workers} worker{'s' * (workers != 1)}: step {last}, {how}")
+    return steps
 
 
 def draw(
@@ -218,12 +165,6 @@ def draw(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     return figure
-
-
-def _python() -> str:
-    """This interpreter as one would type it."""
-    relative = os.path.relpath(sys.executable)
-    return sys.executable if relative.startswith("..") else relative
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

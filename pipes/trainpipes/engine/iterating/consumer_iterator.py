@@ -5,25 +5,20 @@ Owns the threads that work ahead. Used by the thread that iterates.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, NamedTuple
 from weakref import finalize
 
-from trainpipes.engine.iterating.empty_epoch import warn_if_all_empty
+from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.shards.items import ItemRows, Items, items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
-from trainpipes.engine.shards.turns import Turns
 from trainpipes.engine.topology import Topology
+from trainpipes.kinds.source import RowSource
 from trainpipes.state.format import Position
-
-#: Seconds between two items from which somebody is at work in between, and how often in a row.
-AT_WORK, TIMES = 200e-6, 4
 
 
 @dataclass(frozen=True)
@@ -100,16 +95,14 @@ class ConsumerIterator:
         self._next = topology.next_slot(position.m, origin)
         #: Whether it ends before the first batch that is missing, as all ranks do; else it passes over
         #: shards that have ended, and gives all.
-        self.ends_at_holes = (
-            plan.counts.ends_unevenly and not plan.chain.ragged and topology.world_size > 1
-        )
+        self.may_end_at_holes = plan.counts.ends_unevenly and not plan.chain.ragged
+        self.ends_at_holes = self.may_end_at_holes and topology.world_size > 1
         #: The number before which it ends; inf where that is not known.
         self.end = plan.counts.end(topology.world_size, origin)
         self._own = topology.shards(origin, plan.chain.num_shards)
         ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
         self._running = set(self._own) - ended
-        self._given = math.inf  # when the last item was given
-        self._busy = 0  # how often in a row somebody was at work between two items
+        self._gave = False  # whether it gave an item
         #: Of the item given last, where that is kept.
         self.rows: ItemRows | None = None
         #: The batch that it is.
@@ -123,8 +116,6 @@ class ConsumerIterator:
     def __next__(self) -> Any:
         if not self._started:
             self._start_work()
-        elif self._pool is not None:
-            self._look_ahead()
         items = self.items
         while self._running and self._next < self.end:
             m = self._next
@@ -141,34 +132,24 @@ class ConsumerIterator:
             if item is not ENDED:
                 step = (m - self._origin) // self._topology.world_size
                 self._m = self._origin + (step + 1) * self._topology.world_size
-                self._given = perf_counter()
+                self._gave = True
                 if self._options.with_rows:
                     item, self.rows = item
                     self.m = m
                 return item
         self._over = True
         self.close()
-        if self._given == math.inf and self._first.m == 0:
-            warn_if_all_empty(self._plan, self._topology)
+        if not self._gave and self._first.m == 0:
+            _warn_if_all_empty(self._plan, self._topology)
         raise StopIteration
 
     def _start_work(self) -> None:
-        """Have the windows of all shards known, so that none reads again what another has."""
         self._started = True
         items = self.items
         if self._options.workers is None:
             for stage in self._plan.chain.stages:
                 stage.settle(0 if self._pool is None else self._pool.threads)
-        for m in range(self._next, self._next + self._stride * len(self._own), self._stride):
-            if m < self.end:
-                items.work_ahead(m)
-
-    def _look_ahead(self) -> None:
-        """Where somebody is at work between two items, have other threads make the next ones; who only
-        collects them makes them as fast alone."""
-        self._busy = self._busy + 1 if perf_counter() - self._given > AT_WORK else 0
-        if self._busy >= TIMES:
-            self.items.make_ahead()
+        items.begin(self._next, self._stride, self.end)
 
     @property
     def items(self) -> Items:
@@ -189,8 +170,7 @@ class ConsumerIterator:
             finalize(self, self._pool.close)
         # The thread that iterates calls functions that are not ours.
         alone = not ours and (options.threads is None or plan.in_caller)
-        turns = Turns(self._stride, self.end)
-        return items_of(plan, self._first, turns, self._own, self._pool, alone, options.with_rows)
+        return items_of(plan, self._first, self._own, self._pool, alone, options.with_rows)
 
     def state(self) -> ConsumerState:
         """Where this consumer stands after the last item given."""
@@ -205,3 +185,50 @@ class ConsumerIterator:
             self._pool.close()
         if self._items is not None:
             self._items.close()
+
+
+def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
+    """Warn, once for a pipeline, that a consumer's whole epoch gave nothing, and say why.
+
+    Says nothing where other consumers may have had something, or where nothing was asked for.
+    """
+    world, workers = topology.world_size, topology.num_workers
+    if plan.quiet or (plan.chain.ragged and world > 1):
+        return
+    if plan.counts.known:  # one says it for all
+        if topology.rank or topology.worker or plan.counts.end(world):
+            return
+    elif workers > 1:
+        return
+    cause = _cause(plan, world)
+    if cause is not None:
+        warn_once(f"an epoch of this pipeline gives nothing: {cause}", plan.identity)
+
+
+def _cause(plan: Plan, world: int) -> str | None:
+    """Which stages left nothing of how many rows; None where there was nothing, or nothing was asked for."""
+    rows = (
+        int(plan.inputs.source.lengths.sum()) if isinstance(plan.inputs.source, RowSource) else None
+    )
+    stages = [s for p in (*plan.mixed.values(), plan) for s in p.chain.stages if _drops(s)]
+    if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
+        return None
+    if plan.counts.known and plan.counts.batches_in_pass:
+        batches = int(plan.counts.batches_in_pass)
+        return f"its {batches} batches are fewer than {world} ranks, which get as many each"
+    count = "the rows" if rows is None else f"{rows:,} rows"
+    return f"{' and '.join(map(str, stages))} left none of {count}" if stages else None
+
+
+def _drops(stage: Any) -> bool:
+    """Whether a stage may leave items out."""
+    if stage.role == "batch":
+        return bool(stage.drop_last)
+    if stage.role == "pack":
+        return bool(stage.name != "pack")
+    some = stage.role in ("rows", "finish") and not stage.keeps_rows
+    return some or stage.role in ("take", "skip")
+
+
+def _takes_none(stage: Any) -> bool:
+    return stage.role == "take" and bool(stage.count == 0)

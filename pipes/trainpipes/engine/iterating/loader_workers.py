@@ -23,13 +23,11 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trainpipes.engine.iterating.worker_end import end_in_peace
+from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
-from trainpipes.engine.iterating.worker_watch import WorkerWatch
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.items import items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
-from trainpipes.engine.shards.turns import Turns
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
@@ -111,9 +109,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         num_spans = plan.layouts.usual.num_spans
         owners = share_out(range(rank, num_shards, world), num_spans, memory.workers)
         running = {shard for shard, owner in owners.items() if owner == worker}
-        own = frozenset(running)
-        turns = Turns(world, end, num_shards, own)
-        items = items_of(plan, position, turns, own)
+        items = items_of(plan, position, running)
         stretch = world * memory.workers
         # Far enough that it holds back only who is out of step with the others.
         most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch

@@ -1,8 +1,4 @@
-"""One pass over a plan, with a state after every item. Used by the thread that iterates.
-
-Puts together what gives the items: a consumer; the agreement of ranks where it ends; what places batches.
-Writes the state of where they stand.
-"""
+"""One pass over a plan, with a state after every item. Used by the thread that iterates."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ from trainpipes.engine.iterating.consumer_iterator import (
     ConsumerState,
     RunOptions,
 )
-from trainpipes.engine.iterating.epoch_end_sync import EpochEndSync
-from trainpipes.engine.iterating.prefetcher import Prefetcher
+from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position, render
@@ -86,6 +81,7 @@ class OnePass:
         options: how items are made.
         one_at_a_time: of the iterator that gives this pass's items.
         after: the number of the pass that follows one.
+        together: whether it ends where several ranks would, though it is one.
     """
 
     def __init__(
@@ -98,6 +94,7 @@ class OnePass:
         options: RunOptions = SERIAL,
         one_at_a_time: OneAtATime | None = None,
         after: Callable[[int], int] = lambda number: number + 1,
+        together: bool = False,
     ) -> None:
         self._plan = plan
         self._after = after
@@ -111,6 +108,7 @@ class OnePass:
         self.left = False
         self.one_at_a_time = one_at_a_time or OneAtATime()
         self._may_go_on = go_on and position.m > 0
+        self._together = together
         self._open(position)
 
     def _open(self, start: Position) -> None:
@@ -120,12 +118,10 @@ class OnePass:
         self._cursors: dict[int, str] = {}
         plan, topology = self._plan, self._topology
         consumer = ConsumerIterator(plan, topology, start, self.origin, self.options)
+        stages = plan.chain.place_stages if self.options.places else ()
         #: Gives the items, up to where all ranks end together.
-        self.items: ConsumerIterator | Prefetcher = consumer
-        if consumer.ends_at_holes:
-            self.items = EpochEndSync(consumer, topology, self.origin)
-        if self.options.places and plan.chain.place_stages:
-            self.items = Prefetcher(self.items, plan.chain.place_stages)
+        self.items = Lookahead(consumer, topology, self.origin, stages)
+        consumer.ends_at_holes |= self._together and consumer.may_end_at_holes
         # All workers of a rank begin the next pass then, also those that are not asked for anything yet.
         if self._may_go_on and plan.counted and topology.first(start.m) >= consumer.end:
             self._go_on()
@@ -145,8 +141,6 @@ class OnePass:
         """Whether the item given last is this consumer's last one of the pass."""
         if self._plan.chain.endless:
             return False
-        if not isinstance(self.items, Prefetcher):
-            self.items = Prefetcher(self.items)
         return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
 
     def standing(self) -> ConsumerState:

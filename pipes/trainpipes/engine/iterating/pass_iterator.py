@@ -9,14 +9,10 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.engine.iterating.consumer_iterator import (
-    SERIAL,
-    ConsumerIterator,
-    RunOptions,
-)
+from trainpipes.engine.iterating.consumer_iterator import SERIAL, RunOptions
+from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.iterating.one_pass import OneAtATime, OnePass
 from trainpipes.engine.iterating.pass_counter import Shared, shared_by_workers
-from trainpipes.engine.iterating.prefetcher import Prefetcher
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.iterating.worker_end import end_in_peace
 from trainpipes.errors import StateError
@@ -43,7 +39,7 @@ class PassIterator:
         self._own: tuple[int, Position] | None = None
         self._is_taken = False  # whether the pass is: the next one is another
         #: What gives its items after the first one.
-        self._rest: ConsumerIterator | Prefetcher | None = None
+        self._rest: Lookahead | None = None
         self._info = get_worker_info()
         self._shared: Shared | None = None  # what the workers of a pass have in common
         end_in_peace()
@@ -112,9 +108,7 @@ class PassIterator:
                 held = True
             if self._rest is None or self._current is None:  # none was given
                 return False
-            is_last = self._current.is_last()
-            self._rest = self._current.items
-            return is_last
+            return self._current.is_last()
         finally:
             if held:
                 self._one_at_a_time.done()

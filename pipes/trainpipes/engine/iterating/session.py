@@ -255,11 +255,7 @@ class Session:
             )
         walked = 0 if plan.counted else m
         start = replace(self.start_of(epoch), m=m - walked)
-        walk = OnePass(plan, Topology(), start)
-        if isinstance(walk.items, ConsumerIterator) and plan.counts.ends_unevenly:
-            walk.items.ends_at_holes = (
-                world > 1 and not plan.chain.ragged
-            )  # as the ranks do together
+        walk = OnePass(plan, Topology(), start, together=world > 1)
         for taken in counted(range(walked), "making the batches before it", walked, "batches"):
             try:
                 next(walk)

@@ -12,7 +12,6 @@ from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.items import Items, items_of
-from trainpipes.engine.shards.turns import Turns
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import WorkerError
 from trainpipes.state.format import Position
@@ -92,11 +91,8 @@ class WorkerReceiver:
         for m, item, text in unpacked:
             self._ready[m] = item, text
 
-    def work_ahead(self, m: int) -> None:
-        """Nothing: workers do, once they are started."""
-
-    def make_ahead(self) -> None:
-        """Nothing."""
+    def begin(self, m: int, stride: int, end: float) -> None:
+        """Nothing: workers are started when the first item is asked for."""
 
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts: as a worker said, or else where it started."""
@@ -105,7 +101,7 @@ class WorkerReceiver:
     @cached_property
     def _at_start(self) -> Items:
         """The same items, made by nobody."""
-        return items_of(self._plan, self._position, Turns(1, 0), self._own)
+        return items_of(self._plan, self._position, self._own)
 
     def close(self) -> None:
         """Let the workers go."""

@@ -26,6 +26,8 @@ class Counts:
     def __init__(self, layouts: Layouts) -> None:
         self.layouts = layouts
         self.chain = layouts.chain
+        #: Shards, each lane of theirs counted: batch m is of number ``m % num_shards``.
+        self.num_shards = layouts.chain.num_shards * layouts.lanes
 
     # What is known
 
@@ -156,7 +158,7 @@ class Counts:
     def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
         """Which of the epoch's own S sequences a shard takes: epochs of K batches follow
         each other in m, and K need not be a multiple of S."""
-        return (shard + self.shift(epoch, first_epoch)) % self.chain.num_shards
+        return (shard + self.shift(epoch, first_epoch)) % self.num_shards
 
     def span(self, shard: int, epoch: int, first_epoch: int) -> int:
         """Which of the epoch's spans a shard's rows are in."""
@@ -165,7 +167,7 @@ class Counts:
     def chunks(self, slot: int, epoch: int) -> tuple[int, int | None]:
         """First of a slot's batches that an epoch delivers, and the one after its last."""
         chain, sizes = self.chain, self.layouts.sizes
-        skipped = slots_before(chain.skip_batches, slot, chain.num_shards)
+        skipped = slots_before(chain.skip_batches, slot, self.num_shards)
         stop = chain.stop_batches
         if sizes is not None and epoch == sizes.epoch and self.known and not chain.rolling:
             # Spans do not end together: what some have left belongs to no batch.
@@ -173,7 +175,7 @@ class Counts:
             stop = count if stop is None else min(stop, count)
         if stop is None:
             return skipped, None
-        return skipped, max(skipped, slots_before(stop, slot, chain.num_shards))
+        return skipped, max(skipped, slots_before(stop, slot, self.num_shards))
 
     def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
         """Where the rows of a slot begin in an epoch; or, where the pipeline is counted, at the first row
@@ -195,7 +197,7 @@ class Counts:
     def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
         """The cursor of a shard after ``m`` batches of pass ``number`` over all ranks, where the
         pipeline is counted: in the epoch of ``m``."""
-        first, shards = self.chain.first_epoch(number), self.chain.num_shards
+        first, shards = self.chain.first_epoch(number), self.num_shards
         epoch = self.epoch_of(m, first)
         slot = self.slot(shard, epoch, first)
         at = slots_before(m + self.shift(epoch, first), slot, shards)

@@ -25,7 +25,7 @@ from trainpipes.engine.planning.chain import SAMPLE_ROWS, Inputs
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.kinds.source import RowMixture, RowStream, read_full, read_rows
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage, open_chain
+from trainpipes.kinds.stage_kinds import OpenChain, RunStage
 
 #: Rows that a schema is found from; where some columns hold only None in them, more are read, up to
 #: ``SAMPLE_ROWS``, or so many bytes.
@@ -157,7 +157,7 @@ def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     # batches is not called for rows.
     cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
     stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
-    chain = open_chain(stages, lambda _: _Runs(rows), dict(START))
+    chain = OpenChain(stages, lambda _: _Runs(rows), dict(START))
     while True:
         try:
             yield chain.next_run()

@@ -45,12 +45,16 @@ class Layouts:
         inputs: the rows that are cut.
         chain: says how.
         sizes: of batches, in an epoch in which their size was changed.
+        lanes: that take turns at each shard's batches: see ``Plan.in_lanes``.
     """
 
-    def __init__(self, inputs: Inputs, chain: Chain, sizes: BatchSizes | None = None) -> None:
+    def __init__(
+        self, inputs: Inputs, chain: Chain, sizes: BatchSizes | None = None, lanes: int = 1
+    ) -> None:
         self.inputs = inputs
         self.chain = chain
         self.sizes = sizes
+        self.lanes = lanes
         self._by_epoch: OrderedDict[int, Layout] = OrderedDict()
 
     @cached_property
@@ -80,7 +84,7 @@ class Layouts:
         stride = drawn or (chain.shard is not None and chain.shard.split == "stride")
         layout = Layout(
             self.inputs.epoch_rows or 0, size, shards, window, 1 if buffer is None else buffer,
-            whole=self.whole, rolling=chain.rolling, stride=stride,
+            whole=self.whole, rolling=chain.rolling, stride=stride, lanes=self.lanes,
         )  # fmt: skip
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 

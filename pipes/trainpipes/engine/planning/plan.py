@@ -67,10 +67,17 @@ class Plan:
     def resized(self, sizes: BatchSizes | None) -> Plan:
         """This plan for a pass in which the size of batches was changed. All that does not depend on
         it is shared."""
-        if sizes == self.layouts.sizes:
-            return self
+        return self if sizes == self.layouts.sizes else self._cut(sizes, self.layouts.lanes)
+
+    def in_lanes(self, lanes: int) -> Plan:
+        """This plan with so many lanes in place of each shard, which take turns at its batches: what can be
+        made side by side where positions follow from m. The order is the same with any number of
+        them, and no state knows of it."""
+        return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
+
+    def _cut(self, sizes: BatchSizes | None, lanes: int) -> Plan:
         plan = copy(self)
-        plan.layouts = Layouts(self.inputs, self.chain, sizes)
+        plan.layouts = Layouts(self.inputs, self.chain, sizes, lanes)
         plan.counts = Counts(plan.layouts)
         return plan
 

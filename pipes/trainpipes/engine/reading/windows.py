@@ -22,7 +22,7 @@ from weakref import ref
 from trainpipes.columns.block import Block
 from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.layout import IntArray, WindowKey
-from trainpipes.engine.pool import Pool, Urgency
+from trainpipes.engine.pool import Pool, Priority
 
 
 class WindowRows(Protocol):
@@ -77,7 +77,7 @@ class Window:
         self.first = first
         self.nbytes = 0
         self._content: Content | None = None
-        self._urgency: Urgency | None = None  # with which it is to be read, or was
+        self._is_begun = False  # whether somebody reads it, or was told to
         self.failed: Exception | None = None
         self._lock = InterruptibleLock()
 
@@ -95,7 +95,7 @@ class Window:
             if self.failed is not None:
                 raise self.failed
             if self._content is None:
-                self._urgency = Urgency.READING
+                self._is_begun = True
                 try:
                     self._content = self._read()
                 except Exception as error:
@@ -104,17 +104,12 @@ class Window:
                 self.nbytes = self._content[0].nbytes
             return self._content
 
-    @property
-    def is_read(self) -> bool:
-        """Whether its rows are there, or cannot be read."""
-        return self._content is not None or self.failed is not None
-
-    def read_in(self, pool: Pool, urgency: Urgency = Urgency.READING) -> None:
-        """Have a pool read its rows, if nobody has begun to, and it was not told as urgently before."""
-        if self._urgency is None or urgency < self._urgency:
-            self._urgency = urgency
+    def read_ahead(self, pool: Pool) -> None:
+        """Have a pool read its rows, if nobody has begun to."""
+        if not self._is_begun:
+            self._is_begun = True
             # What is let go before that is not read.
-            pool.submit(partial(_read_if_held, ref(self)), urgency)
+            pool.submit(partial(_read_if_held, ref(self)), Priority.READING_AHEAD)
 
     def take(self, positions: IntArray) -> Block:
         """The rows at positions of the window's order, int64."""
@@ -279,4 +274,4 @@ class Windows:
             if found is None:
                 return
             self._held[coming] = found
-        found.read_in(pool, Urgency.READING_AHEAD)
+        found.read_ahead(pool)

@@ -1,24 +1,40 @@
-"""What gives the items of one consumer: by arithmetic where the pipeline is counted, else shard by shard."""
+"""The items of one consumer, in the order of the global sequence: the runs of its shards, some of them made
+ahead of their turn.
+
+Where positions follow from m, several lanes take the place of each shard if that lets threads make more at
+once: lane ``m % L`` of batch m, where L is a multiple of the number of shards. Called by the thread that
+iterates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableSequence
+import math
+from collections.abc import Collection, MutableSequence, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from trainpipes.columns.block import Pieces
 from trainpipes.columns.lazy_batches import LazyBatches
-from trainpipes.columns.run import Run
+from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import Pool
+from trainpipes.engine.pool import MOST_WAITING, Pool
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.counted_items import CountedItems
-from trainpipes.engine.shards.shard_iterator import ShardItems
-from trainpipes.engine.shards.turns import Turns
+from trainpipes.engine.reading.windows import Windows
+from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
+
+#: Runs that workers of a stage are given ahead of their turn.
+SUBMITTED = 3
+#: Seconds between two items from which somebody is at work in between. Then the pool makes the next items,
+#: where they are made when they are taken: so many, once fewer than half of them are left.
+AT_WORK, MADE_AHEAD = 200e-6, 16
 
 
 class ItemRows(NamedTuple):
@@ -67,16 +83,12 @@ def known_items(run: Run) -> MutableSequence[Any]:
 class Items(Protocol):
     """The items of one consumer. Called by one thread at a time."""
 
+    def begin(self, m: int, stride: int, end: float) -> None:
+        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked for."""
+        ...
+
     def take(self, m: int) -> Any:
         """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
-        ...
-
-    def work_ahead(self, m: int) -> None:
-        """Have other threads, or workers of a stage, begin with what leads to batch ``m``."""
-        ...
-
-    def make_ahead(self) -> None:
-        """Have other threads make the items that come next."""
         ...
 
     def cursor_text(self, shard: int) -> str:
@@ -88,21 +100,127 @@ class Items(Protocol):
         ...
 
 
+class ShardItems:
+    """The items of several shards of one process.
+
+    Args:
+        plan: the pipeline's.
+        position: where they start.
+        shards: how many they are.
+        windows: shared by them.
+        pool: makes runs ahead of their use; None to make them when they are asked for.
+        unroll: gives the items of a run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        position: Position,
+        shards: int,
+        windows: Windows | MixedWindows,
+        pool: Pool | None,
+        unroll: Unroll = Run.unroll,
+    ) -> None:
+        self._counted = plan.counted
+        self._position = position
+        self._lanes = plan.counts.num_shards
+        self._own = shards * plan.layouts.lanes
+        self._opener = ShardOpener(plan, windows, self._own)
+        self._pool = pool
+        self._unroll = unroll
+        self._iterators: dict[int, ShardIterator] = {}
+        #: The batch that each lane needs its next run for, where that is not in work; the lanes where it is.
+        self._due: list[tuple[int, int]] = []
+        self._in_work: set[int] = set()
+        self._most = 0 if pool is None else pool.threads + MOST_WAITING
+        self._stride = 0  # from one batch to the next
+        self._made_to = 0  # the batch up to which the pool makes items
+        self._given = math.inf  # when the last item was given
+
+    def begin(self, m: int, stride: int, end: float) -> None:
+        """Have windows of all lanes known, so that none reads again what another has, and runs in work."""
+        if self._pool is None and self._opener.has_workers:
+            self._most = SUBMITTED
+        self._stride = stride
+        for first in range(m, m + stride * self._own, stride):
+            if first < end:
+                lane = first % self._lanes
+                self._of(lane)
+                heappush(self._due, (first, lane))
+        self._work_ahead()
+
+    def take(self, m: int) -> Any:
+        """Batch ``m``, or ENDED if its shard has no more."""
+        lane = m % self._lanes
+        found = self._of(lane)
+        comes_to_run = not found.left
+        if self._pool is not None and perf_counter() - self._given > AT_WORK:
+            self._make_ahead(m, self._pool)
+        item = found.take()
+        if comes_to_run and self._most:
+            self._in_work.discard(lane)
+            if item is not ENDED:
+                heappush(self._due, (m + (found.left + 1) * self._lanes, lane))
+            self._work_ahead()
+        self._given = perf_counter()
+        return item
+
+    def _make_ahead(self, m: int, pool: Pool) -> None:
+        """Have the pool make the items after batch ``m`` that would be made when they are taken."""
+        first = max(m + self._stride, self._made_to)
+        if not self._stride or first > m + MADE_AHEAD // 2 * self._stride:
+            return
+        self._made_to = m + (MADE_AHEAD + 1) * self._stride
+        coming: list[tuple[LazyBatches, int]] = []
+        for number in range(first, self._made_to, self._stride):
+            ahead = (number - m) // self._lanes  # items of its lane before it
+            coming += self._of(number % self._lanes).late(ahead)
+        if coming:
+            pool.submit(partial(_make_items, coming))
+
+    def _work_ahead(self) -> None:
+        """Have those runs in work that are needed first."""
+        while self._due and len(self._in_work) < self._most:
+            _, lane = heappop(self._due)
+            self._in_work.add(lane)
+            self._of(lane).work_ahead()
+
+    def cursor_text(self, shard: int) -> str:
+        """Where a shard's next item starts, as it stands in a state."""
+        return "" if self._counted else self._of(shard).cursor_text()
+
+    def close(self) -> None:
+        """Let the windows go."""
+        self._opener.windows.close()
+
+    def _of(self, lane: int) -> ShardIterator:
+        found = self._iterators.get(lane)
+        if found is None:
+            found = self._iterators[lane] = ShardIterator(
+                self._opener, lane, self._position, self._pool, self._unroll
+            )
+        return found
+
+
+def _make_items(coming: Sequence[tuple[LazyBatches, int]]) -> None:
+    """Make items that wait for that; those that have been taken are passed over."""
+    for items, place in coming:
+        items[place]
+
+
 def items_of(
     plan: Plan,
     position: Position,
-    turns: Turns,
     shards: Collection[int],
     pool: Pool | None = None,
     alone: bool = False,
     with_rows: bool = False,
-) -> Items:
+) -> ShardItems:
     """The items of some shards of a pass, from a position on.
 
     Args:
         plan: the pipeline's.
         position: where to start.
-        turns: which batches will be asked for.
         shards: those that they are of.
         pool: works ahead; None for no other thread.
         alone: whether the pool only reads windows.
@@ -110,12 +228,22 @@ def items_of(
     """
     if with_rows:
         _keep_pieces(plan)
+    makers = None if alone else pool
+    plan = plan.in_lanes(_lanes(plan, len(shards), makers))
     windows = open_windows(plan, pool, position.epoch)
-    unroll = known_items if with_rows else Run.unroll
-    if plan.counted and not isinstance(windows, MixedWindows):
-        return CountedItems(plan, position, turns, windows, pool, alone, unroll)
-    own = None if alone else pool
-    return ShardItems(plan, position, shards, windows, own, unroll)
+    return ShardItems(
+        plan, position, len(shards), windows, makers, known_items if with_rows else Run.unroll
+    )
+
+
+def _lanes(plan: Plan, shards: int, pool: Pool | None) -> int:
+    """Lanes of each shard: so many that every thread has a run to make. Rows that come as they stand in
+    the files are best read in one go."""
+    chain = plan.chain
+    as_they_stand = chain.shuffle is None and all(s is chain.batch for s in chain.after_on_rows)
+    if pool is None or not plan.counted or as_they_stand or not shards:
+        return 1
+    return -(-(pool.threads + 1) // shards)
 
 
 def _keep_pieces(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The general way, for pipelines that are not counted: the stages of a shard, opened at a cursor.
+"""The stages of a shard, opened at a cursor.
 
 Owned by one consumer, or by a mix for each of its sources; called by the thread that makes a shard's next
 run.
@@ -6,7 +6,7 @@ run.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from trainpipes.columns.run import RunSource, innermost
@@ -15,7 +15,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.shard_rows import ShardRows
 from trainpipes.kinds.source import MixedWindows, RowSource
-from trainpipes.kinds.stage_kinds import open_chain
+from trainpipes.kinds.stage_kinds import OpenChain, RunStage
 
 #: Rows and bytes of rows in a run, about; whole batches where there are any.
 RUN_ROWS, RUN_BYTES = 2048, 4 << 20
@@ -66,6 +66,11 @@ class ShardOpener:
         found = rows_at_a_time(plan, most)
         self.run_rows = found if run_rows is None else min(found, run_rows)
 
+    @cached_property
+    def has_workers(self) -> bool:
+        """Whether workers of a stage can be given a run before its turn; asked when these are settled."""
+        return any(isinstance(s, RunStage) and s.has_workers for s in self.plan.chain.after)
+
     @property
     def divisible(self) -> bool:
         """Whether there can be smaller runs."""
@@ -82,7 +87,7 @@ class ShardOpener:
 
     def open(
         self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
-    ) -> RunSource:
+    ) -> OpenChain:
         """The runs of one shard.
 
         Args:
@@ -97,7 +102,7 @@ class ShardOpener:
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        return open_chain(chain.after, partial(self._rows, shard, rows, first_epoch), state)
+        return OpenChain(chain.after, partial(self._rows, shard, rows, first_epoch), state)
 
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]

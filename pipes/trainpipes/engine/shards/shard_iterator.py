@@ -1,22 +1,20 @@
-"""One shard, one item at a time, with its cursor: the general way, for pipelines that are not counted.
+"""One shard, or a lane of it, one item at a time, with its cursor.
 
 Called by the thread that iterates; a thread pool makes the next run while the one at hand is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableSequence
+from collections.abc import MutableSequence
 from functools import partial
 from typing import Any
 
-from trainpipes.columns.run import Run, Unroll
-from trainpipes.engine.planning.plan import Plan
+from trainpipes.columns.lazy_batches import LazyBatches
+from trainpipes.columns.run import Unroll
 from trainpipes.engine.pool import Pool, Ticket
-from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, is_about_a_row, raise_placed
 from trainpipes.errors import DataError
-from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.cursor import cursor_text
 from trainpipes.state.format import Position
 
@@ -35,7 +33,7 @@ class ShardIterator:
 
     Args:
         opener: of the process.
-        shard: which shard.
+        shard: which shard, or which lane.
         position: where the shards start.
         pool: makes the next run ahead of its use; None to make it when it is asked for.
         unroll: gives the items of a run.
@@ -64,9 +62,19 @@ class ShardIterator:
         self._k = 0
         self._ticket: Ticket | None = None
 
+    @property
+    def left(self) -> int:
+        """Items left of the run at hand."""
+        return 0 if self._run is None else self._run.last - self._k
+
+    def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
+        """The item after so many others, where it waits to be taken before it is made."""
+        is_late = ahead < self.left and isinstance(self._items, LazyBatches)
+        return [(self._items, self._k + ahead)] if is_late else []
+
     def take(self) -> Any:
         """The shard's next item; ENDED if there is none, and then ever after."""
-        while self._run is None or self._k >= self._run.last:
+        while not self.left:
             if self._ended:
                 return ENDED
             self._next_run()
@@ -93,14 +101,16 @@ class ShardIterator:
             return
         self._run, self._items = found
         self._k = self._run.first
-        if self._pool is not None:
-            self.work_ahead()
 
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
         if self._ticket is None and not self._ended:
             make = partial(_next_run, self._runs, self._unroll)  # a method would make a cycle
-            self._ticket = Ticket(make) if self._pool is None else self._pool.submit(make)
+            if self._pool is None:
+                self._runs.begin()
+                self._ticket = Ticket(make)
+            else:
+                self._ticket = self._pool.submit(make)
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to where the items that were given end, and raise, unless smaller runs may put the error
@@ -140,61 +150,3 @@ def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequen
     """The next run's items, and where they stand; its rows are let go. None at the end."""
     found = runs.next()
     return None if found is None else (found[0], unroll(found[1]))
-
-
-class ShardItems:
-    """The items of several shards of one process.
-
-    Args:
-        plan: the pipeline's.
-        position: where they start.
-        shards: which they are.
-        windows: shared by them.
-        pool: makes runs ahead of their use; None to make them when they are asked for.
-        unroll: gives the items of a run.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        position: Position,
-        shards: Collection[int],
-        windows: Windows | MixedWindows,
-        pool: Pool | None,
-        unroll: Unroll = Run.unroll,
-    ) -> None:
-        self._plan = plan
-        self._position = position
-        self._opener = ShardOpener(plan, windows, len(shards))
-        self._pool = pool
-        self._unroll = unroll
-        self._iterators: dict[int, ShardIterator] = {}
-
-    def take(self, m: int) -> Any:
-        """Batch ``m``, or ENDED if its shard has no more."""
-        return self._of(m % self._plan.chain.num_shards).take()
-
-    def work_ahead(self, m: int) -> None:
-        """Have a shard's next run in work: that of batch ``m``."""
-        found = self._of(m % self._plan.chain.num_shards)
-        if self._pool is not None:
-            found.work_ahead()
-
-    def close(self) -> None:
-        """Let the windows go."""
-        self._opener.windows.close()
-
-    def make_ahead(self) -> None:
-        """Nothing: items are made with their run."""
-
-    def cursor_text(self, shard: int) -> str:
-        """Where a shard's next item starts, as it stands in a state."""
-        return self._of(shard).cursor_text()
-
-    def _of(self, shard: int) -> ShardIterator:
-        found = self._iterators.get(shard)
-        if found is None:
-            found = self._iterators[shard] = ShardIterator(
-                self._opener, shard, self._position, self._pool, self._unroll
-            )
-        return found

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeGuard
 
-from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.opener import ShardOpener
 from trainpipes.engine.shards.shard_rows import end_epoch
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 from trainpipes.kinds.source import Place
+from trainpipes.kinds.stage_kinds import RAISED_STOP, OpenChain
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class ShardRuns:
         self._start = cursor
         self._at = int(cursor["at"])  # batches of the slot before the next run
         self._placed: PlacedRun | None = None  # the last run of the epoch
-        self._opened: RunSource | None = None
+        self._opened: OpenChain | None = None
         # Windows that this shard needs are kept until it comes to them.
         self._opener.expect(self._shard, self._first_epoch, cursor)
 
@@ -111,16 +112,29 @@ class ShardRuns:
                 end_epoch(self._guard, layout, self._shard, self.epoch)
                 self._enter(self.epoch + 1)
 
+    def begin(self) -> None:
+        """Have workers of a stage begin with the next run."""
+        if self._opener.has_workers and not self._is_over:
+            self._open().begin()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the epoch has no more to deliver of this shard."""
+        return self._until is not None and self._at >= self._until
+
     def _next_run(self) -> Run | None:
-        if self._until is not None and self._at >= self._until:
+        if self._is_over:
             return None
+        try:
+            return self._open().next_run()
+        except StopIteration:
+            return None
+
+    def _open(self) -> OpenChain:
         if self._opened is None:
             state = {key: value for key, value in self._start.items() if key != "at"}
             self._opened = self._opener.open(self._shard, state, self._first_epoch, self.singly)
-        try:
-            return self._opened.next_run()
-        except StopIteration:
-            return None
+        return self._opened
 
 
 def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
@@ -131,7 +145,7 @@ def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
 def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
     """Raise an error from below, which says where its row stands."""
     if isinstance(error, StopIteration):
-        raise RuntimeError("a function that was called for rows raised StopIteration") from error
+        raise RuntimeError(RAISED_STOP) from error
     if isinstance(error, Exception):
         say_where(error, plan)
     raise error

@@ -205,6 +205,6 @@ def _not_a_pipeline(stage: str, given: Any) -> str:
     if isinstance(inner, Pipeline):  # a loader of one
         write = "=pipe, num_workers=..."
     return (
-        f"PipelineDataModule({stage}) takes a trainpipes Pipeline, or several in a list or dict, got "
-        f"{shown(given)}: write PipelineDataModule({stage}{write})"
+        f"PipelineDataModule({stage}) must be a trainpipes Pipeline, or several in a list or dict, got "
+        f"{shown(given)}; write PipelineDataModule({stage}{write})"
     )

@@ -22,8 +22,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import estimated_length, no_length
 from trainpipes.pipeline import Pipeline
-from trainpipes.stages.pin import Pin
-from trainpipes.stages.to import To
+from trainpipes.stages.device import Pin, To
 
 need("transformers", "trainpipes.integrations.transformers", oldest="5.3")
 need("accelerate", "trainpipes.integrations.transformers")

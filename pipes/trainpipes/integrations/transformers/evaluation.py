@@ -16,7 +16,7 @@ from transformers.trainer_pt_utils import find_batch_size
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
-from trainpipes.stages.sharding_filter import ShardingFilter
+from trainpipes.stages.order import ShardingFilter
 
 __all__ = ["EvaluationLoader", "every_row"]
 

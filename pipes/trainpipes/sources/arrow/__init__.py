@@ -1,8 +1,7 @@
 """Arrow tables, in memory and in files.
 
-reader         rows of files in order
 from_arrow     the stage for a table in memory
 layout         where the record batches of a file lie
 saved_dataset  folders of save_to_disk
-read_arrow     the stage for files
+read_arrow     the stage for files, and the format
 """

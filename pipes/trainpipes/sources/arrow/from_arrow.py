@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.text import amount, shown
-from trainpipes.columns.arrays import gathered
+from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage_kinds import Source
-from trainpipes.sources.arrow.reader import take_rows
 
 #: Rows in a block, so that a shuffle has blocks to put in another order.
 BLOCK_ROWS = 8192

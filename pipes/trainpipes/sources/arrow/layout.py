@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.format import Layout, packed, unpacked
+from trainpipes.sources.files.format import Layout, packed
+from trainpipes.sources.files.schema import plain
 
 #: Gives bytes ``start`` to ``stop`` of a file, of several ranges at once.
 Fetch = Callable[[list[tuple[int, int]]], list[bytes]]
@@ -61,60 +63,25 @@ class Message:
     delta: bool = False
 
 
-@dataclass
-class ArrowLayout:
-    """The messages of an Arrow file.
+def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
+    """Where the messages of the schema and the dictionaries lie that a record batch is decoded with; none
+    where a file has no dictionaries.
 
     Args:
-        schema: where the schema's message begins and ends.
-        batches: record batches in order, those without rows left out.
-        dictionaries: each with the number of batches that stand before it.
+        about: what the layout has kept besides.
+        batch: its number.
     """
-
-    schema: tuple[int, int]
-    batches: list[Message] = field(default_factory=list)
-    dictionaries: list[tuple[int, Message]] = field(default_factory=list)
-
-    def kept(self, schema: pa.Schema) -> Layout:
-        """What an index keeps of it."""
-        rows, start, stop, compressed = (
-            np.array([getattr(batch, name) for batch in self.batches], dtype=np.int64)
-            for name in ("rows", "start", "stop", "compressed")
-        )
-        messages = [
-            [before, one.start, one.stop, one.dictionary, one.delta]
-            for before, one in self.dictionaries
-        ]
-        extra = packed(span=self.schema, dictionaries=messages, compressed=compressed)
-        return Layout(rows, start, stop, schema, extra)
-
-    @staticmethod
-    def of(layout: Layout) -> ArrowLayout:
-        """The messages of a file of which this was kept."""
-        extra = unpacked(layout.extra)
-        columns = (layout.start, layout.stop, layout.rows, extra["compressed"].astype(bool))
-        each = zip(*(column.tolist() for column in columns), strict=True)
-        return ArrowLayout(
-            tuple(extra["span"]),
-            [Message(start, stop, BATCH, rows, small) for start, stop, rows, small in each],
-            [
-                (before, Message(start, stop, DICTIONARY, dictionary=number, delta=delta))
-                for before, start, stop, number, delta in extra["dictionaries"]
-            ],
-        )
-
-    def needed(self, batch: int) -> list[Message]:
-        """The dictionaries that a record batch is decoded with, in order."""
-        found: dict[int, list[Message]] = {}
-        for before, message in self.dictionaries:
-            if before <= batch:
-                earlier = found.get(message.dictionary, []) if message.delta else []
-                found[message.dictionary] = [*earlier, message]
-        return sorted((m for each in found.values() for m in each), key=lambda m: m.start)
+    if about["dictionaries"] is None:
+        return []
+    found: dict[int, list[tuple[int, int]]] = {}
+    for before, start, stop, number, delta in about["dictionaries"]:
+        if before <= batch:
+            found[number] = [*(found.get(number, ()) if delta else ()), (start, stop)]
+    return [tuple(about["schema"]), *sorted(one for each in found.values() for one in each)]
 
 
-def read_layout(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
-    """The layout and the schema of an Arrow file of ``size`` bytes.
+def read_layout(fetch: Fetch, size: int) -> Layout:
+    """The record batches of an Arrow file of ``size`` bytes.
 
     Raises:
         BadFileError: it is none, or is damaged; says how.
@@ -131,25 +98,46 @@ def read_layout(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
         raise BadFileError("a Parquet file: use read_parquet()")
     try:
         if head.startswith(MAGIC):
-            return _file(fetch, size, head)
+            return _kept(*_file(fetch, size, head))
         if head[:4] == b"\xff\xff\xff\xff":
-            return _stream(fetch, size)
+            return _kept(*_stream(fetch, size))
     except (struct.error, IndexError) as error:
         raise BadFileError(f"damaged: a header cannot be understood ({error})") from error
     raise BadFileError(f"not an Arrow file (starts with {head[:8]!r})")
 
 
-def _stream(fetch: Fetch, size: int) -> tuple[ArrowLayout, pa.Schema]:
-    layout, schema, nodes = _begun(fetch, 0, size)
-    at = layout.schema[1]
+def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
+    """What an index keeps of the messages of a file; record batches without rows are left out."""
+    batches: list[tuple[int, int, int]] = []
+    dictionaries = []
+    for one in messages[1:]:
+        if one.kind == DICTIONARY:
+            dictionaries.append([len(batches), one.start, one.stop, one.dictionary, one.delta])
+        elif one.kind != BATCH:
+            raise BadFileError(f"damaged: a message of kind {one.kind} at byte {one.start:,}")
+        elif one.rows:
+            batches.append((one.rows, one.start, one.stop))
+    rows, start, stop = np.array(batches, dtype=np.int64).reshape(-1, 3).T
+    encoded = any(_encoded(field.type) for field in schema)
+    extra = packed(
+        schema=[messages[0].start, messages[0].stop],
+        compressed=any(one.compressed for one in messages),
+        dictionaries=dictionaries if encoded else None,
+    )
+    return Layout(rows, start, stop, pa.schema([plain(field) for field in schema]), extra)
+
+
+def _stream(fetch: Fetch, size: int) -> tuple[list[Message], pa.Schema]:
+    first, schema, nodes = _begun(fetch, 0, size)
+    found, at = [first], first.stop
     while at < size:
         message = _message(fetch, at, size, nodes)
         if message is None:
             _check_end(fetch, at + END, size)
             break
-        _add(layout, message)
+        found.append(message)
         at = message.stop
-    return layout, schema
+    return found, schema
 
 
 def _check_end(fetch: Fetch, at: int, size: int) -> None:
@@ -161,7 +149,7 @@ def _check_end(fetch: Fetch, at: int, size: int) -> None:
         )
 
 
-def _file(fetch: Fetch, size: int, head: bytes) -> tuple[ArrowLayout, pa.Schema]:
+def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schema]:
     tail = fetch([(max(0, size - 10), size)])[0]
     if size < 30 or tail[-6:] != MAGIC:
         raise BadFileError(f"cut short: {size:,} bytes, its footer is missing")
@@ -170,25 +158,23 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[ArrowLayout, pa.Schema]
         raise BadFileError(f"damaged: {size:,} bytes long, and its footer would have {length:,}")
     end = size - 10 - length
     footer = fetch([(end, size - 10)])[0]
-    first = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
-    layout, schema, nodes = _begun(fetch, first, size)
+    begin = len(head) - len(head[len(MAGIC) :].lstrip(b"\0"))
+    first, schema, nodes = _begun(fetch, begin, size)
     if not _schema_of(footer, tail).equals(schema, check_metadata=True):
         raise BadFileError("damaged: its footer and its first message have different schemas")
     table = _Table.root(footer)
-    spans = [layout.schema]
-    for number in (2, 3):  # dictionaries, record batches
-        blocks = table.blocks(number)
-        if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
-            raise BadFileError("damaged: its footer names bytes that it does not have")
-        heads = fetch([(start, start + header) for start, header, _ in blocks])
-        for (start, header, body), head in zip(blocks, heads, strict=True):
-            message = _message(fetch, start, size, nodes, head)
-            if message is None or message.stop != start + header + body:
-                raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
-            _add(layout, message)
-            spans.append((message.start, message.stop))
-    _check_side_by_side(spans, end)
-    return layout, schema
+    blocks = [*table.blocks(2), *table.blocks(3)]  # dictionaries, record batches
+    if any(start < 0 or header < 8 or start + header > size for start, header, _ in blocks):
+        raise BadFileError("damaged: its footer names bytes that it does not have")
+    heads = fetch([(start, start + header) for start, header, _ in blocks])
+    found = [first]
+    for (start, header, body), said in zip(blocks, heads, strict=True):
+        message = _message(fetch, start, size, nodes, said)
+        if message is None or message.stop != start + header + body:
+            raise BadFileError(f"damaged: its footer and its message at byte {start:,} differ")
+        found.append(message)
+    _check_side_by_side([(one.start, one.stop) for one in found], end)
+    return found, schema
 
 
 def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
@@ -214,15 +200,14 @@ def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
             )
 
 
-def _begun(fetch: Fetch, at: int, size: int) -> tuple[ArrowLayout, pa.Schema, struct.Struct]:
-    """A layout with the schema's message, the schema, and the nodes that each record batch has."""
+def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct.Struct]:
+    """The schema's message, the schema, and the nodes that each record batch has."""
     first = _message(fetch, at, size)
     if first is None or first.kind != SCHEMA:
         raise BadFileError("damaged: it does not begin with a schema")
-    span = first.start, first.stop
     try:
-        schema = pa.ipc.read_schema(pa.py_buffer(fetch([span])[0]))
-        return ArrowLayout(span), schema, _nodes(schema)
+        schema = pa.ipc.read_schema(pa.py_buffer(fetch([(first.start, first.stop)])[0]))
+        return first, schema, _nodes(schema)
     except (pa.ArrowException, OSError) as error:
         raise BadFileError(f"damaged schema: {one_line(error)}") from error
 
@@ -243,13 +228,12 @@ def _fields(kind: pa.DataType) -> int:
     return 1 + sum(_fields(kind.field(n).type) for n in range(kind.num_fields))
 
 
-def _add(layout: ArrowLayout, message: Message) -> None:
-    if message.kind == DICTIONARY:
-        layout.dictionaries.append((len(layout.batches), message))
-    elif message.kind == BATCH and message.rows:
-        layout.batches.append(message)
-    elif message.kind not in (DICTIONARY, BATCH):
-        raise BadFileError(f"damaged: a message of kind {message.kind} at byte {message.start:,}")
+def _encoded(kind: pa.DataType) -> bool:
+    """Whether values of a type, or some within, come by a dictionary."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _encoded(kind.storage_type)
+    inner = (kind.field(n).type for n in range(kind.num_fields))
+    return bool(pa.types.is_dictionary(kind)) or any(map(_encoded, inner))
 
 
 def _message(

@@ -1,44 +1,33 @@
-"""``read_arrow``: rows of Arrow files, record batch by record batch.
-
-The stage and its source, made by the thread that plans; what is open is shared by the readers of a process,
-which several threads use.
-"""
+"""``read_arrow``: rows of Arrow files, record batch by record batch. The stage, and the format."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.columns.arrays import check_sound, gathered
+from trainpipes.columns.arrays import check_sound, gathered, take_rows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.arrow.layout import ArrowLayout, read_layout
-from trainpipes.sources.arrow.reader import ArrowReader, take_rows
+from trainpipes.sources.arrow.layout import read_layout, spans_before
 from trainpipes.sources.arrow.saved_dataset import saved_files
-from trainpipes.sources.files.block_reader import explained
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import FileBytes, LocalBytes, MappedFiles, open_bytes
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import FileRows, cut_evenly
-from trainpipes.sources.files.format import Layout
+from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_source import NumberedFiles
+from trainpipes.sources.files.format import Format, Layout, unpacked
 from trainpipes.sources.files.index_store import IndexStore
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.schema import cast_to, different_schemas, one_schema, plain
-from trainpipes.sources.remote.retry import Requests
+from trainpipes.sources.files.schema import different_schemas, one_schema
 
-SUFFIXES = (".arrow", ".arrows", ".feather", ".ipc")
 #: Files of which the first record batch is decoded to tell the size of a row.
 SAMPLED = 4
-#: Errors for which a record batch is damaged.
-BAD = (BadFileError, pa.ArrowException, OSError, ValueError)
 
 
 class ReadArrow(FileReader):
@@ -103,185 +92,87 @@ class ReadArrow(FileReader):
                 f"read_arrow(split) is the name of a split, such as 'train', got {self.split!r}"
             )
 
-    def open_files(self, files: Sequence[Stage]) -> ArrowFiles:
+    def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = self.listed(files, SUFFIXES)
-        listed = saved_files(listed, self.split, str(self))
-        store = IndexStore(listed, self.name, "Arrow", "", self.options["index"])
-        store.complete(lambda job: _look(job.data), str(self))
-        return ArrowFiles(store, self.columns, self.block_rows, str(self))
-
-
-def _look(data: FileBytes) -> Layout:
-    """The record batches of a file."""
-    if isinstance(data, LocalBytes):
-        content = memoryview(data.mapped())
-
-        def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
-            return [bytes(content[start:stop]) for start, stop in parts]
-    else:
-
-        def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
-            return [bytes(part) for part in data.read(parts)]
-
-    layout, schema = read_layout(fetch, data.size)
-    return layout.kept(pa.schema([plain(field) for field in schema]))
-
-
-class ArrowFiles(FileRows, RandomAccessSource):
-    """Rows of Arrow files. Can be pickled; holds about 200 bytes a record batch.
-
-    Args:
-        store: the files, and their record batches.
-        columns: names of columns; None for all.
-        block_rows: rows of a block; None for a record batch.
-        asker: the stage, for messages.
-
-    Attributes:
-        schema: Arrow schema of every table that a reader gives.
-    """
-
-    def __init__(
-        self,
-        store: IndexStore,
-        columns: Sequence[str] | None,
-        block_rows: int | None,
-        asker: str,
-    ) -> None:
-        files, layouts = store.files, store.layouts()
-        self.kept_in = store.kept_in
-        self.layouts = [ArrowLayout.of(layout) for layout in layouts]
-        # The rows of each file's batches begin with these, and their number at the end.
-        counts = [[batch.rows for batch in layout.batches] for layout in self.layouts]
-        self.batch_rows = [np.cumsum([0, *each], dtype=np.int64) for each in counts]
-        if block_rows is None:
-            edges = self.batch_rows
-        else:
-            edges = [cut_evenly(int(rows[-1]), block_rows) for rows in self.batch_rows]
-        super().__init__(files, edges)
-        self.sizes = store.sizes
-        different = different_schemas(files.names, [layout.schema for layout in layouts])
-        self.schema: pa.Schema = one_schema(different, columns, asker)
-        # Of all files: the number of each batch's first row, and the file that it is in.
-        flat = [0, *(rows for each in counts for rows in each)]
-        self.first_rows: IntArray = np.cumsum(flat, dtype=np.int64)
-        self.first_batch: IntArray = np.cumsum([0, *map(len, counts)])
-        self._open = OpenFiles()
-        self.row_bytes = self._row_bytes()
-        sizes = [
-            np.cumsum([0, *(b.stop - b.start for b in found.batches)]) for found in self.layouts
-        ]
-        each = zip(edges, self.batch_rows, sizes, strict=True)
-        spread = [np.diff(np.interp(edge, rows, size)) for edge, rows, size in each]
-        self.block_bytes: npt.NDArray[np.float64] = np.concatenate(spread)
-
-    def _row_bytes(self) -> float | None:
-        some = [file for file, layout in enumerate(self.layouts) if layout.batches]
-        some = some[:: -(-len(some) // SAMPLED) or 1]
-        requests = Requests(self.files.retry_seconds)
-        rows = sum(self.layouts[file].batches[0].rows for file in some)
-        size = sum(self.batch(file, 0, requests).nbytes for file in some)
-        return size / rows if rows else None
-
-    def reader(self) -> ArrowReader:
-        return ArrowReader(self)
-
-    def batch(
-        self,
-        file: int,
-        number: int,
-        requests: Requests,
-        fetched: memoryview | None = None,
-        rows: IntArray | None = None,
-    ) -> pa.RecordBatch:
-        """A record batch of a file, or some rows of it, in the source's schema.
-
-        Args:
-            file: the file.
-            number: of the batch in it.
-            requests: makes those to servers.
-            fetched: the batch's bytes, where they are here already.
-            rows: numbers of rows in the batch; None for all.
-
-        Raises:
-            DataError: it cannot be had, or not decoded; says why and where.
-        """
-        place = Place(self.files.names[file], row=int(self.batch_rows[file][number]))
-        with explained(place, "the record batch here cannot be decoded", self.kept_in, BAD):
-            raw = self._raw(file, number, requests, fetched, place)
-            return self._fitted(raw if rows is None else gathered(raw, rows), place)
-
-    def _raw(
-        self, file: int, number: int, requests: Requests, fetched: memoryview | None, place: Place
-    ) -> pa.RecordBatch:
-        layout = self.layouts[file]
-        message = layout.batches[number]
-        whole: pa.Buffer | None = None
-        if is_local(self.files.system(file)):
-            whole = self._open.buffer(self.files, file, place)
-            body = whole.slice(message.start, message.stop - message.start)
-            if not layout.dictionaries:
-                schema = self._open.schema(file, whole.slice(*_span(layout.schema)))
-                found = pa.ipc.read_record_batch(body, schema)
-                if not self._open.checked(file, number):
-                    _check(found, message.rows)
-                    self._open.check(file, number)
-                return found
-        else:
-            body = self.fetch(file, number, requests) if fetched is None else fetched
-        parts = [layout.schema, *((m.start, m.stop) for m in layout.needed(number))]
-        if whole is not None:
-            before = [whole.slice(*_span(part)) for part in parts]
-        else:
-            before = open_bytes(self.files, file, requests).read(parts)
-        options = pa.ipc.IpcReadOptions(use_threads=False)
-        stream = pa.ipc.open_stream(pa.BufferReader(b"".join([*before, body])), options=options)
-        found = stream.read_next_batch()
-        _check(found, message.rows)
+        format = ArrowFormat()
+        listed = saved_files(self.listed(files, format.suffixes), self.split, str(self))
+        store = IndexStore(listed, self.name, format.name, "", self.options["index"])
+        store.complete(lambda job: format.scan(job.data), str(self))
+        layouts, rows, edges = store.layouts(), self.block_rows, None
+        if rows is not None:
+            edges = [cut_evenly(int(layout.rows.sum()), rows) for layout in layouts]
+        different = different_schemas(listed.names, [layout.schema for layout in layouts])
+        schema = one_schema(different, self.columns, str(self))
+        found = NumberedFiles(store, format, edges=edges, columns=self.columns, schema=schema)
+        found.row_bytes = found.sampled(SAMPLED)
         return found
 
-    def fetch(self, file: int, number: int, requests: Requests) -> memoryview:
-        """The bytes of a record batch of a file on another machine."""
-        message = self.layouts[file].batches[number]
-        data = open_bytes(self.files, file, requests)
-        return data.read([(message.start, message.stop)])[0]
 
-    def _fitted(self, batch: pa.RecordBatch, place: Place) -> pa.RecordBatch:
-        columns = [
-            cast_to(batch.column(batch.schema.get_field_index(field.name)), field, lambda: place)
-            for field in self.schema
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+class ArrowFormat(Format):
+    """Record batches of Arrow files and streams. Those of local files are not copied, unless they are
+    compressed."""
 
-    def take(self, index: IntArray) -> pa.Table:
-        unfit = next((file for file in range(len(self.files)) if not self._by_number(file)), None)
-        if unfit is not None:
-            raise ConfigError(
-                "rows can be chosen by number in Arrow files that are on this machine, not compressed and "
-                f"without dictionaries, and {self.files.names[unfit]} is not: write it anew, or shuffle "
-                "within a buffer",
-                path=self.files.names[unfit],
-            )
-        requests = Requests(self.files.retry_seconds)
+    name, suffixes = "Arrow", (".arrow", ".arrows", ".feather", ".ipc")
+    random_access = True
+    fit = "Arrow files that are on this machine, not compressed and without dictionaries"
+    otherwise = "write it anew, or shuffle within a buffer"
 
-        def of_batch(number: int, rows: IntArray) -> pa.RecordBatch:
-            file = int(np.searchsorted(self.first_batch, number, side="right")) - 1
-            own = number - int(self.first_batch[file])
-            return self.batch(file, own, requests, rows=rows)
+    def scan(self, file: FileBytes) -> Layout:
+        def fetch(parts: list[tuple[int, int]]) -> list[bytes]:
+            return [bytes(part) for part in _parts(file, parts)]
 
-        if not len(index):
-            return pa.Table.from_batches([], self.schema)
-        return take_rows(of_batch, self.first_rows, index)
+        return read_layout(fetch, file.size)
 
-    def _by_number(self, file: int) -> bool:
-        layout = self.layouts[file]
-        plain = not layout.dictionaries and not any(b.compressed for b in layout.batches)
-        return plain and is_local(self.files.system(file))
+    def ranges(
+        self, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> list[tuple[int, int]]:
+        before = spans_before(_about(layout.extra), block)
+        return [*before, *super().ranges(layout, block, columns)]
+
+    def decode(
+        self, data: FileBytes, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        *before, body = _parts(data, self.ranges(layout, block, columns))
+        if before:
+            options = pa.ipc.IpcReadOptions(use_threads=False)
+            whole = pa.BufferReader(b"".join([*before, body]))
+            found = pa.ipc.open_stream(whole, options=options).read_next_batch()
+        else:
+            found = pa.ipc.read_record_batch(pa.py_buffer(body), layout.schema)
+        check = partial(_check, found, int(layout.rows[block]))
+        if data.local:
+            data.once(block, check)  # it is the same memory each time
+        else:
+            check()
+        yield found
+
+    def take(
+        self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
+    ) -> list[pa.RecordBatch]:
+        def of_batch(number: int, own: IntArray) -> pa.RecordBatch:
+            return gathered(next(self.decode(data, layout, number, columns)), own)
+
+        firsts = np.append(0, np.cumsum(layout.rows))
+        found: list[pa.RecordBatch] = take_rows(of_batch, firsts, rows).to_batches()
+        return found
+
+    def unfit(self, layout: Layout, local: bool) -> bool:
+        about = _about(layout.extra)
+        return not local or about["compressed"] or about["dictionaries"] is not None
 
 
-def _span(part: tuple[int, int]) -> tuple[int, int]:
-    """Where a part begins, and its length."""
-    return part[0], part[1] - part[0]
+@lru_cache(maxsize=4096)
+def _about(extra: bytes) -> dict[str, Any]:
+    return unpacked(extra)
+
+
+def _parts(data: FileBytes, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
+    """Bytes of a file, of a local one without a copy."""
+    content = data.mapped()
+    if content is None:
+        return data.read(ranges)
+    whole = memoryview(content)
+    return [whole[start:stop] for start, stop in ranges]
 
 
 def _check(batch: pa.RecordBatch, rows: int) -> None:
@@ -290,27 +181,3 @@ def _check(batch: pa.RecordBatch, rows: int) -> None:
         raise BadFileError(f"it has {batch.num_rows:,} rows, and its header counts {rows:,}")
     for column in batch.columns:
         check_sound(column)
-
-
-class OpenFiles(MappedFiles):
-    """Local files that are mapped, and what was found out of them. Pickled, it is empty."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._schemas: dict[int, pa.Schema] = {}
-        self._checked: set[tuple[int, int]] = set()
-
-    def schema(self, file: int, message: pa.Buffer) -> pa.Schema:
-        """A file's schema."""
-        found = self._schemas.get(file)
-        if found is None:
-            found = self._schemas[file] = pa.ipc.read_schema(message)
-        return found
-
-    def checked(self, file: int, number: int) -> bool:
-        """Whether a record batch was looked at and found to be sound."""
-        return (file, number) in self._checked
-
-    def check(self, file: int, number: int) -> None:
-        """Note that it was."""
-        self._checked.add((file, number))

@@ -12,11 +12,14 @@ import lzma
 import threading
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainpipes._internal.secrets import without_query
 from trainpipes.sources.compressed.zstd_frames import Frames
 from trainpipes.sources.files.each_file import BadFileError
+
+if TYPE_CHECKING:
+    from trainpipes.sources.files.file_bytes import FileBytes
 
 #: First bytes of a compressed file, and ends of names, by what it is compressed with.
 MAGIC = {
@@ -181,6 +184,64 @@ class _Members:
         self.entries.append((self._read - len(data), self._made))
         self._member = self._make()
         return True
+
+
+class Decompressed:
+    """The bytes of a compressed file, by their places when decompressed. Goes on where it has ended; for
+    what is before that it starts anew.
+
+    Args:
+        data: the file.
+        kind: what it is compressed with.
+        again: counts what is decompressed only to reach later bytes.
+    """
+
+    def __init__(self, data: FileBytes, kind: str, again: ReadAgain) -> None:
+        self._data, self._kind, self._again = data, kind, again
+        self._source: Any = None
+        self._stream: Stream | None = None
+        self._rest = b""
+        self._at = 0
+
+    def read(self, start: int, stop: int, entry: Entry = (0, 0)) -> bytes:
+        """Bytes ``start`` to ``stop``; fewer at the file's end.
+
+        Args:
+            start: the first one.
+            stop: behind the last one.
+            entry: a member that begins at ``start`` or before.
+
+        Raises:
+            BadFileError: they cannot be decompressed.
+        """
+        if self._stream is None or not entry[1] <= self._at <= start:
+            self.close()
+            self._source = self._data.stream(entry[0])
+            self._stream, self._at = open_stream(self._source, self._kind, entry), entry[1]
+        self._again.add(start - self._at)
+        parts = []
+        while self._at < stop:
+            self._rest = self._rest or self._stream.read()
+            if not self._rest:
+                break
+            skipped = max(0, min(len(self._rest), start - self._at))
+            part = self._rest[skipped : skipped + stop - max(self._at, start)]
+            self._rest = self._rest[skipped + len(part) :]
+            self._at += skipped + len(part)
+            parts.append(part)
+        return b"".join(parts)
+
+    def finish(self) -> None:
+        """Read to the end of the file, where checksums are."""
+        while self._stream is not None and self._stream.read():
+            pass
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._source is not None:
+            self._source.close()
+        self._source = self._stream = None
+        self._rest = b""
 
 
 class ReadAgain:

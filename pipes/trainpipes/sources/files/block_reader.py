@@ -6,25 +6,35 @@ A ``BlockReader`` is one place in the files, for one thread at a time.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
-from trainpipes.errors import DataChangedError, DataError, SchemaError, UnreachableError
+from trainpipes.columns.payload import Payload
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import DataChangedError, DataError, UnreachableError
 from trainpipes.kinds.source import Place
-from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
-from trainpipes.sources.files.file_errors import gone, located, unreachable, unreadable
+from trainpipes.sources.files.each_file import BadFileError, reason
+from trainpipes.sources.files.file_errors import changed, gone, located, unreachable, unreadable
+from trainpipes.sources.files.format import OtherBytesError
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_source import FileSource
+
+
+#: Bytes of a block that is worth a request of its own, and of smaller ones that are fetched together.
+SMALL, TOGETHER = 1 << 20, 4 << 20
+#: Bytes of a block that is fetched ahead whatever the user has said.
+FETCHED = 16 << 20
 
 
 class BlockReader:
@@ -37,134 +47,232 @@ class BlockReader:
     def __init__(self, source: FileSource) -> None:
         self._source = source
         self._requests = Requests(source.files.retry_seconds)
-        self._ahead = Ahead(self._fetch, source.fetched_bytes, source.files.prefetch_bytes)
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._rest: pa.RecordBatch | None = None
-        self._block, self._row = -1, 0
+        weakref.finalize(self, self._requests.stop)
+        most = source.files.prefetch_bytes
+        self._largest = max(FETCHED, most // 4)
+        self._wanted = _Wanted(source, self._requests)
+        self._ahead = Ahead(self._wanted.fetch, self._wanted.size, most)
+        self._first: dict[int, int] = {}  # of blocks that are fetched at once, for each
+        self._block = self._file = -1
+        self._opened: Any = None  # the file, as the format has it
+        self._ends: IntArray = np.zeros(0, dtype=np.int64)  # of the format's blocks in it
+        self._number = -1  # of the one that is decoded
+        self._batches: Iterator[Any] = iter(())
+        self._batch: Any = None  # the last one
+        self._begins = self._row = 0  # in the file: of that batch, and of the next one
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which blocks will be read next, in order: those on other machines are fetched, several side by
-        side."""
+        side, and small ones that follow each other at once."""
         source = self._source
-        there = [
-            b for b in blocks if not is_local(source.files.system(int(source.file_of_block[b])))
-        ]
-        self._ahead.expect([b for b in there if b != self._block and source.ranges(b)])
+        wanted: dict[int, list[int]] = {}
+        self._first = {}
+        file, last, before, total = -1, -1, -2, 0.0
+        for block in blocks:
+            own = int(source.file_of_block[block])
+            if is_local(source.files.system(own)):
+                continue
+            if own != file:
+                file, last, before = own, -1, -2
+            numbers = [n for n in source.decoded_blocks(block, block) if n != last]
+            last = numbers[-1] if numbers else last
+            size = source.fetched_bytes(file, numbers)
+            large = size > self._largest and not source.format.fetches_parts
+            if block == self._block or not size or large:
+                continue
+            if block - 1 == before and size < SMALL and total + size <= TOGETHER:
+                first, total = self._first[before], total + size
+            else:
+                first, total = block, size
+            wanted.setdefault(first, []).extend(numbers)
+            self._first[block], before = first, block
+        if len(wanted) == 1 and sum(map(len, wanted.values())) == 1:
+            wanted = {}  # it is not ahead of anything
+        self._wanted.numbers = wanted
+        self._ahead.expect(list(wanted))
 
-    def read(self, block: int, start: int, stop: int) -> pa.Table:
+    def read(self, block: int, start: int, stop: int) -> Payload:
         """Rows ``start`` to ``stop`` of a block.
 
-        Costs nothing extra where the last call ended. Rows between the place and ``start`` are decoded and
-        dropped; for an earlier place the block is decoded anew.
+        Costs nothing extra where the last call ended. What is before ``start`` is decoded and dropped, from
+        the beginning of what the format calls a block; for an earlier place that is decoded anew.
 
         Raises:
             DataError: they cannot be had; says why and where.
             UnreachableError: the server does not answer, or denies access.
         """
-        if start == stop:
-            return pa.Table.from_batches([], self._source.schema or pa.schema([]))
+        source = self._source
+        length, begin = int(source.lengths[block]), int(source.begins[block])
+        if not 0 <= start <= stop <= length:
+            called = source.blocks_called.removesuffix("s")
+            raise IndexError(f"rows {start} to {stop} of a {called} with {length} rows")
+        row, end = begin + start, begin + stop
+        parts: list[Any] = []
         try:
-            if block != self._block or start < self._row:
-                self._begin(block)
-            while self._row < start:
-                self._take(start - self._row)
-            parts = []
-            while self._row < stop:
-                parts.append(self._conform(self._take(stop - self._row)))
-            if self._row == int(self._source.lengths[block]):
-                self._check_end()
+            if start < stop:
+                self._go_to(block)
+            while row < end:
+                if not self._begins <= row < self._row:
+                    self._decode(row)
+                first, last = row - self._begins, min(end, self._row) - self._begins
+                row = self._begins + last
+                parts.append(_part(self._batch, first, last))
+                if row == self._row and row == int(self._ends[self._number]):
+                    self._check_count(any(map(len, self._batches)))
         except BaseException as error:
-            row = self._row if block == self._block else start
             self.close()
-            raise self._explained(block, row, error) from error
-        return pa.Table.from_batches(parts)
+            raise self._explained(block, row - begin, error) from error
+        if parts and isinstance(parts[0], TensorRows):
+            return parts[0] if len(parts) == 1 else parts[0].joined(parts[1:])
+        return pa.Table.from_batches(parts, source.schema or (None if parts else pa.schema([])))
 
-    def first(self, block: int) -> pa.RecordBatch:
-        """The first rows of a block, as the format gives them."""
+    def first(self, file: int) -> Any:
+        """The first rows of a file, which has some, as the format gives them."""
+        block = int(self._source.first_block[file])
         try:
-            self._begin(block)
-            return self._take(int(self._source.lengths[block]))
+            self._go_to(block)
+            self._begin(0)
+            return self._next()
         except BaseException as error:
             raise self._explained(block, 0, error) from error
 
     def close(self) -> None:
         """Let go of what is open."""
-        close: Callable[[], Any] = getattr(self._batches, "close", lambda: None)
-        close()
-        self._batches, self._rest, self._block, self._row = iter(()), None, -1, 0
+        self._stop_decoding()
+        self._batch, self._begins, self._row = None, 0, 0
+        _close(self._opened)
+        self._opened, self._block, self._file = None, -1, -1
 
-    def _begin(self, block: int) -> None:
-        """Go to the first row of a block."""
-        self.close()
-        source = self._source
-        file = int(source.file_of_block[block])
-        data = self._ahead.take(block) or open_bytes(source.files, file, self._requests)
-        layout, own = source.layouts[file], block - int(source.first_block[file])
+    def _stop_decoding(self) -> None:
+        _close(self._batches)
+        self._batches, self._number = iter(()), -1
+
+    def _go_to(self, block: int) -> None:
+        """Have the file of a block open."""
+        if block == self._block:
+            return
+        source, file = self._source, int(self._source.file_of_block[block])
+        opened = self._ahead.take(self._first[block]) if block in self._first else None
+        if file != self._file:
+            self.close()
+            self._ends = np.cumsum(source.layouts[file].rows)
+        if opened is not None or file != self._file:
+            self._stop_decoding()  # what was decoded last stays: it may be of this block, too
+            _close(self._opened)
+            self._opened, self._file = opened or source.opened(file, self._requests), file
         self._block = block
-        self._batches = iter(source.format.decode(data, layout, own, source.columns))
 
-    def _fetch(self, block: int) -> FetchedBytes:
-        """The bytes of a block, which are here; in any thread."""
-        source = self._source
-        data = open_bytes(source.files, int(source.file_of_block[block]), self._requests)
-        return FetchedBytes(data, source.ranges(block))
+    def _decode(self, row: int) -> None:
+        """Go on to the batch that a row of the file is in."""
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        if number != self._number or row < self._row:
+            self._begin(number)
+        while not self._begins <= row < self._row:
+            batch = self._next()
+            self._begins, self._row = self._row, self._row + len(batch)
+            self._check_count(self._row > int(self._ends[number]))
+            self._batch = self._conform(batch)
 
-    def _take(self, rows: int) -> pa.RecordBatch:
-        """The next rows, as many as come easily and no more than ``rows``."""
-        while self._rest is None or not len(self._rest):
-            self._rest = self._next()
-            if self._rest is None:
-                raise _OtherRowsError(f"{self._row:,} rows" if self._row else "no rows")
-        found, self._rest = self._rest.slice(0, rows), self._rest.slice(rows)
-        self._row += len(found)
-        return found
+    def _begin(self, number: int) -> None:
+        """Go to the first row of one of the format's blocks."""
+        self._stop_decoding()
+        source, layout = self._source, self._source.layouts[self._file]
+        self._batch = None  # two would take twice the memory
+        self._begins = self._row = int(self._ends[number] - layout.rows[number])
+        self._batches = iter(source.format.decode(self._opened, layout, number, source.columns))
+        self._number = number
 
-    def _next(self) -> pa.RecordBatch | None:
-        batch = next(self._batches, None)
-        if batch is not None and not isinstance(batch, pa.RecordBatch):
-            kind = type(batch).__name__
-            raise BadFileError(f"{self._source.decoder} yields pyarrow.RecordBatches, got {kind}")
-        return batch
+    def _next(self) -> Any:
+        """The next batch that has rows."""
+        while (batch := next(self._batches, None)) is not None:
+            if not isinstance(batch, pa.RecordBatch | TensorRows):
+                kind = type(batch).__name__
+                raise BadFileError(
+                    f"{self._source.decoder} yields pyarrow.RecordBatches, got {kind}"
+                )
+            if len(batch):
+                return batch
+        counted = int(self._source.layouts[self._file].rows[self._number])
+        given = self._row - int(self._ends[self._number]) + counted
+        raise _OtherRowsError(f"{given:,} rows" if given else "no rows", counted)
 
-    def _check_end(self) -> None:
+    def _check_count(self, more: bool) -> None:
         """Raise if there are more rows than were counted."""
-        while self._rest is not None:
-            if len(self._rest):
-                raise _OtherRowsError("more rows")
-            self._rest = self._next()
+        if more:
+            counted = int(self._source.layouts[self._file].rows[self._number])
+            raise _OtherRowsError("more rows", counted)
 
-    def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _conform(self, batch: Any) -> Any:
         """Rows in the source's columns and types."""
-        schema, source = self._source.schema, self._source
-        if schema is None or batch.schema.equals(schema):
-            return batch
-        place = source.place(self._block, self._row - len(batch))
-        names = batch.schema.names
-        lacking = [name for name in schema.names if names.count(name) != 1]
-        if lacking or (source.columns is None and len(names) > len(schema)):
-            raise SchemaError(
-                f"{place}: {source.decoder} gives the columns {names} here, and {source.said_of_schema} "
-                f"{schema.names}: give all rows the same ones",
-                **vars(place),
-            )
-        columns = [cast_to(batch.column(field.name), field, lambda: place) for field in schema]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        begin = int(self._source.begins[self._block])
+        row = max(0, self._begins - begin)
+        return self._source.conform(batch, lambda: self._source.place(self._block, row))
 
     def _explained(self, block: int, row: int, error: BaseException) -> BaseException:
         """What is wrong with a file, in our words; other errors as they are."""
         source = self._source
         place = source.place(block, row)
+        if isinstance(error, Exception) and not isinstance(
+            error, DataError | MemoryError | OSError
+        ):
+            forget(source.kept_in)  # it may be what is wrong
+            try:
+                change = self._change(int(source.file_of_block[block]))
+            except Exception as failed:
+                return explanation(failed, place, source.failed, source.kept_in, (Exception,))
+            if change:
+                return changed(place, change)
         if isinstance(error, _OtherRowsError):
-            forget(source.kept_in)
-            counted = int(source.lengths[block])
-            return DataError(
-                f"{place}: {source.decoder} gives {error}, and {counted:,} were counted: let both agree; if "
-                f"one of them has changed, give another {source.versioned_by}",
-                **vars(place),
-            )
-        what = f"{source.decoder} failed here"
-        what += "" if isinstance(error, BadFileError) else f": {type(error).__name__}"
-        return explanation(error, place, what, source.kept_in, (Exception,))
+            return source.other_rows(place, *error.args)
+        return explanation(error, place, source.failed, source.kept_in, (Exception,))
+
+    def _change(self, file: int) -> str:
+        """How a file that cannot be read differs from the one that was listed and scanned."""
+        source = self._source
+        data = source.data(file, self._requests)
+        data.read([(0, min(1, data.size))])
+        return source.format.change(data, source.layouts[file])
+
+
+class _Wanted:
+    """What is fetched ahead. Not a part of the reader: that goes, with what it has open, when nobody refers
+    to it.
+
+    Args:
+        source: the files.
+        requests: makes those to servers.
+
+    Attributes:
+        numbers: the format's blocks that are fetched at once, by the first block that needs them.
+    """
+
+    def __init__(self, source: FileSource, requests: Requests) -> None:
+        self._source, self._requests = source, requests
+        self.numbers: dict[int, list[int]] = {}
+
+    def fetch(self, first: int) -> Any:
+        """A file with bytes that are needed from a block on; in any thread."""
+        source, file = self._source, int(self._source.file_of_block[first])
+        data, numbers = source.data(file, self._requests), self.numbers.get(first, [])
+        return source.format.fetch(data, source.layouts[file], numbers, source.columns)
+
+    def size(self, first: int) -> float:
+        """Bytes of these."""
+        file = int(self._source.file_of_block[first])
+        return self._source.fetched_bytes(file, self.numbers.get(first, ()))
+
+
+def _part(batch: Any, first: int, last: int) -> Any:
+    """Some rows of a batch, all if there are no others."""
+    if last - first == len(batch):
+        return batch
+    return batch.slice(first, last if isinstance(batch, TensorRows) else last - first)
+
+
+def _close(opened: Any) -> None:
+    close: Callable[[], Any] | None = getattr(opened, "close", None)
+    if close is not None:
+        close()
 
 
 def explanation(
@@ -189,6 +297,9 @@ def explanation(
         return located(place, error)
     if isinstance(error, DataError | MemoryError):
         return error
+    if isinstance(error, OtherBytesError):
+        forget(kept_in)
+        return changed(place, str(error))
     if isinstance(error, FileNotFoundError):
         return gone(place)
     if isinstance(error, PermissionError):
@@ -196,7 +307,7 @@ def explanation(
     if not isinstance(error, kinds):
         return error
     forget(kept_in)
-    return unreadable(place, f"{what}: {one_line(error)}")
+    return unreadable(place, f"{what}: {reason(error)}")
 
 
 @contextmanager
@@ -216,38 +327,5 @@ def explained(
         raise found from error
 
 
-class FetchedBytes:
-    """The bytes of a file, some of which are here.
-
-    Args:
-        data: the file.
-        ranges: what is fetched.
-    """
-
-    def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
-        self.name, self.size, self.version = data.name, data.size, data.version
-        self.checked, self._data = data.checked, data
-        self._here = dict(zip(ranges, data.read(ranges), strict=True))
-
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = [self._part(*one) for one in ranges]
-        missing = [n for n, part in enumerate(found) if part is None]
-        for n, part in zip(missing, self._data.read([ranges[n] for n in missing]), strict=True):
-            found[n] = part
-        return [part for part in found if part is not None]
-
-    def _part(self, start: int, stop: int) -> memoryview | None:
-        for (first, last), part in self._here.items():
-            if first <= start and stop <= last:
-                return part[start - first : stop - first]
-        return None
-
-    def stream(self, start: int = 0) -> BinaryIO:
-        return self._data.stream(start)
-
-    def check(self) -> None:
-        self._data.check()
-
-
 class _OtherRowsError(Exception):
-    """There are other than the rows that were counted; says how many."""
+    """There are other than the rows that were counted; says how many, and how many these were."""

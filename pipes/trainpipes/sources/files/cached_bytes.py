@@ -13,13 +13,13 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.secrets import known_name
@@ -27,6 +27,7 @@ from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, open_str
 from trainpipes.storage.caching.private_file import FileLock, make_file, open_file
 
 log = logging.getLogger("trainpipes")
+T = TypeVar("T")
 
 #: Bytes of a chunk; of its checksum.
 CHUNK, CHECK = 4 << 20, 4
@@ -153,6 +154,8 @@ class CachedBytes:
         cache: where.
     """
 
+    local = False
+
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
         self.name, self.size = source.name, source.size
         self.version, self.checked = source.version, source.checked
@@ -172,6 +175,12 @@ class CachedBytes:
 
     def check(self) -> None:
         pass
+
+    def mapped(self) -> None:
+        return None
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        return self._source.once(key, make)
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         """Chunks by their numbers. What other threads of this process fetch is waited for."""

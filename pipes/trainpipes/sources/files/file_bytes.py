@@ -12,8 +12,8 @@ import io
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from trainpipes.sources.remote.retry import Requests
 if TYPE_CHECKING:
     from trainpipes.sources.files.list_files import FileList
 
+T = TypeVar("T")
 #: Bytes of one request at most, so that several connections share the work; two ranges closer to each
 # other than
 #: the gap are fetched as one: about what the wait for a request costs in bytes.
@@ -48,6 +49,7 @@ class FileBytes(Protocol):
         size: bytes of it.
         version: what tells it from another one of that name, in this run; "" where nothing does.
         checked: whether each read is certain to be of this version.
+        local: whether it is on this machine.
 
     ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is
     another one, and UnreachableError where the server does not answer or denies access.
@@ -57,6 +59,7 @@ class FileBytes(Protocol):
     size: int
     version: str
     checked: bool
+    local: bool
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Bytes ``start`` to ``stop`` of each range."""
@@ -70,31 +73,44 @@ class FileBytes(Protocol):
         """Raise if what was read so far without ``read`` may be of another version."""
         ...
 
+    def mapped(self) -> pa.Buffer | None:
+        """All of it, mapped into memory; None for a file on another machine."""
+        ...
 
-def open_bytes(files: FileList, file: int, requests: Requests | None = None) -> FileBytes:
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What ``make`` finds out about the file: called once in a process, while it is read."""
+        ...
+
+
+def open_bytes(
+    files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
+) -> FileBytes:
     """The bytes of a file of a list.
 
     Args:
         files: the files.
         file: which.
         requests: makes those to servers, and can be stopped.
+        kept: what readers of the files share.
 
     Raises:
         UnreadableError: the server does not say how large it is.
     """
     if is_local(files.system(file)):
-        return LocalBytes(files, file)
-    remote = RemoteBytes(files, file, requests or Requests(files.retry_seconds))
+        return LocalBytes(files, file, kept or KeptFiles())
+    remote = RemoteBytes(
+        files, file, requests or Requests(files.retry_seconds), kept or KeptFiles()
+    )
     return remote if files.cache is None else files.cache.keeping(remote)
 
 
 class LocalBytes:
     """A file of this machine, or of one that this machine has mounted."""
 
-    checked = True
+    checked = local = True
 
-    def __init__(self, files: FileList, file: int) -> None:
-        self._files, self._file = files, file
+    def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
+        self._files, self._file, self._kept = files, file, kept
         self.name, self.size = files.paths[file], int(files.sizes[file])
         self.version = f"{files.inode(file)} {files.stamps[file]} {self.size}"
         self._listed = files.inode(file), int(files.stamps[file]), self.size
@@ -117,10 +133,12 @@ class LocalBytes:
         raw = _LocalStream(self, start)
         return cast(BinaryIO, io.BufferedReader(raw, BUFFER_BYTES))
 
-    def mapped(self) -> pa.Buffer:
-        """All of it, mapped into memory."""
+    def mapped(self) -> pa.Buffer | None:
         self.check()
-        return mapped(self.name)
+        return self._kept.mapped(self._file, self.name)
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        return self._kept.once(self._file, key, make)
 
     def check(self) -> None:
         try:
@@ -188,33 +206,49 @@ def mapped(path: str) -> pa.Buffer:
         return opened.read_buffer()
 
 
-class MappedFiles:
-    """Local files that are mapped, shared by all readers of a process; any thread may ask. Pickled, it
-    is empty."""
+class KeptFiles:
+    """What the readers of a process share of files: local ones that are mapped, and what was found out about
+    any. Any thread may ask. Pickled, it is empty."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, pa.Buffer] = {}
+        self._found: dict[tuple[int, Any], Any] = {}
+        self._locks: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
         return type(self), ()
 
-    def buffer(self, files: FileList, file: int, place: Place) -> pa.Buffer:
-        """A file's bytes, which are those that were listed: one that was written since is not touched."""
-        check_unchanged(files, file, place)
+    def mapped(self, file: int, path: str) -> pa.Buffer:
+        """A local file's bytes."""
         with self._lock:
             found = self._buffers.get(file)
             if found is None:
-                found = self._buffers[file] = mapped(files.paths[file])
+                found = self._buffers[file] = mapped(path)
                 while len(self._buffers) > MAPPED:
                     del self._buffers[next(iter(self._buffers))]
             return found
+
+    def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
+        """What ``make`` has found of a file, which is called once; by one thread for a file at a time."""
+        found = self._found
+        if (file, key) not in found:
+            with self._lock:
+                alone = self._locks.setdefault(file, threading.Lock())
+            with alone:
+                if (file, key) not in found:
+                    found[file, key] = make()
+        result: T = found[file, key]
+        return result
 
 
 class RemoteBytes:
     """A file on another machine."""
 
-    def __init__(self, files: FileList, file: int, requests: Requests) -> None:
+    local = False
+
+    def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
+        self._file, self._kept = file, kept
         self._system, self._path, self._requests = files.system(file), files.paths[file], requests
         self.name, self.version = files.names[file], files.stamps[file]
         size = int(files.sizes[file])
@@ -247,6 +281,12 @@ class RemoteBytes:
     def check(self) -> None:
         pass
 
+    def mapped(self) -> pa.Buffer | None:
+        return None
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        return self._kept.once(self._file, key, make)
+
     def confirm(self) -> None:
         """Raise if the file is another one by now, where replies do not tell."""
         if not self.checked and (how := self._change()):
@@ -261,6 +301,96 @@ class RemoteBytes:
         if self.version and now.stamp != self.version:
             return "it has as many bytes as before, and others"
         return ""
+
+
+def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, those that touch as one.
+
+    >>> merged([(5, 9), (0, 3), (3, 4)])
+    [(0, 4), (5, 9)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            start, stop = found[-1][0], max(stop, found.pop()[1])
+        found.append((start, stop))
+    return found
+
+
+class FetchedBytes:
+    """The bytes of a file, some of which are here.
+
+    Args:
+        data: the file.
+        ranges: what is fetched.
+    """
+
+    local = False
+
+    def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
+        self.name, self.size, self.version = data.name, data.size, data.version
+        self.checked, self._data = data.checked, data
+        self._ranges = merged(ranges)
+        self._parts = data.read(self._ranges)
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        found = [self._part(*one) for one in ranges]
+        missing = [n for n, part in enumerate(found) if part is None]
+        for n, part in zip(missing, self._data.read([ranges[n] for n in missing]), strict=True):
+            found[n] = part
+        return [part for part in found if part is not None]
+
+    def _part(self, start: int, stop: int) -> memoryview | None:
+        n = bisect_right(self._ranges, (start, self.size)) - 1
+        if n < 0 or stop > self._ranges[n][1]:
+            return None
+        first = self._ranges[n][0]
+        return self._parts[n][start - first : stop - first]
+
+    def stream(self, start: int = 0) -> BinaryIO:
+        n = bisect_right(self._ranges, (start, self.size)) - 1
+        if n < 0 or start >= self._ranges[n][1]:
+            return self._data.stream(start)
+        first, last = self._ranges[n]
+        return cast(BinaryIO, _PartAndRest(self._parts[n][start - first :], self._data, last))
+
+    def check(self) -> None:
+        self._data.check()
+
+    def mapped(self) -> pa.Buffer | None:
+        return None
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        return self._data.once(key, make)
+
+
+class _PartAndRest(io.RawIOBase):
+    """Bytes that are here, and then those behind them, which are fetched when they are needed."""
+
+    def __init__(self, part: memoryview, data: FileBytes, stop: int) -> None:
+        super().__init__()
+        self._part, self._data, self._stop = part, data, stop
+        self._rest: BinaryIO | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if len(self._part):
+            found = bytes(self._part[: len(buffer)])
+            self._part = self._part[len(found) :]
+        elif self._stop >= self._data.size:
+            return 0
+        else:
+            self._rest = self._rest or self._data.stream(self._stop)
+            found = self._rest.read(len(buffer))
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        super().close()
+        if self._rest is not None:
+            self._rest.close()
 
 
 def open_stream(source: FileBytes, start: int) -> BinaryIO:

@@ -1,8 +1,4 @@
-"""Rows of files in blocks: what all formats share.
-
-A format's source is a ``FileRows`` with a reader of its own. Made once in each process, by the thread that
-plans.
-"""
+"""Rows of files in blocks: what all sources of files share; and which reader is for which files, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ import numpy as np
 
 from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.source import Place, RowSource
+from trainpipes.kinds.source import RowSource
 from trainpipes.sources.files.list_files import FileList, digests
 
 
@@ -29,12 +25,12 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
 
 
 class FileBlocks(RowSource):
-    """Rows of files in blocks; no block spans two files. A class below this one sets the attributes.
+    """Rows of files in blocks. A class below this one sets the attributes.
 
     Attributes:
         files: the files.
         sizes: bytes of each file, int64 ``[files]``.
-        file_of_block: the file that each block is in, int64 ``[blocks]``.
+        file_of_block: the file that each block is in, int64 ``[blocks]``; None where blocks are of several.
         blocks_called: what the format calls blocks.
     """
 
@@ -73,44 +69,6 @@ class FileBlocks(RowSource):
             whole = amount(self.row_bytes * float(rows.sum()))
             lines.append(("in memory", f"{amount(self.row_bytes)} a row, {whole} in all"))
         return lines
-
-
-class FileRows(FileBlocks):
-    """Rows of files; a block is a range of rows of one file.
-
-    Args:
-        files: which.
-        edges: of each file the first row of each block, and its number of rows, int64 ``[blocks + 1]``.
-
-    Attributes:
-        begins: the row of its file that each block begins with, int64 ``[blocks]``.
-        first_block: number of each file's first block, int64 ``[files + 1]``.
-    """
-
-    def __init__(self, files: FileList, edges: Sequence[IntArray]) -> None:
-        self.files = files
-        self.sizes = files.sizes
-        self.begins: IntArray = np.concatenate([edge[:-1] for edge in edges])
-        self.lengths = np.concatenate([np.diff(edge) for edge in edges])
-        blocks = [len(edge) - 1 for edge in edges]
-        self.first_block: IntArray = np.cumsum([0, *blocks])
-        self.file_of_block: IntArray = np.repeat(np.arange(len(files), dtype=np.int64), blocks)
-        self._file_rows = [int(edge[-1]) for edge in edges]
-
-    def place(self, block: int, row: int) -> Place:
-        """File, and row in the file."""
-        file = int(self.file_of_block[block])
-        return Place(self.files.names[file], row=int(self.begins[block]) + row)
-
-    def fingerprint(self) -> dict[str, Any]:
-        each = zip(self._relative_names, self.sizes.tolist(), self._file_rows, strict=True)
-        return self.fingerprint_of([f"{name}\0{size}\0{rows}" for name, size, rows in each])
-
-    def block_key(self, block: int) -> Any:
-        """The file by its name below the common root, size, and time of change or etag; and the rows."""
-        file, first = int(self.file_of_block[block]), int(self.begins[block])
-        name, stamp = self._relative_names[file], self.files.stamps[file]
-        return [name, int(self.sizes[file]), stamp, first, int(self.lengths[block])]
 
 
 #: What reads files, by the ends of their names.

@@ -3,22 +3,282 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.sources.files.block_reader import BlockReader
-from trainpipes.sources.files.file_rows import FileRows
-from trainpipes.sources.files.format import Format
+from trainpipes.columns.payload import Payload, join_payloads, take_payload
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.kinds.source import Place, RandomAccessSource, Reader
+from trainpipes.kinds.stage import is_ours
+from trainpipes.sources.files.block_reader import BlockReader, explained
+from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, open_bytes
+from trainpipes.sources.files.file_errors import unreadable
+from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.files.format import Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.schema import chosen, different_schemas, one_schema
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.schema import cast_to, chosen, different_schemas, one_schema
+from trainpipes.sources.remote.retry import Requests
 
 
-class FileSource(FileRows):
-    """Rows of files; a block is one of the format's. Can be pickled, as the format can.
+class FileSource(FileBlocks):
+    """Rows of files. Can be pickled, as the format can.
+
+    A block of the source is a range of rows of one file: one of the format's blocks, unless ``edges`` says
+    otherwise.
+
+    Args:
+        store: the files, all of which were scanned.
+        format: what reads one of them.
+        layouts: of each file; None for those of the store.
+        edges: of each file the first row of each block, and its number of rows, int64 ``[blocks + 1]``.
+        columns: names of columns; None for all.
+        schema: columns and types of all rows.
+        row_bytes: of an average row in memory.
+        block_bytes: of each block; None to tell by their place in files.
+        known: names the format in keys of a cache.
+        besides: what a state knows the rows by besides the files.
+
+    Attributes:
+        format: see above.
+        layouts: see above.
+        columns: see above.
+        schema: Arrow schema of every table that a reader gives; None if there are no rows to tell.
+        said_of_schema: what messages say of those that have it.
+        kept_in: the file in which the layouts are kept, if they are.
+        first_block: number of each file's first block, int64 ``[files + 1]``.
+        first_row: number of each file's first row, int64 ``[files + 1]``.
+        begins: the row of its file that each block begins with, int64 ``[blocks]``.
+    """
+
+    said_of_schema = "the others have"
+
+    def __init__(
+        self,
+        store: IndexStore,
+        format: Format,
+        *,
+        layouts: Sequence[Layout] | None = None,
+        edges: Sequence[IntArray] | None = None,
+        columns: Sequence[str] | None = None,
+        schema: pa.Schema | None = None,
+        row_bytes: float | None = None,
+        block_bytes: npt.NDArray[np.float64] | None = None,
+        known: Any = None,
+        besides: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.format, self.columns, self._known = format, columns, known
+        self._besides = dict(besides or {})
+        self._kept = KeptFiles()
+        self.layouts = store.layouts() if layouts is None else layouts
+        self.kept_in, self.schema, self.row_bytes = store.kept_in, schema, row_bytes
+        self.files, self.sizes, self.blocks_called = store.files, store.sizes, format.blocks_called
+        rows = [layout.rows for layout in self.layouts]
+        blocks = rows if edges is None else [np.diff(edge) for edge in edges]
+        counts = [len(each) for each in blocks]
+        self.lengths = np.concatenate([np.empty(0, dtype=np.int64), *blocks])
+        self.first_block: IntArray = np.cumsum([0, *counts])
+        self.file_of_block: IntArray = np.repeat(np.arange(len(counts), dtype=np.int64), counts)
+        ends = np.append(0, np.cumsum(self.lengths))
+        self.first_row: IntArray = ends[self.first_block]
+        self.begins: IntArray = ends[:-1] - self.first_row[self.file_of_block]
+        self.block_bytes = block_bytes
+        if block_bytes is None:
+            spread = map(_spread, blocks, self.layouts)
+            self.block_bytes = np.concatenate([np.empty(0), *spread])
+            self.block_bytes = self.block_bytes if self.block_bytes.any() else None
+
+    @property
+    def decoder(self) -> str:
+        """What messages call that which decodes."""
+        return getattr(self.format, "decoder", f"{type(self.format).__name__}.decode")
+
+    @property
+    def failed(self) -> str:
+        """What messages say where rows cannot be read."""
+        own = is_ours(type(self.format)) and not hasattr(self.format, "decoder")
+        return "the rows here cannot be read" if own else f"{self.decoder} failed here"
+
+    def reader(self) -> Reader:
+        return BlockReader(self)
+
+    def data(self, file: int, requests: Requests | None = None) -> FileBytes:
+        """The bytes of a file."""
+        return open_bytes(self.files, file, requests, self._kept)
+
+    def opened(self, file: int, requests: Requests) -> Any:
+        """A file as the format has it."""
+        return self.format.open(self.data(file, requests), self.layouts[file])
+
+    def decoded_blocks(self, first: int, last: int) -> range:
+        """Numbers of the format's blocks that blocks of a file are made of."""
+        ends = np.cumsum(self.layouts[int(self.file_of_block[first])].rows)
+        stop = int(self.begins[last] + self.lengths[last])
+        begin = int(np.searchsorted(ends, self.begins[first], side="right"))
+        return range(begin, int(np.searchsorted(ends, stop)) + 1)
+
+    def fetched_bytes(self, file: int, numbers: Sequence[int]) -> float:
+        """Bytes that are fetched for some of the format's blocks; 0 if they are not fetched ahead."""
+        return self.format.fetched_bytes(self.layouts[file], numbers, self.columns)
+
+    def sampled(self, files: int) -> float | None:
+        """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
+        some = np.flatnonzero(np.diff(self.first_row)).tolist()
+        rows, size, reader = 0, 0, BlockReader(self)
+        try:
+            for file in some[:: -(-len(some) // files) or 1]:
+                place = partial(Place, self.files.names[file], row=0)
+                batch = self.conform(reader.first(file), place)
+                rows, size = rows + len(batch), size + batch.nbytes
+        finally:
+            reader.close()
+        return size / rows if rows else None
+
+    def conform(self, batch: Any, place: Callable[[], Place]) -> Any:
+        """Rows in the source's columns and types; tensors as they are."""
+        schema = self.schema
+        if schema is None or batch.schema.equals(schema):
+            return batch
+        names = batch.schema.names
+        lacking = [name for name in schema.names if names.count(name) != 1]
+        if lacking or (self.columns is None and len(names) > len(schema)):
+            raise SchemaError(
+                f"{place()}: {self.decoder} gives the columns {names} here, and {self.said_of_schema} "
+                f"{schema.names}: give all rows the same ones",
+                **vars(place()),
+            )
+        columns = [cast_to(batch.column(field.name), field, place) for field in schema]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def other_rows(self, place: Place, given: str, counted: int) -> DataError:
+        """The error for a block that has not the rows that were counted."""
+        if is_ours(type(self.format)) and not hasattr(self.format, "decoder"):
+            return unreadable(place, f"{self.failed}: it has {given}, and {counted:,} were counted")
+        way = "version=" if hasattr(self.format, "decoder") else "key"
+        return DataError(
+            f"{place}: {self.decoder} gives {given}, and {counted:,} were counted: let both agree; if "
+            f"one of them has changed, give another {way}",
+            **vars(place),
+        )
+
+    def block_key(self, block: int) -> Any:
+        """The file by its name below the common root, size, and time of change or etag; the rows; and what
+        names the format, and tells its rows from others."""
+        file, first = int(self.file_of_block[block]), int(self.begins[block])
+        name, stamp = self._relative_names[file], self.files.stamps[file]
+        known = [] if self._known is None else [self._known]
+        more = self.format.block_key(self.layouts[file], self.decoded_blocks(block, block))
+        rows = [first, int(self.lengths[block])]
+        return [name, int(self.sizes[file]), stamp, *rows, *known, *more]
+
+    def fingerprint(self) -> dict[str, Any]:
+        lines, counts = [], np.diff(self.first_row).tolist()
+        for file, name in enumerate(self._relative_names):
+            rows: Any = counts[file]
+            if self.format.known_by_blocks:
+                rows = self.lengths[slice(*self.first_block[file : file + 2].tolist())].tolist()
+            note = self.format.note(self.layouts[file])
+            lines.append(f"{name}\0{int(self.sizes[file])}\0{rows}{note}")
+        return {**self._besides, **self.fingerprint_of(lines)}
+
+    def place(self, block: int, row: int) -> Place:
+        """File, row in the file, and the format's block where that is named."""
+        file = int(self.file_of_block[block])
+        number = block - int(self.first_block[file]) if self.format.places_blocks else None
+        return Place(self.files.names[file], number, int(self.begins[block]) + row)
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [*super().describe(), *self.format.describe(self.layouts)]
+
+
+def _spread(blocks: IntArray, layout: Layout) -> npt.NDArray[np.float64]:
+    """Bytes of each block of a file, of those of the format's blocks."""
+    sizes = layout.stop - layout.start
+    if blocks is layout.rows:
+        return sizes.astype(np.float64)
+    ends, rows, total = (np.append(0, np.cumsum(each)) for each in (blocks, layout.rows, sizes))
+    found: npt.NDArray[np.float64] = np.diff(np.interp(ends, rows, total))
+    return found
+
+
+class NumberedFiles(FileSource, RandomAccessSource):
+    """Rows of files that can be read by number, too."""
+
+    def __init__(self, *store_and_format: Any, **how: Any) -> None:
+        super().__init__(*store_and_format, **how)
+        self.by_number = self.format.by_number and self._unfit is None
+
+    @cached_property
+    def _unfit(self) -> str | None:
+        """The first file whose rows cannot be read by number."""
+        files, unfit = self.files, self.format.unfit
+        local = [is_local(system) for system in files.systems]
+        each = enumerate(self.layouts)
+        odd = (n for n, layout in each if unfit(layout, local[int(files.system_of[n])]))
+        return next((files.names[n] for n in odd), None)
+
+    def reader(self) -> Reader:
+        return self if self.by_number else BlockReader(self)
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        begin = int(self.begins[block])
+        return self._taken(int(self.file_of_block[block]), slice(begin + start, begin + stop))
+
+    def take(self, index: IntArray) -> Payload:
+        if self._unfit is not None:
+            raise ConfigError(
+                f"rows can be chosen by number in {self.format.fit}, and {self._unfit} is not: "
+                f"{self.format.otherwise}",
+                path=self._unfit,
+            )
+        if not len(index):
+            return self._taken(0, index)
+        files = np.searchsorted(self.first_row, index, side="right") - 1
+        order = np.argsort(files, kind="stable")
+        found, firsts = np.unique(files[order], return_index=True)
+        parts: list[Payload] = []
+        for file, places in zip(found.tolist(), np.split(order, firsts[1:]), strict=True):
+            parts.append(self._taken(file, index[places] - self.first_row[file]))
+        if len(parts) == 1:  # the sort was stable, so that rows stand as they were asked for
+            return parts[0]
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return take_payload(join_payloads(parts), back)
+
+    def _taken(self, file: int, rows: IntArray | slice) -> Payload:
+        first = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else None
+        place = Place(self.files.names[file], row=first)
+        with explained(place, self.failed, self.kept_in, (Exception,)):
+            data, layout = self.data(file), self.layouts[file]
+            found = self.format.take(data, layout, rows, self.columns)
+            if isinstance(found, TensorRows):
+                return found
+            batches = found if isinstance(found, list) else [found]
+            taken = [self.conform(batch, lambda: place) for batch in batches]
+            return pa.Table.from_batches(taken, self.schema)
+
+
+def scanned(
+    files: FileList,
+    format: Format,
+    asker: str,
+    reader: str,
+    *,
+    columns: Sequence[str] | None = None,
+    schema: pa.Schema | None = None,
+    index: str | bool | None = None,
+    known: Any = None,
+    **how: Any,
+) -> FileSource:
+    """The rows of files of a format that nothing else is known of.
 
     Args:
         files: which.
@@ -29,85 +289,30 @@ class FileSource(FileRows):
         schema: columns and types of all rows; None for those that the files have.
         index: where layouts are kept; see ``IndexStore``.
         known: names the format in keys of a cache, and in the index.
-        scanning: options of ``IndexStore.complete``.
-
-    Attributes:
-        format: see above.
-        layouts: of each file.
-        columns: see above.
-        schema: Arrow schema of every table that a reader gives; None if there are no rows to tell.
-        kept_in: the file in which the layouts are kept, if they are.
+        how: options of ``IndexStore.complete``.
     """
-
-    def __init__(
-        self,
-        files: FileList,
-        format: Format,
-        asker: str,
-        reader: str,
-        *,
-        columns: Sequence[str] | None = None,
-        schema: pa.Schema | None = None,
-        index: str | bool | None = None,
-        known: Any = None,
-        **scanning: Any,
-    ) -> None:
-        self.format, self.columns, self._known = format, columns, known
-        store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
-
-        store.complete(lambda job: format.scan(job.data), asker, **scanning)
-        self.layouts, self.kept_in = store.layouts(), store.kept_in
-        super().__init__(files, [np.append(0, np.cumsum(each.rows)) for each in self.layouts])
-        self.sizes = store.sizes
-        sizes = np.concatenate([each.stop - each.start for each in self.layouts])
-        if sizes.any():
-            self.block_bytes = sizes.astype(np.float64)
-        self.schema = schema
-        self.said_of_schema = "schema= has" if schema is not None else "the others have"
-        different = different_schemas(files.names, [each.schema for each in self.layouts])
-        if schema is None and any(len(one) for _, one in different):
-            self.schema = one_schema(different, columns, asker)
-        filled = np.flatnonzero(self.lengths)
-        if len(filled):
-            with_rows = BlockReader(self)
-            try:
-                first = with_rows.first(int(filled[0]))
-            finally:
-                with_rows.close()
-            self.row_bytes = first.nbytes / len(first)
-            if self.schema is None:
-                self.schema = first.schema.remove_metadata()
-                self.said_of_schema = "the first rows have"
-                if columns is not None:
-                    path = files.names[int(self.file_of_block[filled[0]])]
-                    self.schema = pa.schema(
-                        list(chosen(self.schema, columns, asker, path).values())
-                    )
-
-    @property
-    def decoder(self) -> str:
-        """What messages call that which decodes."""
-        return getattr(self.format, "decoder", f"{type(self.format).__name__}.decode")
-
-    @property
-    def versioned_by(self) -> str:
-        """What the user changes to say that other rows come."""
-        return "version=" if hasattr(self.format, "decoder") else "key"
-
-    def reader(self) -> BlockReader:
-        return BlockReader(self)
-
-    def ranges(self, block: int) -> list[tuple[int, int]]:
-        """The bytes of its file that are read for a block; none if they are not known."""
-        file = int(self.file_of_block[block])
-        own = block - int(self.first_block[file])
-        found = self.format.ranges(self.layouts[file], own, self.columns)
-        return [(start, stop) for start, stop in found if start < stop]
-
-    def fetched_bytes(self, block: int) -> float:
-        """Bytes that are fetched for a block."""
-        return float(sum(stop - start for start, stop in self.ranges(block)))
-
-    def block_key(self, block: int) -> Any:
-        """As of any file; and what names the format."""
-        return [*super().block_key(block), self._known]
+    store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
+    store.complete(lambda job: format.scan(job.data), asker, **how)
+    source = FileSource(store, format, columns=columns, schema=schema, known=known)
+    if schema is not None:
+        source.said_of_schema = "schema= has"
+    different = different_schemas(files.names, [each.schema for each in source.layouts])
+    if schema is None and any(len(one) for _, one in different):
+        source.schema = one_schema(different, columns, asker)
+    filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
+    if filled:
+        with_rows = BlockReader(source)
+        try:
+            first = with_rows.first(filled[0])
+        finally:
+            with_rows.close()
+        source.row_bytes = first.nbytes / len(first)
+        if source.schema is None:
+            source.schema = first.schema.remove_metadata()
+            source.said_of_schema = "the first rows have"
+            if columns is not None:
+                path = files.names[filled[0]]
+                source.schema = pa.schema(
+                    list(chosen(source.schema, columns, asker, path).values())
+                )
+    return source

@@ -13,7 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, merged
+
+
+class OtherBytesError(Exception):
+    """A file holds something else than when it was scanned; says what is different."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +102,14 @@ class Format(ABC):
     name: str
     suffixes: tuple[str, ...] = ("",)
     key: str = ""
+    #: What messages call blocks, whether they number them, and whether a state knows the rows of each.
+    blocks_called, places_blocks, known_by_blocks = "blocks", False, False
+    #: Whether ``fetch`` gets a part of what is large, so that it can be called for blocks of any size.
+    fetches_parts = False
+    #: Whether rows can be read by their numbers, by ``take``; and whether that is as good as by blocks.
+    random_access = by_number = False
+    #: In which files, and what to do with others, as text.
+    fit, otherwise = "files that are on this machine", "shuffle within a buffer"
 
     @abstractmethod
     def scan(self, file: FileBytes) -> Layout:
@@ -126,13 +138,13 @@ class Format(ABC):
 
     @abstractmethod
     def decode(
-        self, data: FileBytes, layout: Layout, block: int, columns: Sequence[str] | None
+        self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a block, in order: as many as the layout counts. Several small batches take less memory
         than one.
 
         Args:
-            data: the bytes of the file.
+            data: the bytes of the file, with ``data.mapped()`` of one on this machine.
             layout: of the file.
             block: number of the block in it.
             columns: names of the columns that are wanted; None for all. Others may come, and are dropped.
@@ -141,6 +153,56 @@ class Format(ABC):
     def fingerprint(self) -> Any:
         """What a state knows the format by, of JSON types."""
         return {"format": self.name, "key": self.key}
+
+    # What most formats leave as it is
+
+    def open(self, data: FileBytes, layout: Layout) -> Any:
+        """What ``decode`` is given in place of the bytes, for as long as a reader stays in a file: for
+        formats that keep something open. It is closed after, if it has ``close``."""
+        return data
+
+    def fetch(
+        self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+    ) -> Any:
+        """The same for a file on another machine, with the bytes of blocks that follow each other. Called
+        ahead of reading them, by any thread."""
+        ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
+        return self.open(FetchedBytes(data, ranges), layout)
+
+    def fetched_bytes(
+        self, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+    ) -> float:
+        """About how many bytes ``fetch`` gets; 0 if it is not to be called."""
+        ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
+        return float(sum(stop - start for start, stop in merged(ranges)))
+
+    def take(
+        self, data: FileBytes, layout: Layout, rows: Any, columns: Sequence[str] | None
+    ) -> Any:
+        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them. The
+        numbers are an array; where ``by_number`` is set, also a slice."""
+        raise NotImplementedError
+
+    def unfit(self, layout: Layout, local: bool) -> bool:
+        """Whether rows of a file cannot be read by number, for instance since it is compressed."""
+        return not local
+
+    def change(self, data: FileBytes, layout: Layout) -> str:
+        """How a file whose rows cannot be read differs from the one that was scanned; "" if it does not. What
+        its size, time of change or etag tells is known besides."""
+        return ""
+
+    def block_key(self, layout: Layout, blocks: range) -> list[Any]:
+        """What identifies the rows of blocks besides the file and their numbers, of JSON types."""
+        return []
+
+    def note(self, layout: Layout) -> str:
+        """What a state knows a file by besides its name, size and number of rows."""
+        return ""
+
+    def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
+        """More lines for ``explain()``: pairs of a label and a text."""
+        return []
 
 
 def packed(**values: Any) -> bytes:

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.text import amount
-from trainpipes.columns.arrays import gathered, one_chunk, to_numpy
+from trainpipes.columns.arrays import gathered, one_chunk, take_rows, to_numpy
 from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RandomAccessSource
-from trainpipes.sources.arrow.reader import take_rows
 from trainpipes.sources.files.file_rows import cut_evenly
 from trainpipes.sources.files.schema import plain
 

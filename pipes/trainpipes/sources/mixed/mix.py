@@ -45,7 +45,7 @@ from trainpipes.sources.mixed.mix_weights import (
     steps_of,
 )
 from trainpipes.sources.mixed.mixture import Mixture
-from trainpipes.stages.repeat import Repeat
+from trainpipes.stages.order import Repeat
 from trainpipes.stages.token_columns import lengths_of
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position

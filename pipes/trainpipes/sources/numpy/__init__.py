@@ -1,6 +1,5 @@
 """Arrays in ``.npy`` and ``.npz`` files.
 
-layout      where arrays lie, and of what type and shape they are
-reader      rows of files in order
-read_numpy  the stage
+arrays      where they lie in a file
+read_numpy  the stage, and the format
 """

@@ -1,44 +1,35 @@
-"""``read_numpy``: rows of arrays in ``.npy`` and ``.npz`` files.
-
-The stage and its source, made by the thread that plans; what is open is shared by the readers of a process,
-which several threads use.
-"""
+"""``read_numpy``: rows of arrays in ``.npy`` and ``.npz`` files. The stage, and the format."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.file_bytes import FileBytes, mapped
-from trainpipes.sources.files.file_errors import check_unchanged, unreadable
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import FileRows, cut_evenly
-from trainpipes.sources.files.format import Layout
+from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_source import NumberedFiles
+from trainpipes.sources.files.format import Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.numpy.layout import StoredArray, arrays_of, check_sum, kept, read_arrays
-from trainpipes.sources.numpy.reader import NumpyReader
+from trainpipes.sources.numpy.arrays import StoredArray, arrays_of, kept, read_arrays
 
-SUFFIXES = (".npy", ".npz")
 #: Bytes and rows of a block, at most, unless the user says.
 BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192
-#: Files that stay mapped, at most.
-MAPPED = 256
 
 
 class ReadNumpy(FileReader):
@@ -52,8 +43,8 @@ class ReadNumpy(FileReader):
     chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Each process compares the
     checksum of each array of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB.
     Files of ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits
-    files of about 10 MB. Only the rows that are needed are fetched from remote files, so that of those which
-    are not compressed no checksum is compared. Big-endian numbers come in this machine's byte order. Python
+    files of about 10 MB. Of other remote files only the rows that are needed are fetched, so that no checksum
+    is compared; all are fetched ahead. Big-endian numbers come in this machine's byte order. Python
     objects are never loaded, since that runs code.
 
     Args:
@@ -95,95 +86,141 @@ class ReadNumpy(FileReader):
                 f"read_numpy(output_column) is the name of an .npy file's rows, got {self.output_column!r}"
             )
 
-    def open_files(self, files: Sequence[Stage]) -> NumpyFiles:
+    def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The rows of the files that the stages below list and let through."""
-        listed = self.listed(files, SUFFIXES)
-        key = json.dumps([self.output_column, self.columns])
-        store = IndexStore(listed, self.name, "NumPy", key, self.options["index"])
-        store.complete(lambda job: self._look(job.data), str(self))
-        return NumpyFiles(store, self.block_rows, self.columns, str(self))
+        format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
+        listed = self.listed(files, format.suffixes)
+        key = json.dumps([self.output_column, self.columns, self.block_rows])
+        store = IndexStore(listed, self.name, format.name, key, self.options["index"])
+        store.complete(lambda job: format.scan(job.data), str(self))
+        layouts = store.layouts()
+        arrays = [arrays_of(layout.extra)[1] for layout in layouts]
+        _check_alike(listed, arrays, self.columns, str(self))
+        first = arrays[0]
+        names = list(first if self.columns is None else self.columns)
+        return NumberedFiles(
+            store,
+            format,
+            edges=[
+                cut_evenly(int(each.rows.sum()), format.rows_of_block(first)) for each in layouts
+            ],
+            columns=names,
+            row_bytes=float(sum(first[name].row_bytes for name in names)),
+        )
 
-    def _look(self, data: FileBytes) -> Layout:
-        """A file's arrays."""
-        with data.stream() as opened:
-            arrays = read_arrays(opened, data.size, self.output_column, self.columns, str(self))
-        return kept(arrays, data.size)
 
-
-class NumpyFiles(FileRows, RandomAccessSource):
-    """Rows of arrays in files. Can be pickled; holds some 100 bytes an array.
+class NumpyFormat(Format):
+    """Arrays of numbers. What is decoded at once is a block, where rows of all arrays can be found; else the
+    file.
 
     Args:
-        store: the files, and their arrays.
+        output_column: what the array of an ``.npy`` file is called.
+        columns: which arrays are wanted; None for all.
         block_rows: rows of a block; None to tell by bytes.
-        columns: the order of the arrays; None for that of the first file.
         asker: the stage, for messages.
     """
 
+    name, suffixes = "NumPy", (".npy", ".npz")
+    random_access = by_number = True
+    fit = "NumPy files that are on this machine and not compressed"
+    otherwise = "write it with np.savez, or shuffle within a buffer"
+
     def __init__(
-        self,
-        store: IndexStore,
-        block_rows: int | None,
-        columns: Sequence[str] | None,
-        asker: str,
+        self, output_column: str, columns: Sequence[str] | None, block_rows: int | None, asker: str
     ) -> None:
-        files, self.kept_in = store.files, store.kept_in
-        self.arrays = [arrays_of(layout) for layout in store.layouts()]
-        _check_alike(files, self.arrays, columns, asker)
-        first = self.arrays[0]
-        self.names = list(first) if columns is None else list(columns)
-        self.row_bytes = float(
-            sum(int(np.prod(first[n].row_shape)) * first[n].row_dtype.itemsize for n in self.names)
-        )
-        if block_rows is None:
-            block_rows = int(min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1.0, self.row_bytes))))
-        rows = [arrays[self.names[0]].rows for arrays in self.arrays]
-        super().__init__(files, [cut_evenly(count, block_rows) for count in rows])
-        self.sizes = store.sizes
-        self.first_rows: IntArray = np.cumsum([0, *rows], dtype=np.int64)
-        self._open = OpenArrays()
-        self._unmapped = next((n for n in range(len(files)) if not self._is_mapped(n)), None)
-        self.by_number = self._unmapped is None
+        self._output_column, self._columns = output_column, columns
+        self._block_rows, self._asker = block_rows, asker
 
-    def _is_mapped(self, file: int) -> bool:
-        stored = all(self.arrays[file][name].start is not None for name in self.names)
-        return stored and is_local(self.files.system(file))
+    def rows_of_block(self, arrays: Mapping[str, StoredArray]) -> int:
+        """Rows of a block of a file with such arrays."""
+        row_bytes = sum(array.row_bytes for array in arrays.values())
+        return self._block_rows or min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
 
-    def reader(self) -> NumpyReader:
-        return NumpyReader(self)
+    def scan(self, file: FileBytes) -> Layout:
+        with file.stream() as opened:
+            arrays = read_arrays(opened, file.size, self._output_column, self._columns, self._asker)
+        rows = max((array.rows for array in arrays.values()), default=0)
+        whole = _is_whole(arrays.values(), file.local)
+        edges = cut_evenly(rows, max(1, rows) if whole else self.rows_of_block(arrays))
+        nowhere = np.zeros(len(edges) - 1, dtype=np.int64)  # of each array somewhere else
+        return Layout(np.diff(edges), nowhere, nowhere, pa.schema([]), kept(file.size, arrays))
 
-    def take(self, index: IntArray) -> TensorRows:
-        if self._unmapped is not None:
-            name = self.files.names[self._unmapped]
-            raise ConfigError(
-                "rows can be chosen by number in NumPy files that are on this machine and not compressed, "
-                f"and {name} is not: write it with np.savez, or shuffle within a buffer",
-                path=name,
-            )
-        first = self.arrays[0]
-        found = [
-            np.empty((len(index), *first[n].row_shape), first[n].row_dtype) for n in self.names
-        ]
-        which = np.searchsorted(self.first_rows, index, side="right") - 1
-        for file in np.unique(which).tolist():
-            places = np.flatnonzero(which == file)
-            arrays = self.mapped(file, Place(self.files.names[file]))
-            for out, name in zip(found, self.names, strict=True):
-                out[places] = arrays[name][index[places] - self.first_rows[file]]
-        return self.rows_of(found)
+    def ranges(
+        self, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> list[tuple[int, int]]:
+        size, arrays = _wanted(layout, columns)
+        if _is_whole(arrays, False):
+            return [(0, size)]
+        return [array.span(*_rows(layout, block)) for array in arrays]
 
-    def mapped(self, file: int, place: Place) -> dict[str, Any]:
-        """The arrays of a local file, mapped."""
-        return self._open.arrays(self, file, place)
+    def decode(
+        self, data: FileBytes, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> Iterator[TensorRows]:
+        size, arrays = _wanted(layout, columns)
+        start, stop = _rows(layout, block)
+        if _is_whole(arrays, data.local):
+            content = io.BytesIO(data.read([(0, size)])[0])
+            yield _as_tensors([array.unpacked(content) for array in arrays], arrays, columns)
+        elif data.local:  # beside others that are not
+            yield self.take(data, layout, slice(start, stop), columns)
+        else:
+            parts = data.read(self.ranges(layout, block, columns))
+            found = [a.view(part, stop - start) for a, part in zip(arrays, parts, strict=True)]
+            yield _as_tensors(found, arrays, columns)
 
-    def rows_of(self, arrays: Sequence[Any]) -> TensorRows:
-        """Rows of arrays that are nobody else's."""
-        return TensorRows(tuple(torch.from_numpy(array) for array in arrays), tuple(self.names))
+    def take(
+        self, data: FileBytes, layout: Layout, rows: IntArray | slice, columns: Sequence[str] | None
+    ) -> TensorRows:
+        _, arrays = _wanted(layout, columns)
+        return _as_tensors([array[rows] for array in _mapped(data, arrays)], arrays, columns)
 
-    def describe(self) -> list[tuple[str, str]]:
-        first = self.arrays[0]
-        shown = ", ".join(f"{n} {first[n].row_dtype}{list(first[n].row_shape)}" for n in self.names)
-        return [*super().describe(), ("arrays", shown)]
+    def unfit(self, layout: Layout, local: bool) -> bool:
+        return not local or _is_whole(arrays_of(layout.extra)[1].values(), local)
+
+    def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
+        _, arrays = arrays_of(layouts[0].extra)
+        each = [(name, arrays[name]) for name in self._columns or arrays]
+        return [("arrays", ", ".join(f"{n} {a.row_dtype}{list(a.row_shape)}" for n, a in each))]
+
+
+def _wanted(layout: Layout, columns: Sequence[str] | None) -> tuple[int, list[StoredArray]]:
+    """Bytes of a file, and those of its arrays that are wanted."""
+    size, arrays = arrays_of(layout.extra)
+    return size, [arrays[name] for name in columns or arrays]
+
+
+def _rows(layout: Layout, block: int) -> tuple[int, int]:
+    """The rows of a block; all but the last have as many."""
+    start = block * int(layout.rows[0])
+    return start, start + int(layout.rows[block])
+
+
+def _is_whole(arrays: Iterable[StoredArray], local: bool) -> bool:
+    """Whether all of a file must be read to have some of its rows."""
+    return any(array.start is None or (array.fortran and not local) for array in arrays)
+
+
+def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
+    """Arrays of a local file. Their checksums are compared when it is first read."""
+    content = data.mapped()
+    assert content is not None
+    for array in arrays:
+        if array.stored is not None:
+            data.once(array.member, partial(array.check_sum, memoryview(content)))
+    return [array.view(content, array.rows, array.start or 0) for array in arrays]
+
+
+def _as_tensors(
+    found: Sequence[Any], arrays: Sequence[StoredArray], columns: Sequence[str] | None
+) -> TensorRows:
+    """Rows in memory of their own."""
+    assert columns is not None
+    tensors = []
+    for rows, array in zip(found, arrays, strict=True):
+        kind = array.row_dtype
+        own = rows.flags.owndata and rows.flags.c_contiguous and rows.dtype == kind
+        tensors.append(torch.from_numpy(rows if own else np.array(rows, kind, order="C")))
+    return TensorRows(tuple(tensors), tuple(columns))
 
 
 def _check_alike(
@@ -224,65 +261,3 @@ def _check_alike(
                 path=path,
                 stage=asker,
             )
-
-
-class OpenArrays:
-    """Local files that are mapped, for all readers of a process. Pickled, it is empty."""
-
-    def __init__(self) -> None:
-        self._arrays: dict[int, dict[str, Any]] = {}
-        self._lock = threading.Lock()
-        self._sums: dict[int, threading.Lock] = {}  # one who sums up a file keeps none from others
-        self._sound: set[int] = set()
-
-    def __reduce__(self) -> Any:
-        return OpenArrays, ()
-
-    def arrays(self, source: NumpyFiles, file: int, place: Place) -> dict[str, Any]:
-        """The arrays of a file by name, which are those that were listed.
-
-        Raises:
-            UnreadableError: the checksum of an array in an archive is another; it is compared once.
-        """
-        check_unchanged(source.files, file, place)
-        if file not in self._sound:
-            with self._lock:
-                alone = self._sums.setdefault(file, threading.Lock())
-            with alone:
-                self._check(source, file, place)
-        with self._lock:
-            found = self._arrays.get(file)
-            if found is None:
-                path = source.files.paths[file]
-                stored = source.arrays[file]
-                found = {name: _mapped(path, stored[name]) for name in source.names}
-                self._arrays[file] = found
-                while len(self._arrays) > MAPPED:
-                    del self._arrays[next(iter(self._arrays))]
-            return found
-
-    def _check(self, source: NumpyFiles, file: int, place: Place) -> None:
-        stored = [source.arrays[file][name] for name in source.names]
-        if file in self._sound or all(array.stored is None for array in stored):
-            self._sound.add(file)
-            return
-        try:
-            with memoryview(mapped(source.files.paths[file])) as content:
-                for array in stored:
-                    check_sum(content, array)
-        except BadFileError as error:
-            raise unreadable(place, str(error)) from error
-        self._sound.add(file)
-
-
-def _mapped(path: str, array: StoredArray) -> Any:
-    """An array of a local file."""
-    order: Any = "F" if array.fortran else "C"
-    if not array.rows or not array.row_bytes:  # nothing can be mapped
-        whole: Any = np.empty(array.shape, array.dtype, order)
-    else:
-        assert array.start is not None
-        # Not as a memmap: of that, a slice takes three times as long.
-        mapped = np.memmap(path, array.dtype, "r", array.start, array.shape, order)
-        whole = mapped.view(np.ndarray)
-    return whole if array.field is None else whole[array.field]

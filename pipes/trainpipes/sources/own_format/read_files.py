@@ -14,7 +14,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_source import FileSource
+from trainpipes.sources.files.file_source import FileSource, scanned
 from trainpipes.sources.files.format import Format
 from trainpipes.sources.own_format.functions import FunctionFormat
 
@@ -101,11 +101,11 @@ class ReadFiles(FileReader):
         options: dict[str, Any] = {"columns": self.columns, "schema": self.schema, "known": known}
         if isinstance(given, Format):
             listed = self.listed(files, given.suffixes)
-            return FileSource(listed, given, str(self), self.name, index=index, **options)
+            return scanned(listed, given, str(self), self.name, index=index, **options)
         listed = self.listed(files, ("",))
         job = (
             f"counting rows by {show(self.count or given)}"  # by functions, in one thread at a time
         )
         found = FunctionFormat(given, self.count)
         options |= {"index": index or False, "job": job, "most": 1}
-        return FileSource(listed, found, str(self), self.name, **options)
+        return scanned(listed, found, str(self), self.name, **options)

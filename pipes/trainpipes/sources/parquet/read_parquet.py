@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import FileBlocks
-from trainpipes.sources.files.list_files import SUFFIXES, FileList
+from trainpipes.sources.files.file_source import FileSource
+from trainpipes.sources.files.list_files import SUFFIXES
 from trainpipes.sources.parquet.filter import (
     FileBounds,
     bounds_of,
@@ -24,8 +22,9 @@ from trainpipes.sources.parquet.filter import (
     facts_of,
     may_hold,
 )
-from trainpipes.sources.parquet.index import read_index
-from trainpipes.sources.parquet.reader import Footers, ParquetReader
+from trainpipes.sources.parquet.folders import FolderColumns
+from trainpipes.sources.parquet.footers import RowGroupLayout, read_footers
+from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.sources.parquet.wanted import ChosenColumns, wanted_files
 from trainpipes.stages.filter import Filter
 
@@ -112,130 +111,62 @@ class ReadParquet(FileReader):
         exact = Filter(self.filter)
         return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
 
-    def open_files(self, files: Sequence[Stage]) -> ParquetSource:
+    def open_files(self, files: Sequence[Stage]) -> FileSource:
         """The rows of the files that the stages below list and let through."""
-        return ParquetSource(
-            self.listed(files, SUFFIXES), self.columns, str(self), self.options["index"],
-            self.errors == "replace", filter=checked_filter(self.filter, self.name),
-            hive=self.partitioning == "hive",
-        )  # fmt: skip
-
-
-class ParquetSource(FileBlocks):
-    """Rows of Parquet files; a block is a row group. Can be pickled; holds 40 bytes a row group and
-    a few hundred a file.
-
-    Args:
-        files: which.
-        columns: names of columns; None for all.
-        asker: the stage, for messages.
-        index: where footers are kept; see ``IndexStore``.
-        replace: put U+FFFD in place of text that is not UTF-8.
-        filter: the condition that a stage above applies; row groups that cannot hold a matching row are not
-            read.
-        hive: whether all names of folders make columns.
-
-    Attributes:
-        files: the files, without those that cannot hold a matching row by the names of their folders.
-        columns: names of columns, also those that only the filter needs; None for all.
-        folders: columns that names of folders make.
-        replace: whether text that is not UTF-8 is replaced.
-        index: what the footers say.
-        schema: Arrow schema of every table that a reader gives.
-        lengths: rows in each row group, int64 ``[row groups]``.
-        file_of_block: the file that each row group is in, int64 ``[row groups]``.
-        row_bytes: Arrow bytes of an average row of the chosen columns, told from the footers;
-            exact for numbers and for text without dictionaries.
-        parsed: parsed footers, for the readers.
-    """
-
-    blocks_called = "row groups"
-
-    def __init__(
-        self,
-        files: FileList,
-        columns: Sequence[str] | None,
-        asker: str = "read_parquet()",
-        index: str | bool | None = None,
-        replace: bool = False,
-        *,
-        filter: pc.Expression | None = None,
-        hive: bool = False,
-    ) -> None:
-        wanted = wanted_files(files, columns, filter, hive, asker)
-        self.files = files = wanted.files
-        self.replace = replace
-        self.columns = wanted.columns
+        asker, filter = str(self), checked_filter(self.filter, self.name)
+        hive, replaces = self.partitioning == "hive", self.errors == "replace"
+        wanted = wanted_files(self.listed(files, SUFFIXES), self.columns, filter, hive, asker)
+        listed, columns = wanted.files, wanted.columns
         bounds: dict[int, FileBounds] = {}
 
         def look(file: int, metadata: Any) -> None:
             assert filter is not None
-            bounds[file] = bounds_of(metadata, int(files.sizes[file]), filter)
+            bounds[file] = bounds_of(metadata, int(listed.sizes[file]), filter)
 
-        self.index = read_index(
-            files, self.columns, asker, index, folders=wanted.folders.fields, both=hive,
+        found = read_footers(
+            listed, columns, asker, self.options["index"], folders=wanted.folders.fields, both=hive,
             look=look if wanted.by_footers else None,
         )  # fmt: skip
-        self.schema: pa.Schema = self.index.schema
-        self.folders = wanted.folders.only(self.schema.names).only(self.index.folders)
-        self.sizes, self.lengths = self.index.sizes, self.index.rows
-        self.row_bytes = self.index.row_bytes
-        self.block_bytes = self.index.group_bytes.astype(np.float64)
-        groups = np.diff(self.index.first_group)
-        self.file_of_block = np.repeat(np.arange(len(files), dtype=np.int64), groups)
-        self.parsed = Footers()
-        self._filter, self._filtered = str(filter), ""
+        folders = wanted.folders.only(found.schema.names).only(found.folders)
+        unread, besides, described = None, {}, []
         if filter is not None:
-            check_fits(filter, self.schema, asker)
-            facts = [facts_of(self.folders.values(file)) for file in range(len(files))]
-            known = [facts[file] for file in self.file_of_block.tolist()]
+            check_fits(filter, found.schema, asker)
+            facts = [facts_of(folders.values(file)) for file in range(len(listed))]
+            known = [facts[n] for n, each in enumerate(found.layouts) for _ in each.rows]
             own = [group for file in sorted(bounds) for group in bounds[file]]
-            self.unread = np.ones(len(known), dtype=np.bool_)
-            self.unread[may_hold(filter, self.schema, known, own or None, text=not replace)] = False
-            read = int((~self.unread).sum())
-            self._filtered = f"{read:,} of {len(known):,} row groups may have rows that match"
+            unread = np.ones(len(known), dtype=np.bool_)
+            unread[may_hold(filter, found.schema, known, own or None, text=not replaces)] = False
+            rows = np.concatenate([each.rows for each in found.layouts])
+            besides = {"filter": str(filter), "unread": int(rows[unread].sum())}
+            said = f"{int((~unread).sum()):,} of {len(known):,} row groups may have rows that match"
             if wanted.left_out:
-                self._filtered += f"; {wanted.left_out:,} more files are left out by their folders"
+                said += f"; {wanted.left_out:,} more files are left out by their folders"
+            described = [("filter", said)]
+        source = FileSource(
+            found.store,
+            RowGroups(columns, found.schema, replaces, listed.prefetch_bytes // 2, described),
+            layouts=_noted(found.layouts, folders, unread),
+            columns=columns,
+            schema=found.schema,
+            row_bytes=found.row_bytes,
+            block_bytes=np.concatenate([each.group_bytes for each in found.layouts]).astype(float),
+            besides=besides,
+        )
+        source.unread = unread
+        return source
 
-    def reader(self) -> ParquetReader:
-        return ParquetReader(self)
 
-    def place(self, block: int, row: int) -> Place:
-        """File, row group in the file, and row in the file."""
-        file = int(self.file_of_block[block])
-        first = int(self.index.first_group[file])
-        before = int(self.lengths[first:block].sum())
-        return Place(self.files.names[file], block - first, before + row)
-
-    def fingerprint(self) -> dict[str, Any]:
-        names, sizes = self._relative_names, self.sizes.tolist()
-        lines = []
-        for file, (name, size) in enumerate(zip(names, sizes, strict=True)):
-            groups = self.index.groups(file)
-            rows = self.lengths[groups].tolist()
-            line = f"{name}\0{size}\0{rows}{self.folders.text(file)}"
-            if self.unread is not None and self.unread[groups].any():
-                line += f"\0unread {np.flatnonzero(self.unread[groups]).tolist()}"
-            lines.append(line)
-        found: dict[str, Any] = {}
-        if self.unread is not None:
-            found = {"filter": self._filter, "unread": int(self.lengths[self.unread].sum())}
-        return {**found, **self.fingerprint_of(lines)}
-
-    def block_key(self, block: int) -> Any:
-        """The file by its name below the common root, size, footer and, where it is known, its time
-        of change or etag; and the number of the row group in it."""
-        index, file = self.index, int(self.file_of_block[block])
-        key = [
-            self._relative_names[file],
-            int(index.sizes[file]),
-            [int(index.footers[file]), int(index.checksums[file])],
-            self.files.stamps[file],
-            block - int(index.first_group[file]),
-        ]
-        key += [self.folders.text(file)] if self.folders else []
-        return [*key, "replace"] if self.replace else key
-
-    def describe(self) -> list[tuple[str, str]]:
-        lines = super().describe()
-        return [*lines, ("filter", self._filtered)] if self._filtered else lines
+def _noted(
+    layouts: Sequence[RowGroupLayout], folders: FolderColumns, unread: Any
+) -> list[RowGroupLayout]:
+    """Row groups with what names of folders give them, and which are not read."""
+    if not folders and unread is None:
+        return list(layouts)
+    found, first = [], 0
+    for file, layout in enumerate(layouts):
+        note, stop = folders.text(file), first + len(layout.rows)
+        if unread is not None and unread[first:stop].any():
+            note += f"\0unread {np.flatnonzero(unread[first:stop]).tolist()}"
+        found.append(replace(layout, folder=folders.values(file), note=note))
+        first = stop
+    return found

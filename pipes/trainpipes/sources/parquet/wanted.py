@@ -25,7 +25,7 @@ from trainpipes.sources.parquet.filter import (
     needed_columns,
 )
 from trainpipes.sources.parquet.folders import FolderColumns
-from trainpipes.sources.parquet.index import parse_footer, read_footer
+from trainpipes.sources.parquet.footers import parse_footer, read_footer
 from trainpipes.stages.columns import columns_of
 
 

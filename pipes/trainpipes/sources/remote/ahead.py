@@ -16,6 +16,8 @@ from trainpipes.errors import UnreachableError
 MAX_THREADS = 32
 #: Bytes that a process fetches ahead, unless the user says otherwise.
 PREFETCH_BYTES = 256 << 20
+#: What one reader has fetched ahead at most, however small each is: all of it is looked at for each one more.
+MOST_HELD = 4 * MAX_THREADS
 Opened = TypeVar("Opened")
 _waiting: list[Pool] = []
 #: Bytes that each reader has fetched ahead, by its process and itself.
@@ -67,7 +69,7 @@ class Ahead(Generic[Opened]):
             more = self._size(self._upcoming[0])
             busy = sum(not ticket.done for ticket in self._tickets.values())
             full = others + own + more > self._most or busy >= MAX_THREADS // 2
-            if self._tickets and full:
+            if self._tickets and (full or len(self._tickets) >= MOST_HELD):
                 break
             own += more
             block = self._upcoming.popleft()

@@ -24,6 +24,7 @@ from fsspec.implementations.cached import CachingFileSystem
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import shown
+from trainpipes.engine.pool import waits
 from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
 from trainpipes.sources.remote.request import begin, begin_ranges
@@ -258,7 +259,8 @@ class Requests:
                 if left <= 0:
                     raise TimeoutError(f"no answer in {seconds:.3g} s")
                 self._check()
-                wait([future], min(left, TICK))
+                with waits():
+                    wait([future], min(left, TICK))
             return future.result()
         finally:
             future.cancel()
@@ -271,7 +273,8 @@ class Requests:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self._check()
-            self._stopped.wait(min(left, TICK))
+            with waits():
+                self._stopped.wait(min(left, TICK))
 
     def _say(self, name: str, text: str) -> None:
         global _last_message

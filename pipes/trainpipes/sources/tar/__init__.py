@@ -1,7 +1,6 @@
 """Samples of tar archives, as WebDataset has them.
 
-layout           the members of an archive, and the samples that they make
-index            the samples of all archives
-reader           samples in order
+members          the members of an archive, and the samples that they make
+samples          the format: samples as rows
 read_webdataset  the stage
 """

@@ -1,49 +1,37 @@
-"""``read_webdataset``: samples of tar archives.
-
-The stage and its source, made by the thread that plans; several threads read.
-"""
+"""``read_webdataset``: samples of tar archives. The stage."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.checks import several
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import offset_dtype, to_arrow
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
-from trainpipes.sources.compressed.streams import ReadAgain
-from trainpipes.sources.files.each_file import one_line
-from trainpipes.sources.files.file_bytes import MappedFiles
-from trainpipes.sources.files.file_errors import changed
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.files.file_rows import FileRows, cut_evenly
-from trainpipes.sources.files.index_store import forget
-from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.tar.index import TarIndex, tar_index
-from trainpipes.sources.tar.layout import BLOCK, is_header
-from trainpipes.sources.tar.reader import TarReader
+from trainpipes.sources.files.file_rows import cut_evenly
+from trainpipes.sources.files.file_source import NumberedFiles
+from trainpipes.sources.files.index_store import IndexStore
+from trainpipes.sources.tar.samples import (
+    BLOCK_BYTES,
+    KEY,
+    MOST_MEMBER,
+    Members,
+    TarSamples,
+    cut_by_bytes,
+    members_in,
+)
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
-KEY = "__key__"
-#: Bytes of a block, about, unless the user says.
-BLOCK_BYTES = 4 << 20
-#: Bytes between two members over which both are fetched as one.
-GAP = 64 << 10
-#: Bytes of one Arrow column of bytes, at most.
-MOST_BYTES = 1 << 30
-#: Bytes of a member beyond which its column is of a large type.
-MOST_MEMBER = (1 << 31) - 1
+#: Bytes of local archives from which on an index of them is kept.
+LARGE = 64 << 20
 
 
 class ReadWebdataset(FileReader):
@@ -115,180 +103,53 @@ class ReadWebdataset(FileReader):
             )
         self._set(text=tuple(text))
 
-    def open_files(self, files: Sequence[Stage]) -> TarFiles:
+    def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The samples of the files that the stages below list and let through."""
-        listed = self.listed(files, SUFFIXES)
-        index = tar_index(
-            listed, self.columns, self.missing == "null", str(self), self.options["index"]
+        asker, listed = str(self), self.listed(files, TarSamples.suffixes)
+        store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
+        scan = partial(TarSamples().scan_beside, listed)
+        store.complete(scan, asker, job="reading headers of tar archives")
+        found = members_in(store, self.columns, self.missing == "null", asker)
+        sizes = [_sample_bytes(each) for each in found]
+        edges, layouts = [], []
+        for each, own in zip(found, sizes, strict=True):
+            pieces = blocks = cut_by_bytes(own, BLOCK_BYTES)
+            if self.block_rows is not None:
+                blocks = cut_evenly(len(own), self.block_rows)
+            elif each.compression:
+                blocks = pieces[[0, -1]] if len(own) else pieces
+            pieces = np.union1d(pieces, blocks)
+            edges.append(blocks)
+            nowhere = np.zeros(len(pieces) - 1, dtype=np.int64)
+            layouts.append(replace(each, rows=np.diff(pieces), start=nowhere, stop=nowhere))
+        names = [KEY, *found[0].sizes] if self.columns is None else self.columns
+        schema = pa.schema([(name, self._type(name, found)) for name in names])
+        rows, total = sum(map(len, sizes)), sum(int(each.sum()) for each in sizes)
+        blocks_of = zip(edges, sizes, strict=True)
+        return NumberedFiles(
+            store,
+            TarSamples(schema),
+            layouts=layouts,
+            edges=edges,
+            schema=schema,
+            row_bytes=total / rows if rows else None,
+            block_bytes=np.concatenate(
+                [np.diff(np.append(0, np.cumsum(own))[edge]) for edge, own in blocks_of]
+            ).astype(np.float64),
         )
-        return TarFiles(listed, index, self.text, self.block_rows)
 
-
-class TarFiles(FileRows, RandomAccessSource):
-    """Samples of tar archives. Can be pickled; holds about 16 bytes a member, and the keys.
-
-    Args:
-        files: which.
-        index: their samples.
-        text: extensions that are text.
-        block_rows: samples of a block; None to tell by bytes.
-
-    Attributes:
-        index: their samples.
-        schema: Arrow schema of every table that a reader gives.
-    """
-
-    def __init__(
-        self, files: FileList, index: TarIndex, text: Sequence[str], block_rows: int | None
-    ) -> None:
-        self.index = index
-        edges = []
-        for file in range(len(files)):
-            rows = index.rows(file)
-            sizes = index.sample_bytes[rows]
-            if block_rows is not None:
-                edges.append(cut_evenly(len(sizes), block_rows))
-            elif index.compressions[file]:
-                edges.append(np.array([0, len(sizes)] if len(sizes) else [0], dtype=np.int64))
-            else:
-                edges.append(_cut_by_bytes(sizes))
-        super().__init__(files, edges)
-        self.sizes = index.file_sizes
-        sizes_of = dict(zip(index.kinds, index.sizes, strict=True))
-        self.schema: pa.Schema = pa.schema(
-            [(name, _type(name in (*text, KEY), sizes_of.get(name))) for name in index.columns]
+    def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
+        """The type of a column: a large one if a member needs it."""
+        is_text = name in (*self.text, KEY)
+        most = max(
+            (int(each.sizes[name].max(initial=0)) for each in found if name != KEY), default=0
         )
-        total = float(index.sample_bytes.sum())
-        self.row_bytes = total / len(index.sample_bytes) if len(index.sample_bytes) else None
-        starts = np.append(0, np.cumsum(index.sample_bytes))
-        firsts = self.begins + index.first_row[self.file_of_block]
-        self.block_bytes: npt.NDArray[np.float64] = (
-            starts[firsts + self.lengths] - starts[firsts]
-        ).astype(np.float64)
-        self.mapped = MappedFiles()
-        self.read_again = ReadAgain()
-
-    def reader(self) -> TarReader:
-        return TarReader(self)
-
-    def take(self, index: IntArray) -> pa.Table:
-        files = np.searchsorted(self.index.first_row, index, side="right") - 1
-        for file in np.unique(files).tolist():
-            if self.index.compressions[file] or not is_local(self.files.system(file)):
-                name = self.files.names[file]
-                raise ConfigError(
-                    "samples can be chosen by number in archives that are on this machine and not "
-                    f"compressed, and {name} is not: unpack it to .tar, or shuffle within a buffer",
-                    path=name,
-                )
-        parts = []
-        for row, file in zip(index.tolist(), files.tolist(), strict=True):
-            place = Place(self.files.names[file], row=row - int(self.index.first_row[file]))
-            parts.append(self.table([row], file, self.local(file, place), 0, place))
-        if not parts:
-            return pa.Table.from_batches([], self.schema)
-        return pa.concat_tables(parts).combine_chunks()
-
-    def local(self, file: int, place: Place) -> memoryview:
-        """The bytes of a local archive."""
-        return memoryview(self.mapped.buffer(self.files, file, place))
-
-    def table(
-        self, rows: Sequence[int], file: int, content: memoryview, at: int, place: Place
-    ) -> pa.Table:
-        """Samples whose bytes are here.
-
-        Args:
-            rows: their numbers over all files.
-            file: the archive that they are in.
-            content: bytes of the archive, that begin at its byte ``at``.
-            at: see there.
-            place: of the first row.
-        """
-        batches, first, total = [], 0, 0
-        for number, row in enumerate(rows):
-            size = int(self.index.sample_bytes[row])
-            if total + size > MOST_BYTES and number > first:
-                batches.append(self._batch(rows[first:number], file, content, at, place))
-                first, total = number, 0
-            total += size
-        batches.append(self._batch(rows[first:], file, content, at, place))
-        return pa.Table.from_batches(batches, self.schema)
-
-    def _batch(
-        self, rows: Sequence[int], file: int, content: memoryview, at: int, place: Place
-    ) -> pa.RecordBatch:
-        columns = []
-        own = np.asarray(rows, dtype=np.int64)
-        for field in self.schema:
-            if field.name == KEY:
-                columns.append(self.index.keys.take(to_arrow(own)))
-                continue
-            number = self.index.kinds.index(field.name)
-            starts = self.index.starts[number][own]
-            sizes = self.index.sizes[number][own]
-            if not self.index.compressions[file]:
-                self._check_headers(starts, sizes, content, at, place)
-            null = sizes < 0
-            ends = zip(starts.tolist(), np.maximum(sizes, 0).tolist(), strict=True)
-            data = b"".join(content[start - at : start - at + size] for start, size in ends)
-            offsets = np.append(0, np.cumsum(np.maximum(sizes, 0))).astype(offset_dtype(field.type))
-            valid = to_arrow(~null).buffers()[1] if null.any() else None
-            buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
-            column = pa.Array.from_buffers(field.type, len(own), buffers)
-            if field.type in (pa.string(), pa.large_string()):
-                self._check_text(column, field.name, place)
-            columns.append(column)
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _check_text(self, column: pa.Array, name: str, place: Place) -> None:
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise UnreadableError(
-                f"{place}: a member {name!r} here is not text in UTF-8: {one_line(error)}; leave it out of "
-                "read_webdataset(text=[...])",
-                **vars(place),
-            ) from error
-
-    def _check_headers(
-        self, starts: IntArray, sizes: IntArray, content: memoryview, at: int, place: Place
-    ) -> None:
-        """Raise unless the first and last of these members are where the index says."""
-        there = np.flatnonzero(sizes >= 0)
-        for number in there[[0, -1]].tolist() if len(there) else []:
-            begin = int(starts[number]) - at - BLOCK
-            if begin < 0:
-                continue
-            if not is_header(bytes(content[begin : begin + BLOCK]), int(sizes[number])):
-                forget(self.index.kept_in)
-                raise changed(place, "a member is not where the index, or the .idx beside it, says")
-
-    def describe(self) -> list[tuple[str, str]]:
-        lines = [*super().describe(), ("columns", ", ".join(self.index.columns))]
-        if any(self.index.compressions):
-            lines.append(
-                ("read again", f"{self.read_again.bytes:,} bytes so far, to come to later samples of "
-                "compressed archives: unpacked to .tar, there would be none")
-            )  # fmt: skip
-        return lines
+        if most > MOST_MEMBER:
+            return pa.large_string() if is_text else pa.large_binary()
+        return pa.string() if is_text else pa.binary()
 
 
-def _type(is_text: bool, sizes: IntArray | None) -> pa.DataType:
-    """The type of a column: a large one if a member needs it."""
-    if sizes is not None and len(sizes) and sizes.max() > MOST_MEMBER:
-        return pa.large_string() if is_text else pa.large_binary()
-    return pa.string() if is_text else pa.binary()
-
-
-def _cut_by_bytes(sizes: IntArray) -> IntArray:
-    """Edges of blocks of about ``BLOCK_BYTES``."""
-    edges, total = [0], 0
-    for row, size in enumerate(sizes.tolist()):
-        if total and total + size > BLOCK_BYTES:
-            edges.append(row)
-            total = 0
-        total += size
-    if len(sizes):
-        edges.append(len(sizes))
-    return np.array(edges, dtype=np.int64)
+def _sample_bytes(layout: Members) -> IntArray:
+    """Bytes of each sample of an archive."""
+    none = np.zeros(len(layout.keys), dtype=np.int64)
+    return sum((np.maximum(each, 0) for each in layout.sizes.values()), none)

@@ -8,19 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.progress import Progress
 from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.sources.files.format import Layout, unpacked
+from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.format import Layout
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.schema import chosen, same_names
-from trainpipes.sources.remote.retry import Requests
-from trainpipes.sources.text.block_index import BlockIndex, has_types, with_types
+from trainpipes.sources.text.blocks import TextBlocks, TextLayout
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.piece_reader import PieceReader
 
 Infer = Literal["first", "all"]
 
@@ -30,50 +28,51 @@ SAMPLED_FILES, SIZED_FILES = 16, 4
 
 def schema_of(
     store: IndexStore,
-    index: BlockIndex,
-    form: TextFormat,
+    layouts: Sequence[TextLayout],
+    blocks: TextBlocks,
     asker: str,
     columns: Sequence[str] | None,
     schema: pa.Schema | None,
     infer: Infer,
-    replace: bool = False,
 ) -> tuple[pa.Schema, float | None]:
     """The schema of the chosen columns, and bytes of an average row of them in memory; None without rows.
 
     Args:
         store: what is known of the files.
-        index: their pieces.
-        form: their format.
+        layouts: their pieces.
+        blocks: what reads them, without a schema.
         asker: the stage, for messages.
         columns: names of columns; None for all.
         schema: columns and types as the user says; None to find them.
         infer: where to look.
-        replace: put U+FFFD in place of what is not UTF-8.
 
     Raises:
         SchemaError: a column is missing, or has types that do not fit together.
         UnreadableError: rows are not what they must be; names the line.
     """
-    files = store.files
+    files, form = store.files, blocks.form
     if form.each_names_columns:
-        _check_headers(files, index, asker, columns if schema is None else schema.names)
+        _check_headers(files, layouts, asker, columns if schema is None else schema.names)
     fixed = form.fixed_schema
     if fixed is not None:
-        text = float((index.stops - index.begins).sum())
-        return fixed, text / int(index.rows.sum()) + 4 if len(index.rows) else None
+        text = float(sum(int((each.stop - each.start).sum()) for each in layouts))
+        rows = sum(int(each.rows.sum()) for each in layouts)
+        return fixed, text / rows + 4 if rows else None
     if schema is not None:
         _check_types(form, schema, asker)
         wanted = pa.schema(list(chosen(schema, columns, asker, "schema=").values()))
-        return wanted, _row_bytes(files, index, form, wanted, replace)
+        given = TextBlocks(form, wanted, replace=blocks.replace)
+        return wanted, _row_bytes(files, layouts, given)
     # A file without rows says nothing of types.
-    looked_at = np.flatnonzero(np.diff(index.first_piece)).tolist() or range(len(files))
+    filled = [file for file, layout in enumerate(layouts) if len(layout.rows)]
+    looked_at: Sequence[int] = filled or range(len(files))
     if infer == "first":
         looked_at = looked_at[:: -(-len(looked_at) // SAMPLED_FILES)]
 
-    _look(store, index, form, asker, looked_at, infer == "all", replace)
+    _look(store, layouts, blocks, asker, looked_at, infer == "all")
     found = [(files.names[n], store.layout(n).schema) for n in looked_at]
     whole = _merged(found, form, asker)
-    if not len(whole) and len(index.rows):
+    if not len(whole) and filled:
         raise SchemaError(
             f"{asker}: {found[0][0]} has rows without a single field, so that no column is known: say the "
             "columns and their types by schema=",
@@ -83,23 +82,24 @@ def schema_of(
     wanted = pa.schema(list(chosen(whole, columns, asker, found[0][0]).values()))
     sampled, size = 0, 0.0
     for n in looked_at:
-        extra = unpacked(store.layout(n).extra)
-        sampled += extra["sampled_rows"]
-        each = zip(store.layout(n).schema.names, extra["sampled_bytes"], strict=True)
+        layout = TextLayout.of(store.layout(n))
+        assert layout.sampled is not None
+        sampled += layout.sampled[0]
+        each = zip(layout.schema.names, layout.sampled[1], strict=True)
         size += sum(bytes_ for name, bytes_ in each if name in wanted.names)
     return wanted, size / sampled if sampled else None
 
 
 def _check_headers(
-    files: FileList, index: BlockIndex, asker: str, columns: Sequence[str] | None
+    files: FileList, layouts: Sequence[TextLayout], asker: str, columns: Sequence[str] | None
 ) -> None:
-    first = index.starts[0].header
-    for file, start in enumerate(index.starts):
+    first = layouts[0].head.header
+    for name, layout in zip(files.names, layouts, strict=True):
+        header = layout.head.header
         if columns is not None:
-            names = pa.schema([(name, pa.string()) for name in start.header])
-            chosen(names, columns, asker, files.names[file])
-        elif start.header != first:
-            same_names(files.names[0], first, files.names[file], start.header, asker)
+            chosen(pa.schema([(one, pa.string()) for one in header]), columns, asker, name)
+        elif header != first:
+            same_names(files.names[0], first, name, header, asker)
 
 
 def _check_types(form: TextFormat, schema: pa.Schema, asker: str) -> None:
@@ -114,49 +114,45 @@ def _check_types(form: TextFormat, schema: pa.Schema, asker: str) -> None:
 
 def _look(
     store: IndexStore,
-    index: BlockIndex,
-    form: TextFormat,
+    layouts: Sequence[TextLayout],
+    blocks: TextBlocks,
     asker: str,
     wanted: Sequence[int],
     whole: bool,
-    replace: bool,
 ) -> None:
     """Find the columns and types of files, in the first piece of each or in all."""
-    files = store.files
-
-    def pieces_of(file: int) -> range:
-        pieces = index.pieces(file)
-        return range(pieces.start, pieces.stop if whole else min(pieces.stop, pieces.start + 1))
+    most = None if whole else 1
 
     def scan(job: Scan) -> Layout:
         assert job.progress is not None
-        assert job.known is not None
-        reader = PieceReader(files, index, form, job.requests, replace)
-        rows, sizes = 0, dict[str, float]()
+        layout = layouts[job.file]
+        file = blocks.open(job.data, layout)
+        sizes = dict[str, float]()
         found: list[tuple[str, pa.Schema]] = []
         try:
-            for piece in pieces_of(job.file):
-                schema, each = reader.infer(piece)
-                found.append((files.names[job.file], schema))
-                rows += int(index.rows[piece])
-                job.progress.advance(int(index.stops[piece] - index.begins[piece]))
+            for piece, length in enumerate((layout.stop - layout.start)[:most].tolist()):
+                schema, each = blocks.infer(file, piece)
+                found.append((file.name, schema))
+                job.progress.advance(length)
                 for name, size in zip(schema.names, each, strict=True):
                     sizes[name] = sizes.get(name, 0.0) + size
         finally:
-            reader.close()
-        schema = _merged(found, form, asker) if found else form.empty(index.starts[job.file])
-        return with_types(job.known, schema, rows, [sizes.get(name, 0.0) for name in schema.names])
+            file.close()
+        form = blocks.form
+        schema = _merged(found, form, asker) if found else form.empty(layout.head)
+        in_memory = [sizes.get(name, 0.0) for name in schema.names]
+        return layout.with_types(schema, int(layout.rows[:most].sum()), in_memory)
 
     def progress(missing: list[int]) -> Progress:
-        looked = [piece for file in missing for piece in pieces_of(file)]
-        total = int((index.stops[looked] - index.begins[looked]).sum())
-        return Progress(f"looking at the types of {form.name}", total, "bytes")
+        looked = [layouts[file] for file in missing]
+        total = sum(int((each.stop - each.start)[:most].sum()) for each in looked)
+        return Progress(f"looking at the types of {blocks.name}", total, "bytes")
 
     store.complete(
         scan,
         asker,
         wanted=wanted,
-        enough=lambda _, layout: has_types(layout),
+        enough=lambda _, layout: TextLayout.of(layout).sampled is not None,
         progress=progress,
         least=1,
     )
@@ -184,19 +180,15 @@ def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str
     return pa.schema(list(fields.values()))
 
 
-def _row_bytes(
-    files: FileList, index: BlockIndex, form: TextFormat, schema: pa.Schema, replace: bool
-) -> float | None:
+def _row_bytes(files: FileList, layouts: Sequence[TextLayout], blocks: TextBlocks) -> float | None:
     """Bytes of an average row in memory, told from the first piece of some files."""
     rows, size = 0, 0.0
-    requests = Requests(files.retry_seconds)
-    reader = PieceReader(files, index, form, requests, replace)
-    try:
-        for file in range(0, len(files), max(1, -(-len(files) // SIZED_FILES))):
-            pieces = index.pieces(file)
-            if pieces.start < pieces.stop:
-                table = reader.table(pieces.start, schema, False)
-                rows, size = rows + len(table), size + table.nbytes
-    finally:
-        reader.close()
+    for number in range(0, len(files), max(1, -(-len(files) // SIZED_FILES))):
+        if len(layouts[number].rows):
+            file = blocks.open(open_bytes(files, number), layouts[number])
+            try:
+                table = blocks.table(file, 0)
+            finally:
+                file.close()
+            rows, size = rows + len(table), size + table.nbytes
     return size / rows if rows else None

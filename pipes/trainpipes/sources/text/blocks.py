@@ -1,170 +1,314 @@
-"""Rows of files of text, in blocks: what ``read_json``, ``read_csv`` and ``read_text`` open.
+"""Files of text as blocks of rows: what ``read_json``, ``read_csv`` and ``read_text`` have in common.
 
-``BlockSource`` lists the blocks, and is shared by all threads of a process.
+A file is read once, by ``block_scan``, which cuts it into pieces of some MB that can be parsed by themselves.
+A block is one piece; with ``block_rows``, or in a compressed file that cannot be entered everywhere, several.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.progress import Progress
 from trainpipes._internal.text import amount
-from trainpipes.kinds.source import Place
-from trainpipes.sources.compressed.streams import ReadAgain
-from trainpipes.sources.files.file_rows import FileBlocks
-from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.text.block_index import index_of
-from trainpipes.sources.text.block_reader import BlockReader
-from trainpipes.sources.text.block_scan import PIECE_BYTES
-from trainpipes.sources.text.block_schema import Infer, schema_of
-from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.piece_reader import OtherBytesError
+from trainpipes.engine.layout import IntArray
+from trainpipes.sources.compressed.streams import (
+    Decompressed,
+    ReadAgain,
+    Source,
+    kind_by_content,
+    kind_by_name,
+    open_stream,
+)
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
+from trainpipes.sources.files.format import Format, Layout, OtherBytesError, packed, unpacked
+from trainpipes.sources.files.index_store import Scan
+from trainpipes.sources.text.block_scan import PIECE_BYTES, check_of, scan
+from trainpipes.sources.text.format import Piece, Start, TextFormat
+from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 
+#: What is kept of each piece besides; see ``Pieces``.
+PIECES = ("lines", "checks", "entries", "places")
 #: How much larger than a piece a compressed block is, at which ``explain()`` says how to make it smaller.
 LARGE = 4
 
 
-class BlockSource(FileBlocks):
-    """Rows of files of text. Can be pickled; holds 80 bytes a piece of 4 MB, and a few hundred a file.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextLayout(Layout):
+    """The pieces of a file.
 
     Args:
-        files: which.
-        form: their format.
-        columns: names of columns; None for all.
-        schema: columns and types as the user says; None to find them.
-        infer: where to look for them.
-        block_rows: rows in a block; None to cut by bytes.
-        asker: the stage, for messages.
-        index: where the index is kept; see ``IndexStore``.
-        replace: put U+FFFD in place of text that is not UTF-8.
-
-    Attributes:
-        files: the files.
-        form: their format.
-        index: their pieces and blocks.
-        schema: Arrow schema of every table that a reader gives.
-        strict: whether a column that is not in the schema is an error.
-        replace: whether text that is not UTF-8 is replaced.
-        lengths: rows in each block, int64 ``[blocks]``.
-        file_of_block: the file that each block is in, int64 ``[blocks]``.
-        read_again: counts what is decompressed only to reach later bytes.
+        compression: what it is compressed with; "" for nothing.
+        head: what its first bytes say.
+        lines: line feeds before each piece, int64 ``[pieces]``.
+        checks: checksum of each, by ``check_of``.
+        entries: where in the file the member begins that each is read from.
+        places: where in the decompressed bytes that is.
+        size: bytes of the file.
+        sampled: rows whose types were found, and bytes of these in memory, of each column; None if no types
+            were looked for.
     """
+
+    compression: str
+    head: Start
+    lines: IntArray
+    checks: IntArray
+    entries: IntArray
+    places: IntArray
+    size: int
+    sampled: tuple[int, list[float]] | None = None
+
+    @staticmethod
+    def of(layout: Layout) -> TextLayout:
+        """The layout that an index keeps."""
+        extra = unpacked(layout.extra)
+        lines = extra.pop("lines")
+        extra["lines"] = extra.pop("lines_before") + np.cumsum(lines) - lines
+        extra["head"] = Start(extra.pop("at"), tuple(extra.pop("header")))
+        return TextLayout(
+            layout.rows, layout.start, layout.stop, layout.schema, layout.extra, **extra
+        )
+
+    def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
+        """The layout with what was found of its types, to be kept.
+
+        Args:
+            schema: columns and types of its rows.
+            rows: rows that were looked at.
+            sizes: bytes of these in memory, of each column.
+        """
+        extra = packed(**{**unpacked(self.extra), "sampled": [rows, list(sizes)]})
+        return Layout(self.rows, self.start, self.stop, schema, extra)
+
+    def first_pieces(self, block_rows: int | None) -> IntArray:
+        """Numbers of the pieces that blocks begin with, and that of all.
+
+        Without ``block_rows``, a block ends after the first piece that has a member's beginning within the
+        block, so that less than a block must be decompressed to come to a block's first row. A file of one
+        member is one block.
+        """
+        count = len(self.rows)
+        found = [0] if count else []
+        if block_rows is not None and count:
+            counted = np.cumsum(self.rows[:-1])
+            found += (1 + np.flatnonzero(counted % block_rows == 0)).tolist()
+        elif block_rows is None:
+            for piece in range(1, count):
+                if self.places[piece] > self.start[found[-1]]:
+                    found.append(piece)
+        return np.array([*found, count], dtype=np.int64)
+
+    def edges(self, block_rows: int | None) -> IntArray:
+        """The first row of each block, and the number of rows."""
+        found: IntArray = np.append(0, np.cumsum(self.rows))[self.first_pieces(block_rows)]
+        return found
+
+
+class TextFile:
+    """An open file of text.
+
+    Args:
+        data: its bytes.
+        layout: its pieces.
+        again: counts what is decompressed only to reach later bytes.
+    """
+
+    def __init__(self, data: FileBytes, layout: TextLayout, again: ReadAgain) -> None:
+        self._data, self.layout, self.name = data, layout, data.name
+        self._stream = Decompressed(data, layout.compression, again) if layout.compression else None
+
+    def content(self, number: int) -> bytes:
+        """The bytes of a piece, decompressed.
+
+        Raises:
+            OtherBytesError: they are not what they were.
+            BadFileError: they cannot be decompressed.
+        """
+        layout = self.layout
+        start, stop = int(layout.start[number]), int(layout.stop[number])
+        if self._stream is None:
+            data = as_bytes(self._data.read([(start, stop)])[0])
+        else:
+            entry = int(layout.entries[number]), int(layout.places[number])
+            data = self._stream.read(start, stop, entry)
+            if number == len(layout.rows) - 1:
+                self._stream.finish()
+        if len(data) != stop - start or check_of(data) != int(layout.checks[number]):
+            raise OtherBytesError("it has as many bytes as before, and others")
+        return data
+
+    def where(self, number: int) -> Piece:
+        """Where a piece stands."""
+        layout = self.layout
+        before = int(layout.rows[:number].sum())
+        line, begin = int(layout.lines[number]), int(layout.start[number])
+        return Piece(self.name, layout.head, line, begin, before, bool(layout.compression))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+class TextBlocks(Format):
+    """Blocks of rows of text.
+
+    Args:
+        form: where rows end, and how they are parsed.
+        schema: columns and types to hold to; None while they are looked for.
+        strict: whether a column that is not in the schema is an error.
+        replace: put U+FFFD in place of what is not UTF-8.
+        block_rows: rows in a block; None to cut by bytes.
+    """
+
+    known_by_blocks = True
 
     def __init__(
         self,
-        files: FileList,
         form: TextFormat,
-        *,
-        columns: Sequence[str] | None = None,
         schema: pa.Schema | None = None,
-        infer: Infer = "first",
-        block_rows: int | None = None,
-        asker: str,
-        index: str | bool | None = None,
+        strict: bool = False,
         replace: bool = False,
+        block_rows: int | None = None,
     ) -> None:
-        self.files, self.form, self.replace = files, form, replace
-        self.strict = columns is None and schema is None
-        for attempt in range(2):
-            self.index, store = index_of(files, form, asker, index, block_rows, infer)
-            try:
-                self.schema, self.row_bytes = schema_of(
-                    store, self.index, form, asker, columns, schema, infer, replace
-                )
-            except OtherBytesError:
-                store.forget()  # what was kept is wrong
-                if attempt:
-                    raise
-            else:
-                break
-        self.sizes = self.index.sizes
-        pieces, firsts = self.index, self.index.piece_of_block
-        rows = np.append(0, np.cumsum(pieces.rows))
-        self.lengths = np.diff(rows[firsts])
-        sizes = np.append(0, np.cumsum(pieces.stops - pieces.begins))
-        self.block_bytes = np.diff(sizes[firsts]).astype(np.float64)
-        found = np.searchsorted(pieces.first_piece, firsts[:-1], side="right") - 1
-        self.file_of_block = found.astype(np.int64)
-        self.read_again = ReadAgain()
+        self.form, self.schema, self.strict = form, schema, strict
+        self.replace, self.block_rows = replace, block_rows
+        self.name, self.suffixes = form.name, form.suffixes
+        self.again = ReadAgain()
 
-    def reader(self) -> BlockReader:
-        return BlockReader(self)
+    def scan(self, file: FileBytes) -> Layout:
+        return self._scanned(file, None)
 
-    def place(self, block: int, row: int) -> Place:
-        """The file, and the row in it."""
-        file = int(self.file_of_block[block])
-        first = int(np.searchsorted(self.file_of_block, file))
-        return Place(self.files.names[file], None, int(self.lengths[first:block].sum()) + row)
+    def look(self, job: Scan) -> Layout:
+        """``scan``, with progress by bytes."""
+        return self._scanned(job.data, job.progress)
 
-    def fetched(self, block: int) -> tuple[int, int]:
-        """Where in its file the bytes of a block begin and end, compressed as they are."""
-        index, file = self.index, int(self.file_of_block[block])
-        first, last = index.piece_of_block[block : block + 2].tolist()
-        if not index.compressions[file]:
-            return int(index.begins[first]), int(index.stops[last - 1])
-        pieces, end = index.pieces(file), int(index.sizes[file])
-        behind = np.flatnonzero(index.places[last : pieces.stop] >= index.stops[last - 1])
-        if len(behind):
-            end = int(index.entries[last + int(behind[0])])
-        return int(index.entries[first]), end
+    def _scanned(self, data: FileBytes, progress: Progress | None) -> Layout:
+        head = bytes(data.read([(0, min(data.size, 16))])[0])
+        compression, named = kind_by_content(head), kind_by_name(data.name)
+        if named and not compression and data.size:  # Arrow writes nothing where there are no rows
+            raise BadFileError(f"its name says {named}, and it starts with {head[:6]!r}")
+        with closing(data.stream()) as source:
+            stream = open_stream(_Told(source, progress), compression)
+            pieces = scan(stream, bool(compression), self.form, data.name, self.block_rows)
+        stops = np.array(pieces.stops, dtype=np.int64)
+        begins = np.append(pieces.start.at, stops[:-1]) if len(stops) else stops
+        extra = packed(
+            compression=compression,
+            at=pieces.start.at,
+            header=list(pieces.start.header),
+            lines_before=pieces.lines_before,
+            size=data.size,
+            **{name: np.array(getattr(pieces, name), dtype=np.int64) for name in PIECES},
+        )
+        return Layout(np.array(pieces.rows, dtype=np.int64), begins, stops, pa.schema([]), extra)
 
-    def fingerprint(self) -> dict[str, Any]:
-        lines = []
-        sizes = self.sizes.tolist()
-        firsts = np.searchsorted(self.file_of_block, np.arange(len(sizes) + 1))
-        for file, (name, size) in enumerate(zip(self._relative_names, sizes, strict=True)):
-            rows = self.lengths[firsts[file] : firsts[file + 1]].tolist()
-            lines.append(f"{name}\0{size}\0{rows}")
-        return self.fingerprint_of(lines)
+    def open(self, data: FileBytes, layout: Layout) -> TextFile:
+        assert isinstance(layout, TextLayout)
+        return TextFile(data, layout, self.again)
 
-    def block_key(self, block: int) -> Any:
-        """The file by its name below the common root, its size and, where it is known, its time of change or
-        etag; where in it the block is; and the types that its rows are read as."""
-        index, file = self.index, int(self.file_of_block[block])
-        first, last = index.piece_of_block[block : block + 2].tolist()
-        key = [
-            self._relative_names[file],
-            int(index.sizes[file]),
-            self.files.stamps[file],
-            [int(index.begins[first]), int(index.stops[last - 1]), int(self.lengths[block])],
-            index.checks[first:last].tolist(),
-            self._schema_key,
-        ]
-        return [*key, "replace"] if self.replace else key
+    def ranges(
+        self, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> list[tuple[int, int]]:
+        assert isinstance(layout, TextLayout)
+        stop = int(layout.stop[block])
+        if not layout.compression:
+            return [(int(layout.start[block]), stop)]
+        behind = np.flatnonzero(layout.places[block + 1 :] >= stop)
+        end = layout.entries[block + 1 + behind[0]] if len(behind) else layout.size
+        return [(int(layout.entries[block]), int(end))]
 
-    @cached_property
-    def _schema_key(self) -> str:
-        return hashlib.sha256(str(self.schema).encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    def decode(
+        self, data: TextFile, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        yield from self.table(data, block).to_batches()
 
-    def describe(self) -> list[tuple[str, str]]:
-        return [*super().describe(), *self._compressed_lines()]
+    def table(self, file: TextFile, number: int) -> pa.Table:
+        """The rows of a piece.
 
-    def _compressed_lines(self) -> list[tuple[str, str]]:
-        index = self.index
-        compressed = np.array([bool(kind) for kind in index.compressions], dtype=bool)
-        if not compressed.any():
+        Raises:
+            UnreadableError: a row is broken; names the line.
+            SchemaError: a row does not fit the schema.
+            OtherBytesError: it is not what it was.
+        """
+        text, start = self._text(file, number), file.layout.head
+        problem: Exception | None = None
+        try:
+            found = self.form.parse(text, start, file.name, self.schema, self.strict)
+            if len(found) == int(file.layout.rows[number]):
+                return found
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            problem = error
+        raise self._bad(file, number, text) from problem
+
+    def infer(self, file: TextFile, number: int) -> tuple[pa.Schema, list[float]]:
+        """The columns and types of a piece's rows, and the bytes of each column in memory."""
+        text = self._text(file, number)
+        try:
+            return self.form.infer(text, file.layout.head, file.name)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise self._bad(file, number, text) from error
+
+    def _text(self, file: TextFile, number: int) -> bytes:
+        """The bytes of a piece, which are UTF-8."""
+        data = file.content(number)
+        if is_utf8(data):
+            return data
+        if self.replace:
+            return data.decode("utf-8", "replace").encode()
+        raise bad_utf8(file.where(number), self.form, data)
+
+    def _bad(self, file: TextFile, number: int, text: bytes) -> Exception:
+        said = bad_row(file.where(number), self.form, text, self.schema, self.strict)
+        return OtherBytesError("its rows are others than before") if said is None else said
+
+    def block_key(self, layout: Layout, blocks: range) -> list[Any]:
+        assert isinstance(layout, TextLayout)
+        said = str(self.schema).encode("utf-8", "backslashreplace")
+        checks = layout.checks[blocks.start : blocks.stop].tolist()
+        return [checks, hashlib.sha256(said).hexdigest()[:16], self.replace]
+
+    def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
+        compressed = [each for each in layouts if isinstance(each, TextLayout) and each.compression]
+        if not compressed:
             return []
-        assert self.block_bytes is not None
-        # With what is decompressed to come to each block.
-        firsts = index.piece_of_block[:-1]
-        before = index.begins[firsts] - index.places[firsts]
-        sizes = np.where(compressed[self.file_of_block], self.block_bytes + before, 0)
-        large = sizes > LARGE * PIECE_BYTES
-        if not large.any():
-            said = "can be read from every few MB on"
-        else:
-            count = len(np.unique(self.file_of_block[large]))
+        largest = np.array([self._largest(each) for each in compressed])
+        said = "can be read from every few MB on"
+        if (largest > LARGE * PIECE_BYTES).any():
             said = (
-                f"{count:,} of {len(self.files):,} files can only be read from few places on, up to "
-                f"{amount(sizes.max())} apart: each shard, and each resume, reads from the last "
-                "such place. Write more files, or files of several members, by bgzip or pzstd"
+                f"{(largest > LARGE * PIECE_BYTES).sum():,} of {len(layouts):,} files can only be read from "
+                f"few places on, up to {amount(largest.max())} apart: each shard, and each resume, reads "
+                "from the last such place. Write more files, or files of several members, by bgzip or pzstd"
             )
         lines = [("compressed", said)]
-        if self.read_again.bytes:
-            lines.append(("read again", f"{amount(self.read_again.bytes)} so far, in this process"))
+        if self.again.bytes:
+            lines.append(("read again", f"{amount(self.again.bytes)} so far, in this process"))
         return lines
+
+    def _largest(self, layout: TextLayout) -> int:
+        """Bytes of the largest block, with what is decompressed to come to it."""
+        firsts = layout.first_pieces(self.block_rows)
+        if len(firsts) < 2:
+            return 0
+        ends = layout.stop[firsts[1:] - 1]
+        return int((ends - layout.places[firsts[:-1]]).max())
+
+
+class _Told:
+    """The bytes of a file, with progress."""
+
+    def __init__(self, source: Source, progress: Progress | None) -> None:
+        self._source, self._progress = source, progress
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        if self._progress is not None:
+            self._progress.advance(len(data))
+        return data

@@ -62,6 +62,27 @@ class Start:
     header: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Where some rows of a file stand, for messages.
+
+    Args:
+        path: the file.
+        start: what its first bytes say.
+        line: line feeds before it.
+        begin: bytes before it, decompressed.
+        row: rows before it.
+        compressed: whether the file is.
+    """
+
+    path: str
+    start: Start
+    line: int
+    begin: int
+    row: int
+    compressed: bool
+
+
 class TextFormat(ABC):
     """A format of rows in text.
 

@@ -10,28 +10,23 @@ import pyarrow as pa
 from trainpipes._internal.text import cut
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.text.block_index import BlockIndex
-from trainpipes.sources.text.format import Start, TextFormat
+from trainpipes.sources.text.format import Piece, Start, TextFormat
 
 #: Characters of a row that a message shows, and bytes around one that is not UTF-8.
 SHOWN, AROUND = 80, 20
 
 
-def bad_utf8(
-    files: FileList, index: BlockIndex, form: TextFormat, piece: int, data: bytes
-) -> UnreadableError:
+def bad_utf8(piece: Piece, form: TextFormat, data: bytes) -> UnreadableError:
     """The error for a piece that is not UTF-8."""
     try:
         data.decode("utf-8")
         at = 0
     except UnicodeDecodeError as error:
         at = error.start
-    path = files.names[index.file_of(piece)]
-    line = int(index.lines[piece]) + data.count(b"\n", 0, at) + 1
-    place = int(index.begins[piece]) + at
+    path, line = piece.path, piece.line + data.count(b"\n", 0, at) + 1
+    place = piece.begin + at
     text = data[max(0, at - AROUND) : at + AROUND]
-    where = "" if not index.compressions[index.file_of(piece)] else " of the decompressed text"
+    where = " of the decompressed text" if piece.compressed else ""
     return UnreadableError(
         f"{path}, line {line:,}: byte {place:,}{where} is not UTF-8: {text!r}; write such files as "
         f"UTF-8, as by iconv -f latin1 -t utf-8, take {form.reader}(errors='replace'), or leave them out "
@@ -41,27 +36,18 @@ def bad_utf8(
 
 
 def bad_row(
-    files: FileList,
-    index: BlockIndex,
-    form: TextFormat,
-    piece: int,
-    data: bytes,
-    schema: pa.Schema | None,
-    strict: bool,
+    piece: Piece, form: TextFormat, data: bytes, schema: pa.Schema | None, strict: bool
 ) -> TrainpipesError | None:
     """The error for a piece that is not what it should be; None if all of its rows are.
 
     Args:
-        files: the files.
-        index: their pieces.
-        form: their format.
-        piece: which.
+        piece: where it stands.
+        form: the format.
         data: its bytes.
         schema: types that were held to; None where they were to be found.
         strict: whether other columns were refused.
     """
-    file = index.file_of(piece)
-    path, start = files.names[file], index.starts[file]
+    path, start = piece.path, piece.start
     stops = _stops(form, data, start, path)
 
     def problem(count: int) -> str | None:
@@ -85,10 +71,9 @@ def bad_row(
     first = stops[high - 2] if high > 1 else 0
     row = data[first : stops[high - 1]]
     blank = len(row) - len(row.lstrip(form.between))
-    line = int(index.lines[piece]) + data.count(b"\n", 0, first + blank) + 1
-    before = int(index.rows[index.pieces(file).start : piece].sum())
+    line = piece.line + data.count(b"\n", 0, first + blank) + 1
     text = repr(cut(row.strip(form.between).strip().decode("utf-8", "replace"), SHOWN))
-    where, number = f"{path}, line {line:,}", before + high - 1
+    where, number = f"{path}, line {line:,}", piece.row + high - 1
     if schema is None and first:
         schema = form.infer(data[:first], start, path)[0]
     drift = schema is not None and form.drift(row, start, path, schema, strict)

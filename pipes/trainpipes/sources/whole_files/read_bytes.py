@@ -1,17 +1,40 @@
 """``read_bytes``: a row for each file.
 
-The stage; what it opens is made by the thread that plans.
+The stage; its source, which the thread that plans makes and several threads read; and a reader, for one
+thread at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.text import amount
+from trainpipes.columns.arrays import python_to_arrow, to_arrow
+from trainpipes.columns.content import table_digest
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import UnreadableError
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.files.block_reader import explained
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_reader import FileReader
-from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
+from trainpipes.sources.files.file_rows import FileBlocks, cut_evenly
+from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.remote.ahead import Ahead
+from trainpipes.sources.remote.retry import Requests
+
+#: Bytes of one Arrow column of bytes, at most, and of a file.
+MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1
+#: Files of a block, unless told otherwise.
+BLOCK_ROWS = 256
 
 
 class ReadBytes(FileReader):
@@ -47,5 +70,163 @@ class ReadBytes(FileReader):
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
         """The files that the stages below list and let through."""
-        listed = self.listed(files, ("",))
-        return WholeFiles(listed, no_columns(len(listed)), self.block_rows, str(self))
+        return WholeFiles(self.listed(files, ("",)), None, self.block_rows, str(self))
+
+
+class WholeFiles(FileBlocks, RandomAccessSource):
+    """One row for each file: its path, its bytes, and what is known of it besides. Can be pickled.
+
+    Unlike in other formats a block is of several files, and nothing is looked at before it is read: there may
+    be millions.
+
+    Args:
+        files: which, in the order of the rows.
+        more: columns of what is known besides, a row for each file; None for nothing.
+        block_rows: files of a block.
+        asker: the stage, for messages.
+
+    Attributes:
+        schema: Arrow schema of every table that comes out.
+    """
+
+    by_number = True
+    holds_numbers = True
+    schema: pa.Schema
+
+    def __init__(self, files: FileList, more: pa.Table | None, block_rows: int, asker: str) -> None:
+        self.files, self.sizes = files, files.sizes
+        self.more = None if more is None or not more.num_columns else more
+        self._begins = cut_evenly(len(files), block_rows)
+        self.lengths = np.diff(self._begins)
+        known = files.sizes[files.sizes >= 0]
+        self.row_bytes = float(known.mean()) if len(known) else None
+        plain = [pa.field("path", pa.string()), pa.field("bytes", pa.binary())]
+        self.schema = pa.schema([*plain, *(() if more is None else more.schema)])
+        large = np.flatnonzero(files.sizes > MOST_FILE)
+        if len(large):
+            file = int(large[0])
+            raise UnreadableError(
+                f"{asker}: {files.names[file]} has {int(files.sizes[file]):,} bytes, and a row holds "
+                f"{MOST_FILE:,} at most: leave it out with .filter(lambda path: ...) after list_files",
+                path=files.names[file],
+                stage=asker,
+            )
+
+    def rows(self, block: int) -> range:
+        """The files of a block."""
+        return range(*self._begins[block : block + 2].tolist())
+
+    def reader(self) -> WholeFilesReader:
+        return WholeFilesReader(self)
+
+    def take(self, index: IntArray) -> pa.Table:
+        numbers = index.tolist()
+        return WholeFilesReader(self, numbers).take(numbers)
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(self.files.names[self.rows(block)[row]])
+
+    def fingerprint(self) -> dict[str, Any]:
+        pairs = zip(self._relative_names, self.sizes.tolist(), strict=True)
+        lines = [f"{name}\0{size}" for name, size in pairs]
+        found = {"files": len(lines), "bytes": int(self.sizes.sum()), "digests": digests(lines)}
+        return found if self.more is None else found | {"labels": table_digest(self.more)[:16]}
+
+    def block_key(self, block: int) -> Any:
+        """The files by their names below the common root, sizes, and times of change or etags."""
+        rows, digest = self.rows(block), hashlib.sha256()
+        for n in rows:
+            about = (self._relative_names[n], int(self.sizes[n]), self.files.stamps[n])
+            digest.update(repr(about).encode())
+        more = "" if self.more is None else table_digest(self.more.slice(rows.start, len(rows)))
+        return [digest.hexdigest(), more]
+
+    def describe(self) -> list[tuple[str, str]]:
+        lines = [("files", f"{len(self.files):,}, one a row")]
+        if self.row_bytes is not None:
+            lines.append(("bytes", f"{amount(self.row_bytes)} a file on average"))
+        return lines
+
+
+class WholeFilesReader:
+    """Reads files one after the other; those on other machines are fetched ahead, several side by side.
+
+    Args:
+        source: the files.
+        coming: numbers of those that will be read next, where that is known.
+    """
+
+    def __init__(self, source: WholeFiles, coming: Sequence[int] = ()) -> None:
+        self._source, self._files = source, source.files
+        self._requests = Requests(source.files.retry_seconds)
+        self._local = all(map(is_local, source.files.systems))
+        self._ahead = Ahead(
+            self._content, lambda n: max(0.0, source.sizes[n]), source.files.prefetch_bytes
+        )
+        self._expect(coming)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Say which blocks will be read next, in order."""
+        self._expect([n for block in blocks for n in self._source.rows(block)])
+
+    def _expect(self, numbers: Sequence[int]) -> None:
+        if not self._local:
+            there = (n for n in numbers if not is_local(self._files.system(n)))
+            self._ahead.expect(dict.fromkeys(there))
+
+    def read(self, block: int, start: int, stop: int) -> pa.Table:
+        """Rows ``start`` to ``stop`` of a block.
+
+        Raises:
+            DataError: a file cannot be had.
+            UnreachableError: the server does not answer, or denies access.
+        """
+        return self.take(self._source.rows(block)[start:stop])
+
+    def take(self, numbers: Sequence[int]) -> pa.Table:
+        """Files by their numbers."""
+        sizes = self._files.sizes[np.asarray(numbers, dtype=np.int64)]
+        contents: Iterator[memoryview] = map(self._taken, numbers)
+        if (sizes < 0).any():  # a server tells them with the bytes
+            whole = list(contents)
+            contents, sizes = iter(whole), np.array([len(each) for each in whole])
+        batches: list[pa.RecordBatch] = []
+        first = 0
+        while first < len(numbers) or not batches:
+            more = np.searchsorted(np.cumsum(sizes[first:]), MOST_BYTES, side="right")
+            rows = slice(first, first + max(1, int(more)))
+            batches.append(self._batch(numbers[rows], sizes[rows], contents))
+            first = rows.stop
+        return pa.Table.from_batches(batches, self._source.schema)
+
+    def _batch(
+        self, numbers: Sequence[int], sizes: IntArray, contents: Iterator[memoryview]
+    ) -> pa.RecordBatch:
+        ends = np.append(0, np.cumsum(sizes))
+        buffer = pa.allocate_buffer(int(ends[-1]))
+        whole = memoryview(buffer).cast("B")
+        for start, stop in pairwise(ends.tolist()):
+            whole[start:stop] = next(contents)
+        offsets = pa.py_buffer(ends.astype(np.int32))
+        columns = [
+            python_to_arrow([self._files.names[n] for n in numbers], pa.string()),
+            pa.Array.from_buffers(pa.binary(), len(numbers), [None, offsets, buffer]),
+        ]
+        if self._source.more is not None:
+            index = to_arrow(np.array(numbers, dtype=np.int64))
+            for column in self._source.more.take(index).combine_chunks().columns:
+                columns.append(column.chunk(0) if column.num_chunks else pa.nulls(0, column.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._source.schema)
+
+    def _taken(self, file: int) -> memoryview:
+        with explained(Place(self._files.names[file]), kinds=()):
+            found = None if self._local else self._ahead.take(file)
+            return self._content(file) if found is None else found
+
+    def _content(self, file: int) -> memoryview:
+        """The bytes of a file that is the one that was listed; in any thread."""
+        data = open_bytes(self._files, file, self._requests)
+        return data.read([(0, data.size)])[0]
+
+    def close(self) -> None:
+        """Nothing is open."""

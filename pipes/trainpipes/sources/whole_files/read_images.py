@@ -31,7 +31,7 @@ from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import open_system
 from trainpipes.sources.files.row_names import names_below
 from trainpipes.sources.remote.retry import Requests
-from trainpipes.sources.whole_files.rows import BLOCK_ROWS, WholeFiles, no_columns
+from trainpipes.sources.whole_files.read_bytes import BLOCK_ROWS, WholeFiles
 
 #: Those of torchvision's ImageFolder.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -93,11 +93,10 @@ class ReadImages(FileReader):
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
         """The images that the stages below list and let through."""
         listed = self.listed(files, SUFFIXES)
-        if self.labels is None:
-            more = no_columns(len(listed))
-        elif self.labels == "folder":
+        more = None
+        if self.labels == "folder":
             listed, more = _by_folder(listed, _below(files[0], listed), str(self))
-        else:
+        elif self.labels is not None:
             more = self._by_csv(listed, _below(files[0], listed))
         return WholeFiles(listed, more, self.block_rows, str(self))
 

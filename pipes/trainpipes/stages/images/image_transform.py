@@ -10,12 +10,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import column_name, whole_number
+from trainpipes._internal.checks import ColumnName, Function, Natural, Seed
 from trainpipes.columns.run import Run
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.images.image_stage import image_of
+from trainpipes.stages.images.image_stages import image_of
 from trainpipes.stages.map import Map, same_below
 
 
@@ -61,19 +61,12 @@ class ImageTransform(RunStage):
     draws_by = "draw from torch's generator, which is seeded for each row, or use map(fn, rng=True)"
     free = frozenset({"num_workers"})
 
-    transform: Callable[[torch.Tensor], Any]
+    transform: Function
     _: KW_ONLY
-    column: str = "image"
-    seed: int = 0
+    column: ColumnName = "image"
+    seed: Seed = 0
     version: str | None = None
-    num_workers: int = 0
-
-    def check(self) -> None:
-        rule = "a transform or a function of a tensor [C, H, W]"
-        self._require(callable(self.transform), "transform", rule)
-        column_name(self.column, "image_transform(column)")
-        whole_number(self.seed, None, "image_transform(seed)", "the seed of random draws")
-        whole_number(self.num_workers, 0, "image_transform(num_workers)", "processes")
+    num_workers: Natural = 0
 
     _turn = 0  # which one it is of several alike
 

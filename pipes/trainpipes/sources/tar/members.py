@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
 
 from trainpipes.sources.files.each_file import BadFileError, one_line
 
@@ -23,46 +24,19 @@ LONG_NAME = 100
 KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
-class Chunks(Protocol):
-    """Bytes, some at a time."""
-
-    def read(self) -> bytes: ...
-
-
-@dataclass
-class Samples:
-    """The samples of an archive.
-
-    Attributes:
-        keys: of each sample.
-        kinds: extensions of members, without the dot.
-        counts: members of each sample.
-        kind_of: which extension each member has.
-        starts: where its content begins, decompressed.
-        sizes: bytes of its content.
-    """
-
-    keys: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    kind_of: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-
 class Forward:
     """Bytes that are read from front to back.
 
     Args:
-        chunks: gives the next ones; none at the end.
+        more: gives the next ones; none at the end.
 
     Attributes:
         at: how many were passed.
         last: those that were read last.
     """
 
-    def __init__(self, chunks: Chunks) -> None:
-        self._chunks = chunks
+    def __init__(self, more: Callable[[], bytes | memoryview]) -> None:
+        self._more = more
         self._rest = memoryview(b"")
         self.at = 0
         self.last = b""
@@ -92,7 +66,7 @@ class Forward:
         parts = []
         while size:
             if not len(self._rest):
-                self._rest = memoryview(self._chunks.read())
+                self._rest = memoryview(self._more())
                 if not len(self._rest):
                     break
             parts.append(self._rest[:size])
@@ -106,7 +80,7 @@ class Forward:
         end = self.at + size
         while self.at < end:
             if not len(self._rest):
-                self._rest = memoryview(self._chunks.read())
+                self._rest = memoryview(self._more())
                 if not len(self._rest):
                     return False
             step = min(end - self.at, len(self._rest))
@@ -115,39 +89,21 @@ class Forward:
         return True
 
 
-class chunks_of:
-    """Bytes that are in memory, or mapped, as those that are read; all at once.
-
-    Args:
-        content: the bytes.
-    """
-
-    def __init__(self, content: memoryview) -> None:
-        self._content = content
-
-    def read(self) -> bytes:
-        found, self._content = self._content, memoryview(b"")
-        return found  # type: ignore[return-value]
-
-
-def read_samples(file: Forward) -> Samples:
-    """The samples of an archive, in one pass.
-
-    Raises:
-        BadFileError: it is none, is cut short, or holds what it should not; says what.
-    """
-    return samples_of(_members(file))
-
-
-def samples_of(members: Iterable[tuple[str, int, int]]) -> Samples:
+def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
     """The samples that members make, of which name, place and size are given.
 
+    Returns:
+        ``keys`` of the samples, and ``counts`` of their members; ``kinds``, extensions without the dot; and
+        of each member ``kind_of``, the number of its extension, ``starts``, where its content begins, and
+        ``sizes``, in bytes.
+
     Raises:
-        BadFileError: it is none, is cut short, or holds what it should not; says what.
+        BadFileError: a sample has two members of one extension.
     """
-    found = Samples()
+    keys: list[str] = []
     kinds: dict[str, int] = {}
     last: dict[int, str] = {}  # extensions of the sample at hand
+    numbers: dict[str, list[int]] = {n: [] for n in ("counts", "kind_of", "starts", "sizes")}
     for name, start, size in members:
         match = KEY.match(name)
         base = name.rpartition("/")[2]
@@ -155,9 +111,9 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> Samples:
             continue  # without a name or an extension, or about the archive itself
         key, kind = match[1], match[2].lower()
         number = kinds.setdefault(kind, len(kinds))
-        if not found.keys or found.keys[-1] != key:
-            found.keys.append(key)
-            found.counts.append(0)
+        if not keys or keys[-1] != key:
+            keys.append(key)
+            numbers["counts"].append(0)
             last = {}
         if number in last:
             raise BadFileError(
@@ -165,16 +121,20 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> Samples:
                 "give each a name of its own"
             )
         last[number] = name
-        found.counts[-1] += 1
-        found.kind_of.append(number)
-        found.starts.append(start)
-        found.sizes.append(size)
-    found.kinds = list(kinds)
-    return found
+        numbers["counts"][-1] += 1
+        numbers["kind_of"].append(number)
+        numbers["starts"].append(start)
+        numbers["sizes"].append(size)
+    arrays = {name: np.array(values, dtype=np.int64) for name, values in numbers.items()}
+    return {"keys": keys, "kinds": list(kinds), **arrays}
 
 
-def _members(file: Forward) -> Iterator[tuple[str, int, int]]:
-    """Regular files: name, where the content begins, and its size."""
+def members_of(file: Forward) -> Iterator[tuple[str, int, int]]:
+    """Regular files of an archive, in one pass: name, where the content begins, and its size.
+
+    Raises:
+        BadFileError: it is none, is cut short, or holds what it should not; says what.
+    """
     stream: Any = file
     archive: Any  # whose members are no public name
     try:

@@ -6,6 +6,7 @@ the file is touched. Parsed, it is reduced to numbers at once.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -44,45 +45,54 @@ END = b"....PAR1"
 NONE = np.empty(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class ParquetIndex:
-    """Files and their row groups, in order.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowGroupLayout(Layout):
+    """The row groups of a file.
 
     Args:
-        sizes: bytes of each file, int64 ``[files]``.
-        footers: bytes of each file's footer, int64 ``[files]``.
-        checksums: CRC-32 of each footer, int64 ``[files]``.
-        first_group: number of each file's first row group, int64 ``[files + 1]``.
-        rows: rows of each row group, int64 ``[row groups]``.
+        footer: bytes of its footer.
+        checksum: CRC-32 of that.
         group_bytes: uncompressed bytes of each row group, all columns, int64 ``[row groups]``.
-        schema: Arrow schema of the chosen columns, the same for all files.
-        row_bytes: bytes of an average row of the chosen columns in Arrow memory; None without rows.
-        kept_in: the file in which footers are kept, if they are.
+        size: bytes of the file.
+        folder: values that names of folders give all rows, as arrays ``[1]``.
+        note: what a state knows the file by besides.
+    """
+
+    footer: int
+    checksum: int
+    group_bytes: IntArray
+    size: int
+    folder: dict[str, pa.Array] = dataclasses.field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        pass  # its numbers were checked when they were scanned
+
+    def is_footer(self, footer: bytes) -> bool:
+        """Whether these bytes are the footer that was scanned."""
+        return len(footer) == self.footer and zlib.crc32(footer) == self.checksum
+
+
+@dataclass(frozen=True)
+class Footers:
+    """What the footers of all files say.
+
+    Args:
+        store: the files.
+        layouts: their row groups.
+        schema: of the chosen columns, the same for all files.
+        row_bytes: bytes of an average row of these in memory; None without rows.
         folders: names of columns that may be made of names of folders; files do not have them.
     """
 
-    sizes: IntArray
-    footers: IntArray
-    checksums: IntArray
-    first_group: IntArray
-    rows: IntArray
-    group_bytes: IntArray
+    store: IndexStore
+    layouts: list[RowGroupLayout]
     schema: pa.Schema
     row_bytes: float | None
-    kept_in: str | None = None
-    folders: tuple[str, ...] = ()
-
-    def groups(self, file: int) -> slice:
-        """The row groups of a file."""
-        return slice(int(self.first_group[file]), int(self.first_group[file + 1]))
-
-    def is_footer(self, file: int, footer: bytes) -> bool:
-        """Whether these bytes are the footer that was read of a file."""
-        same = len(footer) == int(self.footers[file])
-        return same and zlib.crc32(footer) == int(self.checksums[file])
+    folders: list[str]
 
 
-def read_index(
+def read_footers(
     files: FileList,
     columns: Sequence[str] | None,
     asker: str,
@@ -91,11 +101,11 @@ def read_index(
     folders: Sequence[pa.Field] = (),
     both: bool = False,
     look: Callable[[int, Any], None] | None = None,
-) -> ParquetIndex:
+) -> Footers:
     """Read all footers, of files that have changed since they were last read.
 
-    Costs about 0.1 ms a file on a local disk, one request a file (16 at a time) elsewhere; where
-    footers are kept, about 10 µs a file.
+    Costs about 0.1 ms a file on a local disk, one request a file elsewhere; where footers are kept, about
+    10 µs a file.
 
     Args:
         files: the files.
@@ -139,7 +149,7 @@ def read_index(
         if len(store.scanned) == len(files):
             raise
         store.forget()  # what was kept may be wrong: the files are to say it themselves
-        return read_index(files, columns, asker, index, folders=folders, both=both, look=look)
+        return read_footers(files, columns, asker, index, folders=folders, both=both, look=look)
 
 
 def _sample(layout: Layout) -> dict[str, Any] | None:
@@ -282,15 +292,24 @@ def _joined(
     asker: str,
     folders: Sequence[pa.Field],
     both: bool,
-) -> ParquetIndex:
+) -> Footers:
     names, layouts = store.files.names, store.layouts()
     different = different_schemas(names, [layout.schema for layout in layouts])
     folders = _not_in_files(folders, different, both, asker)
     different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
     numbers = [footer_numbers(layout) for layout in layouts]
+    group_bytes = np.clip(np.concatenate([NONE, *(each[2:] for each in numbers)]), 0, MOST_BYTES)
     rows = np.concatenate([NONE, *(layout.rows for layout in layouts)])
-    group_bytes = np.concatenate([NONE, *(each[2:] for each in numbers)])
-    group_bytes = np.clip(group_bytes, 0, MOST_BYTES)
+    found, first = [], 0
+    for layout, size, own in zip(layouts, store.sizes.tolist(), numbers, strict=True):
+        stop = first + len(layout.rows)
+        found.append(
+            RowGroupLayout(
+                layout.rows, layout.start, layout.start, layout.schema, size=size,
+                footer=int(own[0]), checksum=int(own[1]), group_bytes=group_bytes[first:stop],
+            )
+        )  # fmt: skip
+        first = stop
     sampled, sampled_bytes = 0, 0.0
     for layout in layouts[:: -(-len(layouts) // SAMPLED_FILES) or 1]:
         one = _sample(layout)
@@ -301,20 +320,10 @@ def _joined(
     row_bytes: float | None = None
     if sampled:
         row_bytes = sampled_bytes / sampled
-    elif rows.sum():  # rows are only where no sample was taken
+    elif rows.any():  # rows are only where no sample was taken
         row_bytes = float(group_bytes.sum() / rows.sum())
-    return ParquetIndex(
-        sizes=store.sizes,
-        footers=np.array([each[0] for each in numbers], dtype=np.int64),
-        checksums=np.array([each[1] for each in numbers], dtype=np.int64),
-        first_group=np.cumsum([0, *(len(layout.rows) for layout in layouts)], dtype=np.int64),
-        rows=rows,
-        group_bytes=group_bytes,
-        schema=one_schema(different, columns, asker),
-        row_bytes=row_bytes,
-        kept_in=store.kept_in,
-        folders=tuple(field.name for field in folders),
-    )
+    schema = one_schema(different, columns, asker)
+    return Footers(store, found, schema, row_bytes, [field.name for field in folders])
 
 
 def _not_in_files(

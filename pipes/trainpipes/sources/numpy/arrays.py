@@ -13,20 +13,18 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
 
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import cut
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.format import Layout, packed, unpacked
 
 MAGIC = b"\x93NUMPY"
-KEYS = {"descr", "fortran_order", "shape"}
 #: Bytes of a header, at most.
 MOST = 1 << 20
 #: Dimensions that NumPy knows, at most, and rows of an array that holds no values.
@@ -66,17 +64,13 @@ class StoredArray:
     def rows(self) -> int:
         return self.shape[0]
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row as it is stored, of all fields."""
-        return prod(self.shape[1:]) * self.dtype.itemsize
-
     def span(self, start: int, stop: int) -> tuple[int, int]:
         """Where rows ``start`` to ``stop`` begin and end in the file."""
         assert self.start is not None
-        return self.start + start * self.row_bytes, self.start + stop * self.row_bytes
+        size = prod(self.shape[1:]) * self.dtype.itemsize
+        return self.start + start * size, self.start + stop * size
 
-    @property
+    @cached_property
     def row_dtype(self) -> np.dtype[Any]:
         """The type of a row's elements."""
         own = self.dtype if self.field is None else self.dtype[self.field]
@@ -86,6 +80,62 @@ class StoredArray:
     def row_shape(self) -> tuple[int, ...]:
         inner = () if self.field is None else self.dtype[self.field].shape
         return (*self.shape[1:], *inner)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in memory."""
+        return prod(self.row_shape) * self.row_dtype.itemsize
+
+    def view(self, content: Any, rows: int, start: int = 0) -> Any:
+        """So many rows, of bytes that hold them from ``start`` on."""
+        shape = (rows, *self.shape[1:])
+        whole = np.ndarray(shape, self.dtype, content, start, order="F" if self.fortran else "C")
+        return whole if self.field is None else whole[self.field]
+
+    def unpacked(self, content: BinaryIO) -> Any:
+        """All of it, of a whole file.
+
+        Raises:
+            BadFileError: another array is there.
+        """
+        if self.member is not None:
+            with zipfile.ZipFile(content) as archive:
+                content = io.BytesIO(archive.read(f"{self.member}.npy"))
+        content.seek(0)
+        with _parsing:
+            whole = np.lib.format.read_array(content, allow_pickle=False)
+        if whole.shape != self.shape or whole.dtype != self.dtype:
+            raise BadFileError("it holds another array than it did")
+        return whole if self.field is None else whole[self.field]
+
+    def check_sum(self, content: memoryview) -> None:
+        """Raise BadFileError unless a file has the checksum that its archive says, if that says one."""
+        start, stop, told = self.stored or (0, 0, 0)
+        found = 0
+        for place in range(start, stop, SUMMED):
+            found = zlib.crc32(content[place : min(stop, place + SUMMED)], found)
+        if found != told:
+            raise BadFileError(
+                f"array {self.member!r}: its bytes have changed since it was written: their checksum differs"
+            )
+
+
+def kept(size: int, arrays: Mapping[str, StoredArray]) -> bytes:
+    """Bytes of a file, and its arrays by their names, as an index keeps them."""
+    each = {name: astuple(array) for name, array in arrays.items()}
+    plain = {n: (np.lib.format.dtype_to_descr(dtype), *rest) for n, (dtype, *rest) in each.items()}
+    return repr((size, plain)).encode()
+
+
+@lru_cache(maxsize=4096)
+def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
+    """The bytes and arrays of which this was kept."""
+    with _parsing:
+        size, each = ast.literal_eval(content.decode())
+    to_dtype = np.lib.format.descr_to_dtype
+    return size, {
+        name: StoredArray(to_dtype(descr), *rest) for name, (descr, *rest) in each.items()
+    }
 
 
 def read_arrays(
@@ -119,7 +169,7 @@ def read_arrays(
         fields = array.dtype.names
         if fields is None:
             return {name: _checked(name, array) for name in wanted([column])}
-        return {name: _checked(name, _field(array, name)) for name in wanted(fields)}
+        return {name: _checked(name, replace(array, field=name)) for name in wanted(fields)}
     if head[:2] == b"PK":
         return _of_zip(file, size, wanted)
     if head[:1] == b"\x80":
@@ -143,129 +193,66 @@ def _of_zip(
                 raise BadFileError("there are no arrays in it")
             for name in wanted(list(named)):
                 member = named[name]
-                start: int | None = None
+                with archive.open(member) as inner:
+                    array = _header(inner, member.file_size, name)
                 if member.compress_type == zipfile.ZIP_STORED:
                     file.seek(member.header_offset)
-                    local = file.read(30)
-                    start = member.header_offset + 30 + sum(struct.unpack_from("<HH", local, 26))
-                with archive.open(member) as inner:
-                    array = _header(inner, member.file_size, name, start)
-                if start is not None:
+                    lengths = struct.unpack_from("<HH", file.read(30), 26)  # of the name and more
+                    start = member.header_offset + 30 + sum(lengths)
                     stored = start, start + member.file_size, member.CRC
-                    array = replace(array, stored=stored)
+                    if stored[1] > size:
+                        raise BadFileError("damaged: an array would lie behind the file's end")
+                    array = replace(array, start=start + (array.start or 0), stored=stored)
+                else:
+                    array = replace(array, start=None)
                 found[name] = _checked(name, array)
     except (zipfile.BadZipFile, struct.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise BadFileError(f"damaged, or no .npz: {error}") from error
-    if any(one.stored is not None and one.stored[1] > size for one in found.values()):
-        raise BadFileError("damaged: an array would lie behind the file's end")
     return found
 
 
-def _header(file: Any, size: int, member: str | None, offset: int | None = 0) -> StoredArray:
+def _header(file: Any, size: int, member: str | None) -> StoredArray:
     """The header of an array.
 
     Args:
         file: at its first byte.
-        size: bytes from there to the array's end.
+        size: bytes of the array with its header.
         member: its name in an archive.
-        offset: of its first byte in the file; None if it is compressed.
     """
     where = "" if member is None else f"array {member!r}: "
-    head = file.read(8)
-    if head[:6] != MAGIC:
-        raise BadFileError(f"{where}not an .npy header (starts with {head[:6]!r})")
-    wide = head[6] > 1
-    length_bytes = file.read(4 if wide else 2)
-    if len(length_bytes) < (4 if wide else 2):
-        raise BadFileError(f"{where}cut short: {size:,} bytes")
-    (length,) = struct.unpack("<I" if wide else "<H", length_bytes)
-    text = file.read(min(length, MOST))
-    if len(text) < length:
-        raise BadFileError(f"{where}cut short, or its header is damaged: {size:,} bytes")
     try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        if version > (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        header = file if version < (3, 0) else _as_latin(file)
         with _parsing:
-            told = ast.literal_eval(text.decode("utf-8" if head[6] > 2 else "latin-1"))
-        shape, fortran = told["shape"], told["fortran_order"]
-        kinds = type(shape), type(fortran), *map(type, shape)
-        if told.keys() != KEYS or kinds != (tuple, bool, *[int] * len(shape)):
-            raise ValueError(f"it says {cut(str(told), 80)}")
-        dtype = np.lib.format.descr_to_dtype(told["descr"])
-    except (
-        ValueError,
-        SyntaxError,
-        LookupError,
-        TypeError,
-        MemoryError,
-        RecursionError,
-        AttributeError,
-    ) as error:
-        raise BadFileError(f"{where}damaged header: {error}") from error
-    begin = len(head) + len(length_bytes) + length
+            shape, fortran, dtype = read(header, max_header_size=MOST)
+        begin = file.tell()
+    except Exception as error:
+        raise BadFileError(
+            f"{where}damaged header, or cut short: {cut(str(error), 200)}"
+        ) from error
+    said = cut(str(list(shape)), 80)
     if not shape:
         raise BadFileError(f"{where}a single value, and rows need a first dimension")
-    if len(shape) > MOST_DIMENSIONS or (shape[0] > MOST_EMPTY and not prod(shape[1:])):
+    odd = {*map(type, shape)} != {int} or min(shape) < 0 or len(shape) > MOST_DIMENSIONS
+    if odd or (shape[0] > MOST_EMPTY and not prod(shape[1:])):
+        raise BadFileError(f"{where}damaged header: no array has the shape {said}")
+    needed = begin + prod(shape) * dtype.itemsize
+    if needed > size:
         raise BadFileError(
-            f"{where}damaged header: no array has the shape {cut(str(list(shape)), 80)}"
+            f"{where}cut short: an array of shape {said} needs {needed:,} bytes, and there are {size:,}"
         )
-    if any(n < 0 for n in shape) or begin + prod(shape) * dtype.itemsize > size:
-        needed = f"{begin + prod(shape) * dtype.itemsize:,}"
-        raise BadFileError(
-            f"{where}cut short: an array of shape {cut(str(list(shape)), 80)} needs {needed} bytes, and "
-            f"there are {size:,}"
-        )
-    start = None if offset is None else offset + begin
-    return StoredArray(dtype, shape, fortran and len(shape) > 1, start, member)
+    return StoredArray(dtype, shape, fortran and len(shape) > 1, begin, member)
 
 
-def kept(arrays: Mapping[str, StoredArray], size: int) -> Layout:
-    """What an index keeps of the arrays of a file of ``size`` bytes."""
-    found = [
-        [
-            name,
-            np.lib.format.dtype_to_descr(a.dtype),
-            a.shape,
-            a.fortran,
-            a.start,
-            a.member,
-            a.field,
-            a.stored,
-        ]
-        for name, a in arrays.items()
-    ]
-    rows = max((array.rows for array in arrays.values()), default=0)
-    first, last = np.array([0]), np.array([size])
-    return Layout(np.array([rows]), first, last, pa.schema([]), packed(arrays=found))
-
-
-def arrays_of(layout: Layout) -> dict[str, StoredArray]:
-    """The arrays of a file of which this was kept."""
-    found = {}
-    for name, descr, shape, fortran, start, member, field, stored in unpacked(layout.extra)[
-        "arrays"
-    ]:
-        dtype = np.lib.format.descr_to_dtype(_tuples(descr))
-        stored = None if stored is None else tuple(stored)
-        found[name] = StoredArray(dtype, tuple(shape), fortran, start, member, field, stored)
-    return found
-
-
-def _tuples(descr: Any) -> Any:
-    """A type's description as NumPy has it, of JSON's lists: a field is a tuple of name, type and, for an
-    array within, its shape."""
-    if isinstance(descr, str):
-        return descr
-    return [
-        (
-            tuple(field[0]) if isinstance(field[0], list) else field[0],
-            _tuples(field[1]),
-            *(tuple(shape) for shape in field[2:]),
-        )
-        for field in descr
-    ]
-
-
-def _field(array: StoredArray, name: str) -> StoredArray:
-    return replace(array, field=name)
+def _as_latin(file: Any) -> BinaryIO:
+    """A header of version 3, whose text is UTF-8, as one of version 2, whose text is Latin-1: NumPy has no
+    function for it."""
+    (length,) = struct.unpack("<I", file.read(4))
+    text = file.read(min(length, MOST)).decode().encode("latin-1", "backslashreplace")
+    return io.BytesIO(struct.pack("<I", len(text)) + text)
 
 
 def _checked(name: str, array: StoredArray) -> StoredArray:
@@ -280,28 +267,3 @@ def _checked(name: str, array: StoredArray) -> StoredArray:
             "bools: save it as one of these, leave it out by columns=[...], or write text to Parquet"
         )
     return array
-
-
-def loaded(content: bytes) -> Any:
-    """A decompressed array."""
-    with _parsing:
-        return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-
-
-def check_sum(content: memoryview, array: StoredArray) -> None:
-    """Raise BadFileError unless the bytes of a member of an archive have the checksum that it says.
-
-    Args:
-        content: bytes of the file.
-        array: the array.
-    """
-    if array.stored is None:
-        return
-    start, stop, told = array.stored
-    found = 0
-    for place in range(start, stop, SUMMED):
-        found = zlib.crc32(content[place : min(stop, place + SUMMED)], found)
-    if found != told:
-        raise BadFileError(
-            f"array {array.member!r}: its bytes have changed since it was written: their checksum differs"
-        )

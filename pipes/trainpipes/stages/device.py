@@ -1,24 +1,117 @@
-"""``to``: batches on the device that trains."""
+"""``pin`` and ``to``: batches in page-locked memory, and on the device that trains."""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import os
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import UserList, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import KW_ONLY
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import Natural
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import PlaceStage
-from trainpipes.stages.nested import map_tensors, recorded
+
+SEQUENCES = (list, deque, UserList)
+
+
+def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nesting, with other tensors. Containers that change are copies of the same class; the others,
+    and what is no container, stay as they are.
+
+    Args:
+        item: a batch: mappings, lists, tuples and dataclasses.
+        change: is called with each tensor, and with each object that is none; returns what takes its place,
+            or None where it has nothing to say of it.
+    """
+    if item is None or isinstance(item, (str, bytes, int, float)):
+        return item
+    found = change(item)
+    if found is not None:
+        return found
+    before = _parts(item)
+    parts = {key: map_tensors(value, change) for key, value in before.items()}
+    if all(value is before[key] for key, value in parts.items()):
+        return item
+    kind: Any = type(item)
+    if isinstance(item, tuple):
+        return kind._make(parts.values()) if hasattr(kind, "_make") else kind(parts.values())
+    if isinstance(item, Mapping) and (kind is dict or not isinstance(item, MutableMapping)):
+        return kind(parts)
+    clone = copy.copy(item)
+    for key, value in parts.items():
+        if isinstance(item, (Mapping, *SEQUENCES)):
+            clone[key] = value
+        else:  # a dataclass, also a frozen one
+            object.__setattr__(clone, key, value)
+    return clone
+
+
+def _parts(item: Any) -> dict[Any, Any]:
+    """What a container holds, by key, place or name."""
+    if isinstance(item, Mapping):
+        return dict(item)
+    if isinstance(item, (tuple, *SEQUENCES)):
+        return dict(enumerate(item))
+    if isinstance(item, type) or not dataclasses.is_dataclass(item):
+        return {}
+    names = [field.name for field in dataclasses.fields(item)]
+    return {name: getattr(item, name) for name in names if hasattr(item, name)}
+
+
+def recorded(item: Any) -> Iterator[Any]:
+    """What of a batch has a ``record_stream``: its tensors, and objects that call that of theirs."""
+    if isinstance(item, torch.Tensor) or callable(getattr(item, "record_stream", None)):
+        yield item
+        return
+    parts = _parts(item)
+    if not parts and callable(getattr(item, "to", None)) and not isinstance(item, type):
+        nests = (torch.Tensor, Mapping, tuple, *SEQUENCES)
+        held = getattr(item, "__dict__", {})
+        parts = {name: value for name, value in held.items() if isinstance(value, nests)}
+    for value in parts.values():
+        yield from recorded(value)
+
+
+class Pin(PlaceStage):
+    """Puts the tensors of each batch in page-locked memory.
+
+    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a
+    ``pin_memory`` method are pinned by it. Tensors that are on a device, or sparse, stay as they are. The
+    process that trains does it; workers of a plain ``DataLoader`` skip it with one warning (use its
+    ``pin_memory``). Without an accelerator, and on MPS, which shares the CPU's memory, it does nothing, with
+    one warning. Cursor: none. Costs one copy. Memory: torch keeps pinned memory to use it again, and rounds
+    each tensor's size up to a power of two.
+    """
+
+    def place(self, item: Any) -> Any:
+        """The batch with its tensors pinned."""
+        why = "there is no accelerator to copy to"
+        if torch.accelerator.is_available():
+            is_mps = str(torch.accelerator.current_accelerator()) == "mps"
+            why = "MPS shares the CPU's memory" if is_mps else ""
+        if why:
+            warn_once(f"pin() does nothing here: {why}")
+            return item
+        return map_tensors(item, _pinned)
+
+
+def _pinned(one: Any) -> Any:
+    if isinstance(one, torch.Tensor):
+        dense = one.layout in (torch.strided, torch.jagged)
+        return one.pin_memory() if dense and one.device.type == "cpu" else one
+    if isinstance(one, type) or not callable(getattr(one, "pin_memory", None)):
+        return None
+    return one.pin_memory()
 
 
 class SideStream:
@@ -126,7 +219,7 @@ class To(PlaceStage):
     device: str | int | torch.device
     _: KW_ONLY
     non_blocking: bool = True
-    depth: int = 2
+    depth: Natural = 2
 
     def check(self) -> None:
         try:
@@ -135,7 +228,6 @@ class To(PlaceStage):
             raise ConfigError(
                 f'to(device) must be a device such as "cuda" or "cuda:1", got {shown(self.device)}'
             ) from error
-        whole_number(self.depth, 0, "to(depth)", "batches whose copies are begun ahead")
 
     @property
     def ahead(self) -> int:
@@ -146,9 +238,18 @@ class To(PlaceStage):
         return torch.device(self.device)
 
     @made_once
-    def _copies(self) -> SideStream:
-        """For all passes of this process: its threads' first use says which device "cuda" is."""
+    def _copies(self) -> SideStream | None:
+        """For all passes of this process: its threads' first use says which device "cuda" is. None for a
+        device without streams."""
+        if self._device.type not in STREAMS:
+            try:
+                torch.empty(0, device=self._device)
+            except (RuntimeError, NotImplementedError, AssertionError) as error:
+                raise self._missing() from error
+            return None
         module: Any = torch.get_device_module(self._device)
+        if not module.is_available() or (self._device.index or 0) >= module.device_count():
+            raise self._missing()
         device = torch.device(self._device.type, self._index(module))
         return SideStream(module, device, self.depth + 1)
 
@@ -172,39 +273,21 @@ class To(PlaceStage):
     def begun(self, item: Any) -> Callable[[], Any]:
         """Begin to copy a batch. What is returned gives it, once: what the device is told to do from
         then on waits for the copy."""
-        if self._device.type not in STREAMS:
-            try:
-                found = _moved(item, self._device, False)
-            except (RuntimeError, NotImplementedError, AssertionError) as error:
-                if self._there():
-                    raise
-                raise self._missing() from error
-            return lambda: found
-        module: Any = torch.get_device_module(self._device)
-        if not module.is_available() or (self._device.index or 0) >= module.device_count():
-            raise self._missing()
         copies = self._copies
-        return copies.begin(lambda: _moved(item, copies.device, self.non_blocking))
-
-    def _there(self) -> bool:
-        try:
-            torch.empty(0, device=self._device)
-        except (RuntimeError, NotImplementedError, AssertionError):
-            return False
-        return True
+        if copies is not None:
+            device = copies.device
+            return copies.begin(lambda: _moved(item, device, self.non_blocking))
+        found = _moved(item, self._device, False)
+        return lambda: found
 
     def _missing(self) -> ConfigError:
+        there = "no accelerator"
         if torch.accelerator.is_available():
             kind = str(torch.accelerator.current_accelerator())
-            count = torch.accelerator.device_count()
-            there = f"there are {count} of {kind!r}" if count > 1 else f"there is one {kind!r}"
-        elif self._device.type == "cuda" and not (torch.version.cuda or torch.version.hip):
-            there = f"torch {torch.__version__} is built without CUDA"
-        else:
-            there = "there is no accelerator"
+            there = f"{torch.accelerator.device_count()} of {kind!r}"
         return ConfigError(
-            f"{self}: there is no device {str(self._device)!r} here; {there}: leave to() out, or pass "
-            'device="cpu"',
+            f"{self}: there is no device {str(self._device)!r} here; torch {torch.__version__} finds "
+            f'{there}: leave to() out, or pass device="cpu"',
             stage=str(self),
         )
 

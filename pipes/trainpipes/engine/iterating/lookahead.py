@@ -1,0 +1,231 @@
+"""Items taken before they are asked for: batches on their way to a device while earlier ones are trained on,
+the next item where it is to be known whether there is one, and what ranks must agree on before they give it.
+
+Where shards end at steps that nobody knows in advance, each rank looks some steps ahead: two at first, then
+more and more up to 16. Before what was agreed on is used up, all agree, by one all-reduce of a single
+number, on the first batch that is missing on any of them. What lies before it is delivered, in whole
+steps; there the epoch ends for all. Without that, a rank that has ended leaves the others waiting in their
+next collective.
+
+Used by the thread that iterates; the copies are the device's own work.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from trainpipes.engine.iterating.agreement import agreement_over
+from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator, ConsumerState
+from trainpipes.engine.topology import Topology
+from trainpipes.errors import TopologyError
+from trainpipes.kinds.stage_kinds import PlaceStage
+
+#: Items that are held at most for ranks to agree on; until there are so many, one more is taken than given.
+AHEAD = 16
+_NONE_MISSING = (1 << 62) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _Taken:
+    """What was taken: an item, or the error or end (``StopIteration``) that came in its place; the state
+    after it; what gives the item, once it is on its way."""
+
+    item: Any
+    error: Exception | None
+    state: ConsumerState
+    give: Callable[[], Any] | None = None
+
+
+class Lookahead:
+    """The items of one consumer, some of them taken ahead of use; its state is that of the last one given.
+    An error, or the end, is taken and given in its turn, as items are; asked again after one, the source is
+    asked again. Where ranks end together, an error is told to nobody before they have agreed, and
+    is raised again whenever an item is asked for: the other ranks have gone on.
+
+    Args:
+        source: gives the items; where ranks end together, up to its first missing batch.
+        topology: this consumer.
+        origin: the batch from which steps are counted.
+        stages: that place items, in order, such as on a device.
+
+    Raises:
+        TopologyError: ranks must end together, and are read by workers that cannot agree.
+    """
+
+    def __init__(
+        self,
+        source: ConsumerIterator,
+        topology: Topology,
+        origin: int,
+        stages: Sequence[PlaceStage] = (),
+    ) -> None:
+        self._source = source
+        self._topology = topology
+        self._origin = origin
+        self._stages = stages
+        #: Items that are begun beyond the one that is given.
+        self._depth = max((stage.ahead for stage in stages), default=0)
+        self._taken: deque[_Taken] = deque()
+        #: After the last item given; ``moved`` has what the owner was not told yet. None till one is taken.
+        self._last: ConsumerState | None = None
+        self._agrees = source.ends_at_holes
+        #: How many items a rank holds that has not failed, and on how many of them all ranks agreed: the same
+        #: on all ranks. After each item there is one at least, so that one rank alone may ask whether that
+        #: was the last.
+        self._held = self._agreed = 0
+        self._ends = False
+        self._raised: Exception | None = None
+        if self._agrees and (topology.num_workers > 1 or get_worker_info() is not None):
+            raise TopologyError(
+                "row counts of this pipeline are not known in advance, so that several ranks would end an "
+                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
+                "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
+            )
+
+    def __next__(self) -> Any:
+        if self._last is None and not self._depth and not self._agrees:
+            return _placed(self._stages, next(self._source))
+        if self._raised is not None:
+            raise self._raised
+        self._look_ahead()
+        return self._give()
+
+    def is_last(self, alone: bool) -> bool:
+        """Whether the item given last is the last of the pass. From here on one more item is taken than
+        is given, and only where the pass's end is not known by arithmetic. Where ranks end together, no other
+        rank has to ask.
+
+        Args:
+            alone: whether this consumer is the only one, so that the pass is over where it ends.
+        """
+        if self._agrees:
+            return self._last is not None and self._last.over
+        if self._last is None:
+            self._last = self._source.state()
+        if not self._last.over and not self._taken:
+            self._look_ahead()
+        if self._taken and isinstance(self._taken[0].error, StopIteration):
+            coming = self._taken[0]
+            over = alone or coming.state.over
+            coming.state = coming.state._replace(over=over)
+            self._last = self._last._replace(over=over)  # though nobody was told yet
+            return True
+        return self._last.over
+
+    def _look_ahead(self) -> None:
+        """Have taken what comes next, at least, and as much of it on its way as is wanted."""
+        if self._agrees:
+            self._agree()
+        else:
+            # The first one does not wait for all.
+            self._take(min(len(self._taken) + 2, self._depth + 1))
+        for coming in islice(self._taken, self._depth + 1 if self._depth else 0):
+            if coming.give is None and coming.error is None:
+                coming.give, coming.item = self._begun(coming.item), None
+
+    @property
+    def _error(self) -> Exception | None:
+        """What was taken last, if that is an error or the end."""
+        return self._taken[-1].error if self._taken else None
+
+    def _take(self, count: int) -> None:
+        """Take items until there are so many, or no more come."""
+        if self._last is None:
+            self._last = self._source.state()
+        while len(self._taken) < count and self._error is None:
+            item = error = None
+            try:
+                item = next(self._source)
+            except Exception as raised:
+                error = raised
+            self._taken.append(_Taken(item, error, self._source.state()))
+
+    def _agree(self) -> None:
+        """Take what comes next, and agree on it where that is due: for all before the same item."""
+        if self._ends:
+            return
+        held = max(self._depth + 1, min(self._held + 2, AHEAD))
+        is_due = self._agreed <= held // 2
+        agree = agreement_over(self._topology) if is_due else None
+        self._take(held)
+        self._held = held
+        if agree is None:
+            return
+        ended = isinstance(self._error, StopIteration)
+        first = agree(self._taken[-1].state.upcoming if ended else _NONE_MISSING)
+        self._agreed = held
+        if first != _NONE_MISSING:
+            self._ends = True
+            world = self._topology.world_size
+            self._end_at(self._origin + (first - self._origin) // world * world)
+
+    def _end_at(self, end: int) -> None:
+        """Drop what was taken from batch ``end`` on: the pass is over after what is left."""
+        while self._taken:
+            last = self._taken[-1]
+            if last.error is not None and last.state.upcoming < end:
+                return
+            if last.error is None and last.state.m <= end:
+                last.state = last.state._replace(over=True)
+                return
+            self._taken.pop()
+        self._last = self.state()._replace(over=True)
+
+    def _give(self) -> Any:
+        """The next item that was taken; raises the error that came in its place. An item that can't be placed
+        is not given."""
+        if not self._taken:
+            raise StopIteration
+        coming = self._taken[0]
+        item = None
+        if coming.error is None:
+            item = _placed(self._stages, coming.item) if coming.give is None else coming.give()
+        del self._taken[0]
+        self._last = coming.state._replace(moved={**self.state().moved, **coming.state.moved})
+        if coming.error is not None:
+            if self._agrees:
+                self._raised = coming.error
+            raise coming.error
+        self._held, self._agreed = self._held - 1, self._agreed - 1
+        return item
+
+    def _begun(self, item: Any) -> Callable[[], Any]:
+        """Begin to place an item; what is returned gives it."""
+        try:
+            return _begin(self._stages, item)
+        except Exception:  # it is tried again, and raised, when the item is due
+            return lambda: _placed(self._stages, item)
+
+    def state(self) -> ConsumerState:
+        """The state after the last item given."""
+        last = self._last
+        if last is None:
+            return self._source.state()
+        self._last = last._replace(moved={})
+        return last
+
+    def close(self) -> None:
+        """Let threads and worker processes go. The state stays."""
+        self._source.close()
+        self._taken.clear()
+
+
+def _begin(stages: Sequence[PlaceStage], item: Any) -> Callable[[], Any]:
+    for number, stage in enumerate(stages):
+        if stage.ahead:
+            ready, later = stage.begun(item), stages[number + 1 :]
+            return lambda: _placed(later, ready())
+        item = stage.place(item)
+    return lambda: item
+
+
+def _placed(stages: Sequence[PlaceStage], item: Any) -> Any:
+    for stage in stages:
+        item = stage.place(item)
+    return item

@@ -1,0 +1,293 @@
+"""Parquet as a format: a block is a row group, which is decoded as a stream.
+
+Of each column one page and one read buffer are in memory, and one batch of rows. The whole group never is. Of
+a file on another machine, what will be read is fetched in few requests, and large row groups part by part.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainpipes.columns.arrays import replaced
+from trainpipes.kinds.source import Place
+from trainpipes.sources.files.each_file import BadFileError, reason
+from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.format import Format, Layout, OtherBytesError
+from trainpipes.sources.files.list_files import SUFFIXES
+from trainpipes.sources.files.range_file import RangeFile
+from trainpipes.sources.files.schema import cast_to
+from trainpipes.sources.parquet.folders import repeated
+from trainpipes.sources.parquet.footers import (
+    RowGroupLayout,
+    footer_of,
+    parse_footer,
+    read_footer,
+)
+from trainpipes.sources.parquet.probe import Probe
+from trainpipes.sources.parquet.size import arrow_bytes, leaves_of
+
+#: Bytes of rows that are decoded at a time, about, and the bounds of that in rows.
+BATCH_BYTES = 1 << 20
+BATCH_ROWS = (8, 65_536)
+#: Bytes that a column is read by.
+BUFFER_BYTES = 256 << 10
+#: Bytes of footers that stay parsed.
+FOOTER_BYTES = 8 << 20
+CHANGED = "it changed while it was read"
+
+
+class ParsedFooters:
+    """Parsed footers of the files opened last, shared by the readers of a process.
+
+    Row groups in shuffled order open another file each. For files of 200 row groups of 1,000 rows, to
+    parse the footer again would be three quarters of the work. Every use is checked against the
+    file's own footer. Pickled, it is empty.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return ParsedFooters, ()
+
+    def known(self, name: str) -> Any:
+        """The parsed footer of a file; None if it is not here."""
+        with self._lock:
+            if name not in self._parsed:
+                return None
+            self._parsed.move_to_end(name)
+            return self._parsed[name][0]
+
+    def parse(self, name: str, footer: bytes) -> Any:
+        """The parsed footer of a file, which must be the one that was scanned."""
+        found = self.known(name)
+        if found is not None:
+            return found
+        found = parse_footer(footer)
+        with self._lock:
+            if name not in self._parsed:
+                self._parsed[name] = found, len(footer)
+                self._bytes += len(footer)
+            while self._bytes > FOOTER_BYTES:
+                self._bytes -= self._parsed.popitem(last=False)[1][1]
+        return found
+
+
+class RowGroups(Format):
+    """Row groups of Parquet files.
+
+    Args:
+        columns: names of columns; None for all.
+        schema: columns and types of all rows.
+        replace: put U+FFFD in place of text that is not UTF-8.
+        held: bytes of a row group that are fetched ahead, at most.
+        described: more lines for ``explain()``.
+    """
+
+    name = "Parquet"
+    suffixes = SUFFIXES
+    blocks_called, known_by_blocks, places_blocks = "row groups", True, True
+    fetches_parts = True
+
+    def __init__(
+        self,
+        columns: Sequence[str] | None,
+        schema: pa.Schema,
+        replace: bool = False,
+        held: int | None = None,
+        described: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.columns, self.schema, self.replace, self.held = columns, schema, replace, held
+        self.described = list(described)
+        self.parsed = ParsedFooters()
+
+    def scan(self, file: FileBytes) -> Layout:
+        return footer_of(file, self.columns)[1]
+
+    def open(self, data: FileBytes, layout: Layout) -> ParquetFile:
+        assert isinstance(layout, RowGroupLayout)
+        return ParquetFile(self, data, layout)
+
+    def fetch(
+        self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+    ) -> ParquetFile:
+        assert isinstance(layout, RowGroupLayout)
+        file = ParquetFile(self, data, layout, self.held)
+        file.fetch(blocks)
+        return file
+
+    def fetched_bytes(
+        self, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
+    ) -> float:
+        assert isinstance(layout, RowGroupLayout)
+        sizes = layout.group_bytes
+        return float(sizes[list(blocks)].sum() / max(1, int(sizes.sum())) * layout.size)
+
+    def decode(
+        self, data: ParquetFile, layout: Layout, block: int, columns: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        assert isinstance(layout, RowGroupLayout)
+        for batch in data.batches(block):
+            found = []
+            for field in self.schema:
+                place = batch.schema.get_field_index(field.name)
+                if field.name in layout.folder:
+                    found.append(repeated(layout.folder[field.name], len(batch)))
+                elif place < 0:
+                    raise OtherBytesError(CHANGED)
+                elif self.replace:
+                    column = cast_to(batch.column(place), field, lambda: Place(data.name))
+                    found.append(replaced(column))
+                else:
+                    found.append(batch.column(place))
+            yield pa.RecordBatch.from_arrays(found, names=self.schema.names)
+
+    def change(self, data: FileBytes, layout: Layout) -> str:
+        assert isinstance(layout, RowGroupLayout)
+        try:
+            footer = read_footer(data)
+            if layout.is_footer(footer):
+                return ""
+            metadata = parse_footer(footer)
+        except (BadFileError, pa.ArrowException) as error:
+            return reason(error)
+        saved = layout.rows.tolist()
+        rows = [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)]
+        if len(rows) != len(saved):
+            return f"it had {len(saved)} row groups, and has {len(rows)}"
+        for number, (old, new) in enumerate(zip(saved, rows, strict=True)):
+            if old != new:
+                return f"its row group {number} had {old:,} rows, and has {new:,}"
+        return "it has as many bytes and rows as before, and another footer"
+
+    def block_key(self, layout: Layout, blocks: range) -> list[Any]:
+        assert isinstance(layout, RowGroupLayout)
+        return [layout.footer, layout.checksum, layout.note, self.replace]
+
+    def note(self, layout: Layout) -> str:
+        assert isinstance(layout, RowGroupLayout)
+        return layout.note
+
+    def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
+        return self.described
+
+
+class ParquetFile:
+    """An open file.
+
+    Args:
+        format: what it is read for.
+        data: its bytes.
+        layout: its row groups.
+        held: bytes of a file on another machine that are held, about.
+
+    Raises:
+        OtherBytesError: it is not the file that was scanned.
+    """
+
+    def __init__(
+        self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
+    ) -> None:
+        self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
+        self._remote = None if data.local else RangeFile(data, held)
+        opened = pa.OSFile(data.name) if data.local else pa.PythonFile(self._remote, mode="r")
+        self._handle: Any = opened
+        self._expected: Sequence[int] = ()  # row groups that a remote file was told of
+        try:
+            metadata = format.parsed.known(self.name) if self._is_certain else None
+            if metadata is None:
+                metadata = format.parsed.parse(self.name, self._read_footer())
+            if metadata.num_row_groups != len(layout.rows):
+                raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
+            self._leaves = leaves_of(metadata, self._columns)
+            self._parquet = pq.ParquetFile(
+                self._handle,
+                metadata=metadata,
+                pre_buffer=False,
+                buffer_size=BUFFER_BYTES,
+                page_checksum_verification=True,
+            )
+            self._probe = Probe(self._parquet)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._handle.close()
+
+    @property
+    def _is_certain(self) -> bool:
+        """Whether all that is fetched is certain to be of the file that was listed."""
+        return self._remote is not None and self._data.checked
+
+    def fetch(self, row_groups: Sequence[int]) -> None:
+        """Fetch row groups of a remote file before they are read."""
+        assert self._remote is not None
+        self._expect(row_groups)
+        self._remote.fetch()
+
+    def batches(self, row_group: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a row group."""
+        metadata, rows = self._parquet.metadata, int(self._layout.rows[row_group])
+        if self._remote is not None and row_group not in self._expected:
+            self._expect([row_group])
+        if metadata.row_group(row_group).num_rows != rows:
+            raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
+        self._probe.check(row_group, self._leaves)
+        row_bytes = sum(arrow_bytes(metadata, row_group, self._leaves)) / rows
+        most = int(np.clip(BATCH_BYTES // max(1.0, row_bytes), *BATCH_ROWS))
+        for batch in self._parquet.iter_batches(
+            most, row_groups=[row_group], columns=self._columns, use_threads=False
+        ):
+            self._data.check()
+            yield batch
+
+    def _expect(self, row_groups: Sequence[int]) -> None:
+        """Tell a remote file what will be read: these row groups; and the footer, if some time has passed
+        since it was looked at."""
+        assert self._remote is not None
+        ranges: list[tuple[int, int]] = []
+        for number in row_groups:
+            self._probe.check(number, self._leaves)
+            ranges += _ranges(self._parquet.metadata, number, self._leaves)
+        again = bool(self._expected) and not self._is_certain
+        self._expected = row_groups
+        self._remote.expect([*ranges, self._footer_range()] if again else ranges)
+        if again:
+            self._read_footer()
+
+    def _footer_range(self) -> tuple[int, int]:
+        return self._layout.size - self._layout.footer, self._layout.size
+
+    def _read_footer(self) -> bytes:
+        """The footer of the open file, if it is still the one that was scanned."""
+        start, stop = self._footer_range()
+        footer = b""
+        if self._remote is not None or self._handle.size() == stop:
+            self._handle.seek(start)
+            footer = self._handle.read(stop - start)
+        if not self._layout.is_footer(footer):
+            raise OtherBytesError(CHANGED)
+        return footer
+
+
+def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> list[tuple[int, int]]:
+    """Where the columns of a row group lie in the file."""
+    group = metadata.row_group(row_group)
+    ranges = []
+    for leaf in leaves:
+        chunk = group.column(leaf)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+            start = min(start, chunk.dictionary_page_offset)
+        ranges.append((start, start + chunk.total_compressed_size))
+    return ranges

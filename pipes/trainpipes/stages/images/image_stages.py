@@ -1,0 +1,503 @@
+"""``resize``, crops, ``flip``, ``normalize``: images changed row by row, by numbers drawn for each."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trainpipes._internal.checks import (
+    ColumnName,
+    Ge,
+    Natural,
+    Seed,
+    Share,
+    need,
+    require,
+    several,
+    whole_number,
+)
+from trainpipes._internal.messages import need_columns
+from trainpipes._internal.text import shown
+from trainpipes.columns.block import Block
+from trainpipes.columns.run import Run
+from trainpipes.engine.calling.row_call import RowKey, row_words
+from trainpipes.engine.layout import random_key
+from trainpipes.errors import DataError, SchemaError
+from trainpipes.kinds.blame import blame, each
+from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.images.decode_image import Interpolation, NoPicture, Pixels, resized
+from trainpipes.stages.row_hash import unit
+from trainpipes.stages.token_columns import cell
+
+
+class ImageStage(RunStage):
+    """A stage on the image of each row. Rows are dicts from here on. Any thread may call it.
+
+    A class below it has the option ``column``.
+    """
+
+    per_row = True
+    makes_objects = True
+    thread_safe = True
+
+    @abstractmethod
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        """What becomes of an image, ``[C, H, W]``.
+
+        Args:
+            image: the image; it is not to be changed.
+            drawn: numbers from 0 up to 1, as many as the stage draws for a row.
+        """
+
+    def process(self, run: Run) -> Run:
+        block = run.block
+        self._check_rows(run)
+        column = self.options["column"]
+        drawn = self._drawn(block)
+        found: list[dict[str, Any]] = []
+        try:
+            for row, numbers in zip(block.rows(), drawn, strict=True):
+                image = image_of(row, column, self)
+                found.append({**row, column: self.changed(image, numbers)})
+        except Exception as error:
+            refused = error
+            if isinstance(error, NoPicture):
+                refused = DataError(f"{self}: the image {error}", stage=str(self))
+            blame(refused, self, int(block.ids[len(found)]))
+            raise refused from None
+        return run.with_block(block.with_data(found))
+
+    def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
+        """The numbers of each row."""
+        return [()] * len(block)
+
+
+class RandomImageStage(ImageStage):
+    """One whose outcome is drawn: a function of seed, epoch and row. It has the option ``seed``.
+
+    Attributes:
+        draws: numbers that it draws for a row.
+    """
+
+    by_row = True
+    by_epoch = True
+    draws: ClassVar[int] = 1
+
+    _turn = 0  # which one it is of several with the same name
+
+    def resolve(self, below: Sequence[Stage]) -> Self:
+        return self.resolved(_turn=sum(other.name == self.name for other in below))
+
+    @made_once
+    def _key(self) -> RowKey:
+        return RowKey(random_key(self.options["seed"], self.name, self._turn))
+
+    def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
+        # Raw bits, of which NumPy promises that they stay the same.
+        raw = [
+            self._key.generator(words).bit_generator.random_raw(self.draws)
+            for words in row_words(block).tolist()
+        ]
+        numbers = unit(np.array(raw, dtype=np.uint64))
+        drawn: list[list[float]] = numbers.reshape(len(block), self.draws).tolist()
+        return drawn
+
+
+def image_of(row: Any, column: str, asker: object) -> Pixels:
+    """The image of a row, ``[C, H, W]``.
+
+    Raises:
+        DataError: it is null, or no image.
+        SchemaError: the row has no such column.
+    """
+    image = cell(row, column, asker)
+    if isinstance(image, torch.Tensor):
+        image = image.numpy(force=True)
+    if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[0] in (1, 3, 4):
+        if not image.size:
+            raise DataError(f"{asker}: an image has pixels, got one of {list(image.shape)}")
+        return image
+    if isinstance(image, bytes | Mapping):
+        cure = "its bytes: put decode_image() before"
+    elif isinstance(image, np.ndarray):
+        cure = f"an array {list(image.shape)}: bring it to that in a map()"
+    else:
+        cure = "null" if image is None else shown(image, 60)
+    raise DataError(
+        f"{asker}: column {column!r} holds images, arrays [C, H, W] with 1, 3 or 4 channels, and here {cure}",
+        stage=str(asker),
+    )
+
+
+def of_bytes(image: Pixels, asker: Stage) -> Pixels:
+    """An image, if it is of uint8.
+
+    Raises:
+        DataError: it is not.
+    """
+    if image.dtype != np.uint8:
+        raise DataError(
+            f"{asker} works on images of uint8, got one of {image.dtype}: put normalize() after it",
+            stage=str(asker),
+        )
+    return image
+
+
+def size_of(value: Any, option: str) -> tuple[int, int]:
+    """Height and width of an option that is a number, for a square, or both.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    sides = list(value) if several(value) else [value, value]
+    require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
+    height, width = (whole_number(side, 1, option, "pixels of a side") for side in sides)
+    return height, width
+
+
+#: A side of a square, or height and width.
+Size = Annotated[int | Sequence[int], size_of]
+
+
+class Resize(ImageStage):
+    """Brings images to another size.
+
+    In: rows with an image, uint8 ``[C, H, W]``. Out: the same rows, dicts. Cursor: none of its own. Costs 0.2
+    to 1 ms an image, by how large it was.
+
+    Args:
+        size: pixels of the shorter side, which keeps the image's shape, as in torchvision; or (height,
+            width).
+        column: the image.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos". All but "nearest" are antialiased: a new
+            pixel is made from all pixels that it covers.
+
+    Raises:
+        DataError: a row holds no image; names the row.
+        MissingExtraError: Pillow is not installed.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.zeros((3, 40, 60), np.uint8)}])
+    >>> next(iter(rows.resize(20)))["image"].shape, next(iter(rows.resize((8, 9))))["image"].shape
+    ((3, 20, 30), (3, 8, 9))
+    """
+
+    size: Size
+    _: KW_ONLY
+    column: ColumnName = "image"
+    interpolation: Interpolation = "bilinear"
+
+    def check(self) -> None:
+        need("PIL", "resize()")
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        return resized(of_bytes(image, self), self._size(*image.shape[1:]), self.interpolation)
+
+    def _size(self, height: int, width: int) -> tuple[int, int]:
+        if not isinstance(self.size, int):
+            return size_of(self.size, "resize(size)")
+        if height <= width:
+            return self.size, self.size * width // height
+        return self.size * height // width, self.size
+
+
+class RandomCrop(RandomImageStage):
+    """Cuts a part out of each image, at a random place.
+
+    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor: none of
+    its own. Costs about 20 us an image. The place is a function of seed, epoch and row: another one in every
+    epoch, and the same after a resume and on any topology.
+
+    Args:
+        size: side of a square, or (height, width), in pixels.
+        padding: pixels that are put around the image first.
+        fill: the value of these pixels, in all channels.
+        column: the image.
+        seed: for the places.
+
+    Raises:
+        DataError: a row holds no image, or one that is smaller; names the row.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.arange(64, dtype=np.uint8).reshape(1, 8, 8)}])
+    >>> pipe = rows.random_crop(2)
+    >>> [next(iter(pipe))["image"].tolist() for epoch in range(2)]
+    [[[[3, 4], [11, 12]]], [[[12, 13], [20, 21]]]]
+    """
+
+    draws = 2
+
+    size: Size
+    _: KW_ONLY
+    padding: Natural = 0
+    fill: Annotated[int, Ge(0, 255)] = 0
+    column: ColumnName = "image"
+    seed: Seed = 0
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        if self.padding:
+            around = (self.padding, self.padding)
+            image = np.pad(image, ((0, 0), around, around), constant_values=self.fill)
+        height, width = size_of(self.size, "random_crop(size)")
+        room = image.shape[1] - height + 1, image.shape[2] - width + 1
+        if min(room) < 1:
+            raise too_small(image, (height, width))
+        return part(image, int(drawn[0] * room[0]), int(drawn[1] * room[1]), height, width)
+
+
+class CenterCrop(ImageStage):
+    """Cuts the middle out of each image: for evaluation.
+
+    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor: none of
+    its own. Costs about 10 us an image.
+
+    Args:
+        size: side of a square, or (height, width), in pixels.
+        column: the image.
+
+    Raises:
+        DataError: a row holds no image, or one that is smaller; names the row.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.arange(36, dtype=np.uint8).reshape(1, 6, 6)}])
+    >>> next(iter(rows.center_crop((2, 4))))["image"].tolist()
+    [[[13, 14, 15, 16], [19, 20, 21, 22]]]
+    """
+
+    size: Size
+    _: KW_ONLY
+    column: ColumnName = "image"
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        height, width = size_of(self.size, "center_crop(size)")
+        room = image.shape[1] - height, image.shape[2] - width
+        if min(room) < 0:
+            raise too_small(image, (height, width))
+        return part(image, room[0] // 2, room[1] // 2, height, width)
+
+
+def part(image: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
+    """A part of an image, in memory of its own."""
+    return np.array(image[:, top : top + height, left : left + width], order="C")
+
+
+def too_small(image: Pixels, size: tuple[int, int]) -> NoPicture:
+    """What to raise where an image is smaller than what is to be cut out of it."""
+    return NoPicture(
+        f"has {image.shape[1]} x {image.shape[2]} pixels, and {size[0]} x {size[1]} are cut out of it: put "
+        "resize() before"
+    )
+
+
+#: How often a part is drawn that does not fit, before the middle is taken.
+TRIES = 10
+
+
+class RandomResizedCrop(RandomImageStage):
+    """Cuts a part of random size and shape out of each image, and brings it to one size: the usual
+    augmentation for training on photos (Szegedy et al., "Going deeper with convolutions", 2015, section 6).
+
+    In: rows with an image, uint8 ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor:
+    none of its own. Costs 0.2 to 1 ms an image. The part is a function of seed, epoch and row: another one
+    in every epoch, and the same after a resume and on any topology. The rule is that of torchvision's
+    ``RandomResizedCrop``, with other random numbers.
+
+    Args:
+        size: side of a square, or (height, width), in pixels.
+        scale: the part's least and greatest area, as a share of the image's.
+        ratio: its least and greatest ratio of width to height.
+        column: the image.
+        interpolation: as ``resize`` has it.
+        seed: for the draws.
+
+    Raises:
+        DataError: a row holds no image; names the row.
+        MissingExtraError: Pillow is not installed.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.zeros((3, 40, 60), np.uint8)}])
+    >>> next(iter(rows.random_resized_crop(24)))["image"].shape
+    (3, 24, 24)
+    """
+
+    draws = 4 * TRIES
+
+    size: Size
+    _: KW_ONLY
+    scale: Sequence[float] = (0.08, 1.0)
+    ratio: Sequence[float] = (3 / 4, 4 / 3)
+    column: ColumnName = "image"
+    interpolation: Interpolation = "bilinear"
+    seed: Seed = 0
+
+    def check(self) -> None:
+        for name, most in (("scale", 1.0), ("ratio", math.inf)):
+            given = self.options[name]
+            pair = list(given) if several(given) else []
+            good = [isinstance(x, int | float) and not isinstance(x, bool) for x in pair]
+            rule = f"(least, greatest), above 0{' up to 1' if most == 1 else ''}"
+            self._require(
+                len(pair) == 2 and all(good) and 0 < pair[0] <= pair[1] <= most, name, rule
+            )
+        need("PIL", "random_resized_crop()")
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        height, width = image.shape[1:]
+        box = self._box(height, width, drawn)
+        size = size_of(self.size, "random_resized_crop(size)")
+        return resized(of_bytes(image, self), size, self.interpolation, box)
+
+    def _box(self, height: int, width: int, drawn: Sequence[float]) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom edge of the part."""
+        (least, most), (narrow, wide) = self.scale, self.ratio
+        for k in range(0, self.draws, 4):
+            area = height * width * (least + (most - least) * drawn[k])
+            ratio = narrow * (wide / narrow) ** drawn[k + 1]
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                top, left = (
+                    int(drawn[k + 2] * (height - h + 1)),
+                    int(drawn[k + 3] * (width - w + 1)),
+                )
+                return left, top, left + w, top + h
+        # The largest part of the middle that is neither too narrow nor too wide.
+        w = min(width, max(1, round(height * wide)))
+        h = min(height, max(1, round(width / narrow)))
+        left, top = (width - w) // 2, (height - h) // 2
+        return left, top, left + w, top + h
+
+
+class Flip(RandomImageStage):
+    """Mirrors some images, left to right or top to bottom.
+
+    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts. Cursor: none of its own. Costs about
+    40 us for an image of 224 x 224 pixels that is mirrored. The choice is a function of seed, epoch and row:
+    another one in every epoch, and the same after a resume and on any topology.
+
+    Args:
+        p: the probability of mirroring an image, 0 to 1.
+        direction: "horizontal", left to right; or "vertical".
+        column: the image.
+        seed: for the choice.
+
+    Raises:
+        DataError: a row holds no image; names the row.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.array([[[1, 2, 3]]], np.uint8)}] * 4)
+    >>> [row["image"].tolist() for row in rows.flip(seed=2)]
+    [[[[1, 2, 3]]], [[[3, 2, 1]]], [[[3, 2, 1]]], [[[1, 2, 3]]]]
+    """
+
+    p: Share = 0.5
+    _: KW_ONLY
+    direction: Literal["horizontal", "vertical"] = "horizontal"
+    column: ColumnName = "image"
+    seed: Seed = 0
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        if drawn[0] >= self.p:
+            return image
+        axis = 2 if self.direction == "horizontal" else 1
+        return np.ascontiguousarray(np.flip(image, axis))
+
+
+#: Of the photos of ImageNet, which most published models were trained with.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Normalize(ImageStage):
+    """Turns pixels into float32: ``(x / 255 - mean) / std``, with the mean and the standard deviation of each
+    channel. Floats are not divided; integers other than uint8 are divided by the largest of their type.
+
+    In: rows with an image ``[C, H, W]``; or, after ``collate``, batches with images ``[B, C, H, W]``, which
+    is faster, and gives the same numbers. Out: the same, float32. Cursor: none of its own. Costs about 60 us
+    for an image of 224 x 224 pixels. Where a GPU waits for data, let the model do this instead: copying
+    bytes costs a quarter of copying floats.
+
+    Args:
+        mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.
+        std: of each channel, or one for all.
+        column: the image.
+
+    Raises:
+        DataError: an image has another number of channels; names the row.
+        SchemaError: batches have no such column of tensors.
+
+    >>> import numpy as np, trainpipes as tp
+    >>> rows = tp.from_dataset([{"image": np.array([[[0, 51, 255]]], np.uint8)}])
+    >>> next(iter(rows.normalize(0.5, 0.5)))["image"].tolist()
+    [[[-1.0, -0.6000000238418579, 1.0]]]
+    >>> next(iter(rows.batch(1).collate().normalize(0.5, 0.5)))["image"].shape
+    torch.Size([1, 1, 1, 3])
+    """
+
+    mean: float | Sequence[float] = MEAN
+    std: float | Sequence[float] = STD
+    _: KW_ONLY
+    column: ColumnName = "image"
+
+    def check(self) -> None:
+        for name in ("mean", "std"):
+            given = self.options[name]
+            values = list(given) if several(given) else [given]
+            good = [isinstance(x, int | float) and not isinstance(x, bool) for x in values]
+            finite = values and all(good) and np.isfinite(values).all()
+            require(finite, f"normalize({name})", "a number, or one of each channel", given)
+            require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
+
+    @made_once
+    def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Mean and deviation, float32 ``[C, 1, 1]`` or ``[1, 1, 1]``."""
+        mean, std = (
+            np.array(value if several(value) else [value], dtype=np.float32)[:, None, None]
+            for value in (self.mean, self.std)
+        )
+        return mean, std
+
+    def process(self, run: Run) -> Run:
+        if run.items is None:
+            return super().process(run)
+        return run.with_items(each(self, self._of_batch, run))
+
+    def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
+        mean, std = self._numbers
+        channels = image.shape[-3]
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) not in (1, channels):
+                raise DataError(
+                    f"{self}: an image has {channels} channels, and {name} {len(values)} values: give one "
+                    "for each",
+                    stage=str(self),
+                )
+        found: Pixels = image.astype(np.float32)
+        if image.dtype.kind in "iu":
+            found /= np.float32(np.iinfo(image.dtype).max)
+        found -= mean
+        found /= std
+        return found
+
+    def _of_batch(self, batch: Any) -> Any:
+        if not isinstance(batch, Mapping):
+            raise SchemaError(
+                f"{self} works on batches that are dicts of tensors, got {type(batch).__name__}: "
+                "put collate() before it, or use map()",
+                stage=str(self),
+            )
+        need_columns(list(batch), [self.column], self)
+        images = batch[self.column]
+        if not isinstance(images, torch.Tensor) or images.dim() != 4:
+            said = list(images.shape) if isinstance(images, torch.Tensor) else shown(images, 60)
+            raise SchemaError(
+                f"{self}: column {self.column!r} holds images, a tensor [B, C, H, W], got {said}",
+                stage=str(self),
+            )
+        return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}

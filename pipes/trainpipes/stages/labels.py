@@ -1,0 +1,370 @@
+"""``encode_labels`` and ``add_labels``: what a model is to predict."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from functools import cached_property
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes._internal.checks import (
+    ColumnName,
+    Each,
+    Ge,
+    require,
+    several,
+    whole_number,
+    wrong,
+)
+from trainpipes._internal.messages import nearest, need_columns
+from trainpipes._internal.text import shown
+from trainpipes.columns.arrays import (
+    first_null,
+    is_list,
+    is_number,
+    is_text,
+    list_array,
+    one_chunk,
+    to_arrow,
+    to_numpy,
+)
+from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.run import Run
+from trainpipes.engine.layout import IntArray
+from trainpipes.errors import ConfigError, DataError, SchemaError
+from trainpipes.kinds.blame import in_column
+from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.columns import refuse_taken, row_table
+from trainpipes.stages.targets import IGNORED
+from trainpipes.stages.token_columns import check_beside, ids_of, label_dtype, numbers_of
+
+
+class LabelColumn:
+    """A column of labels, one a row or a list of them, read as texts or as integers.
+
+    Args:
+        column: texts, integers, bools, floats that are whole numbers, or lists of these.
+        name: what it is called.
+        asker: the stage, for messages.
+        ids: the numbers of its rows, for messages.
+
+    Raises:
+        DataError: a null, or a float that is no whole number; names the row.
+        SchemaError: it holds something else.
+
+    Attributes:
+        values: int64 ``[n]``, or an Arrow array of texts.
+        lengths: labels of each row; None where each has one.
+    """
+
+    def __init__(self, column: Any, name: str, asker: Stage, ids: IntArray) -> None:
+        self.name, self._asker, self._ids = name, asker, ids
+        array, self.lengths = one_chunk(column), None
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        kind = array.type
+        if pa.types.is_fixed_size_list(kind):
+            array = array.cast(pa.list_(kind.value_type))
+        if is_list(array.type):
+            self._refuse_null(array)
+            self.lengths = to_numpy(array.value_lengths()).astype(np.int64)
+            array = array.flatten()
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        self._refuse_null(array)
+        if pa.types.is_null(array.type):  # without a row
+            array = array.cast(pa.int64())
+        if is_text(array.type):
+            self.values = array
+        elif is_number(array.type):
+            self.values = self._whole(to_numpy(array))
+        else:
+            raise SchemaError(
+                f"{asker}: column {name!r} must hold labels, which are texts, integers, bools or lists of "
+                f"these, got {kind}: make texts of them with map(), or name another column",
+                stage=str(asker),
+            )
+
+    @property
+    def is_text(self) -> bool:
+        """Whether labels are texts."""
+        return isinstance(self.values, pa.Array)
+
+    def fail(self, place: int, message: str) -> DataError:
+        """What to raise over a label, by its place in ``values``."""
+        row = place
+        if self.lengths is not None:
+            row = int(np.searchsorted(np.cumsum(self.lengths), place, side="right"))
+        return in_column(BadCell(row, message), self.name, self._asker, self._ids)
+
+    def _refuse_null(self, array: pa.Array) -> None:
+        if array.null_count:
+            raise self.fail(
+                first_null(array),
+                "holds a null, which is no label: leave such rows out with filter(), or give them a label "
+                "with map()",
+            )
+
+    def _whole(self, values: Any) -> IntArray:
+        """Numbers as int64."""
+        found: IntArray
+        with np.errstate(invalid="ignore"):
+            found = values.astype(np.int64)
+        bad = np.flatnonzero((found != values) | ((found < 0) != (values < 0)))
+        if len(bad):
+            place = int(bad[0])
+            raise self.fail(
+                place,
+                f"holds {values[place]}, and a label is a text or a whole number: for numbers to predict "
+                "leave encode_labels() out",
+            )
+        return found
+
+
+Label: TypeAlias = "str | int"
+
+#: Up to so many bytes of JSON, a state holds the classes themselves, so that an error can show them.
+SHOWN_BYTES = 1024
+
+
+class EncodeLabels(RunStage):
+    """Turns labels into class numbers.
+
+    In: rows with a column of labels: texts, integers, bools, or lists of these where a row may have several
+    classes. Out: the same rows; the column replaced by int64 class numbers, or lists of int64. Cursor: none
+    of its own. Costs about 20 ns a row, and more where there are thousands of classes.
+
+    ``pipe.stats(0, labels=column)`` counts the labels of the data; of the column made here, the rows of
+    each class.
+
+    Args:
+        column: the labels.
+        classes: which labels there are:
+
+            - a list: the first label is class 0
+            - a dict from labels to class numbers; several labels may have the same class
+            - a number C: labels are integers from 0 to C - 1, and stay as they are
+
+            If ``classes`` are texts and the labels are integers, the integers stay as they are too, as
+            Hugging Face's ``ClassLabel`` writes labels.
+        output_column: name of the new column, which takes the place of ``column``.
+        counts: rows of each class, if known; ``stats(labels=...)`` then counts none.
+
+    Raises:
+        DataError: a null, or a label that ``classes`` does not have; names the row, and the nearest label.
+        SchemaError: the column is not there, or holds no labels; or ``output_column`` is there already.
+
+    >>> import trainpipes as tp
+    >>> rows = tp.from_dataset([{"label": "spam"}, {"label": "ham"}, {"label": "ham"}])
+    >>> pipe = rows.encode_labels(classes=["ham", "spam"])
+    >>> list(pipe)
+    [{'labels': 1}, {'labels': 0}, {'labels': 0}]
+    >>> pipe.stats(0, labels="labels").labels["labels"]
+    {0: 2, 1: 1}
+    """
+
+    thread_safe = True
+    needs_columns = True
+    free = frozenset({"counts"})
+
+    column: ColumnName = "label"
+    _: KW_ONLY
+    classes: int | Sequence[Label] | Mapping[Label, int]
+    output_column: ColumnName = "labels"
+    counts: Annotated[Sequence[int], Each(Ge(0))] | None = None
+
+    def check(self) -> None:
+        given: Any = self.classes
+        rule = "encode_labels(classes)"
+        if isinstance(given, int):
+            whole_number(given, 1, rule, most=2**31)
+        elif isinstance(given, Mapping):
+            numbers = [whole_number(number, 0, rule, most=2**31) for number in given.values()]
+            names = [_label(name, rule) for name in given]
+            self._set(classes=dict(zip(names, numbers, strict=True)))
+        elif several(given):
+            names = [_label(name, rule) for name in given]
+            if len(set(names)) < len(names):
+                twice = Counter(names).most_common(1)[0][0]
+                raise ConfigError(f"{rule} must name each label once, got {twice!r} twice")
+            self._set(classes=names)
+        else:
+            forms = "a list of labels, a dict of labels and their classes, or a number of classes"
+            raise wrong(rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them")
+        require(given, rule, "one or more", given)
+        if self.counts is not None:
+            good = len(self.counts) == self.num_classes
+            self._require(good, "counts", f"the rows of each of {self.num_classes:,} classes")
+
+    @property
+    def num_classes(self) -> int:
+        """C: how many classes there are."""
+        given = self.classes
+        if isinstance(given, int):
+            return int(given)
+        return max(given.values()) + 1 if isinstance(given, Mapping) else len(given)
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        given = self.classes
+        pairs = [list(pair) for pair in given.items()] if isinstance(given, Mapping) else given
+        text = json.dumps(pairs)
+        if len(text) > SHOWN_BYTES:
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            pairs = f"{self.num_classes} classes:{digest}"
+        return {**found, "classes": pairs}
+
+    @made_once
+    def _numbers(self) -> dict[Label, int]:
+        """The class of each label."""
+        given = self.classes
+        if isinstance(given, Mapping):
+            return dict(given)
+        names = range(given) if isinstance(given, int) else given
+        return {name: number for number, name in enumerate(names)}
+
+    @cached_property
+    def _stay(self) -> bool:
+        """Whether labels that are integers are classes as they are."""
+        given = self.classes
+        return isinstance(given, int) or all(isinstance(name, str) for name in given)
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self)
+        need_columns(table.column_names, [self.column], self)
+        if self.output_column != self.column:
+            refuse_taken(table, [self.output_column], self)
+        labels = LabelColumn(table[self.column], self.column, self, block.ids)
+        codes = self.encode(labels)
+        made = to_arrow(codes) if labels.lengths is None else list_array(codes, labels.lengths)
+        place = table.column_names.index(self.column)
+        return run.with_block(block.with_data(table.set_column(place, self.output_column, made)))
+
+    def encode(self, labels: LabelColumn) -> IntArray:
+        """The class of each label, int64.
+
+        Raises:
+            DataError: one that has none; names the row.
+        """
+        values: Any = labels.values
+        if not labels.is_text and self._stay:
+            bad = np.flatnonzero((values < 0) | (values >= self.num_classes))
+            if len(bad):
+                raise self._unknown(labels, int(bad[0]), int(values[bad[0]]))
+            stay: IntArray = values
+            return stay
+        if labels.is_text:
+            coded = values.dictionary_encode()
+            names, places = coded.dictionary.to_pylist(), to_numpy(coded.indices)
+        else:
+            unique, places = np.unique(values, return_inverse=True)
+            names = unique.tolist()
+        known = self._numbers
+        numbers = np.array([known.get(name, -1) for name in names], dtype=np.int64)
+        codes: IntArray = numbers[places]
+        bad = np.flatnonzero(codes < 0)
+        if len(bad):
+            raise self._unknown(labels, int(bad[0]), names[places[bad[0]]])
+        return codes
+
+    def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
+        count = self.num_classes
+        if isinstance(label, int) and self._stay:
+            cure = "rows without a label are left out with filter()"
+            if label >= 0:
+                cure = (
+                    f"classes are 0 to {count - 1}; give more, or leave such rows out with filter()"
+                )
+            problem = f"{label}, of {count:,} classes: {cure}"
+        elif isinstance(self.classes, int):
+            problem = f"{label!r}, and classes={count} is for labels that are integers: list them"
+        else:
+            names = list(self._numbers)
+            problem = (
+                f"{label!r}, which classes do not have{near_label(label, names)}; they are "
+                f"{shown(names, 200)}: add it, or leave such rows out with filter()"
+            )
+        return labels.fail(place, f"holds the label {problem}")
+
+
+def near_label(label: Label, labels: Sequence[Label]) -> str:
+    """`` (did you mean 'x'?)`` for a label that is written otherwise in ``labels``, or is close to one."""
+    text = str(label)
+    same = [one for one in labels if str(one).strip().casefold() == text.strip().casefold()]
+    if same:
+        return f" (did you mean {same[0]!r}?)"
+    return nearest(text, [one for one in labels if isinstance(one, str)])
+
+
+def _label(value: Any, rule: str) -> Label:
+    """A label as JSON has it: True and False are 1 and 0."""
+    if not isinstance(value, str | int | np.integer | np.bool_):
+        raise ConfigError(f"{rule}: a label must be a text or an integer, got {shown(value)}")
+    return value if isinstance(value, str) else int(value)
+
+
+class AddLabels(RunStage):
+    """Adds a column "labels": the token ids, or -100 where nothing is to be predicted.
+
+    In: rows with a column of token ids. Out: the same rows with "labels", lists of the same lengths. Labels
+    are not shifted: the label at position t is the token at t, which the logits at t - 1 predict. Cursor:
+    none of its own. Costs about 1 ns a token.
+
+    ``tokenize(labels=...)`` makes labels from columns of text, and ``pack`` adds them where rows have none.
+
+    Args:
+        column: the token ids.
+        where: a column of lists of numbers or bools, as long as those of ``column``: an id is a label where
+            it is not 0. None: every id is one.
+        ignore: ids that get -100, such as those of special tokens.
+
+    Raises:
+        DataError: a null, or lists of different lengths; names the row.
+        SchemaError: a column is not there, or holds no lists of integers; or there is a column "labels"
+            already.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 0]], "answer": [[0, 1, 1, 0]]}))
+    >>> next(iter(rows.add_labels(where="answer").select("labels")))
+    {'labels': [-100, 6, 7, -100]}
+    >>> next(iter(rows.add_labels(ignore=[0]).select("labels")))
+    {'labels': [5, 6, 7, -100]}
+    """
+
+    needs_columns = True
+
+    column: ColumnName = "input_ids"
+    _: KW_ONLY
+    where: ColumnName | None = None
+    ignore: int | Sequence[int] = ()
+
+    def check(self) -> None:
+        ids: Any = [self.ignore] if isinstance(self.ignore, int) else self.ignore
+        self._require(several(ids), "ignore", "a token id, or several")
+        for token in ids:
+            whole_number(token, 0, "add_labels(ignore)")
+        self._set(ignore=list(ids) or ())
+
+    def process(self, run: Run) -> Run:
+        block, table = row_table(run, self)
+        asked = [self.column, *([] if self.where is None else [self.where])]
+        need_columns(table.column_names, asked, self)
+        refuse_taken(table, ["labels"], self)
+        values, lengths = ids_of(block, self.column, self)
+        labels = values.astype(label_dtype(values))
+        if self.where is not None:
+            flags, own = numbers_of(block, self.where, self)
+            check_beside(block, self.where, own, self.column, lengths, self)
+            labels[flags == 0] = IGNORED
+        if self.ignore:
+            labels[np.isin(values, self.ignore)] = IGNORED
+        return run.with_block(
+            block.with_data(table.append_column("labels", list_array(labels, lengths)))
+        )

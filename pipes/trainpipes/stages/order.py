@@ -1,0 +1,262 @@
+"""``shuffle``, ``sharding_filter``, ``repeat``, ``take``, ``skip``: the items of an epoch and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sized
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from trainpipes._internal.checks import Count, Ge, Natural, Seed, require, wrong
+from trainpipes.columns.run import Cursors, Run, RunSource, innermost
+from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
+from trainpipes.kinds.options import identify
+from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.stage_kinds import CutStage, DealStage, OpenBelow, OrderStage, RepeatStage
+from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
+from trainpipes.stages.torch_samplers import TorchOrder, reorders
+
+
+class Shuffle(OrderStage):
+    """Shuffles the order of row groups, and rows within windows.
+
+    In: rows. Out: the same rows in another order, a new one every epoch, the same for the same
+    seed in any process and on any topology. Cursor: the window and the row within it: no rows, no
+    random state; a resume reads that window again. Costs memory for a window of
+    ``buffer_size`` to ``2 * buffer_size`` rows for each open span, and about 60 ns a row for the permutation.
+
+    Every batch is drawn from at least ``buffer_size`` rows, or from all where there are
+    fewer. A file of one huge row group is shuffled within windows of consecutive rows.
+
+    With ``scope="global"`` the order is a true permutation of all rows, for sources that can be read by
+    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. It holds no rows, only
+    up to 65,536 row numbers of 8 bytes, and costs about 30 ns a row. Rows are then read one by one, which
+    is slow on a spinning disk. The order is the same for any ``num_shards``.
+
+    With ``sampler`` the sampler chooses the rows of each epoch and their order, for the same sources and at
+    the same cost, besides the sampler's own work.
+
+    Args:
+        buffer_size: the fewest rows that are mixed with each other.
+        seed: for the order. Global seeds are neither read nor changed.
+        max_bytes: the most memory for the pipeline in one process, estimated from the file footers: two
+            thirds for windows, the rest for what is read and made ahead. Where rows are large it makes
+            windows smaller than ``buffer_size``. 1 GiB if left out. It shapes the order, so a resume needs
+            the same value.
+        scope: "buffer", or "global" for all rows at once, without a buffer.
+        sampler: one of ``trainpipes.samplers``, or one of your own (``RowSampler``); or a torch sampler
+            that has a length and gives row numbers. A torch sampler draws an epoch's numbers all at once,
+            when the epoch's first row is read, with another seed each epoch; a ``DistributedSampler``
+            stands for the order over all its replicas.
+
+    >>> import trainpipes as tp
+    >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
+    >>> list(pipe), list(pipe)
+    ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
+    >>> rows = tp.from_dataset(["a", "b", "c"])
+    >>> list(rows.shuffle(sampler=tp.samplers.WeightedRandomSampler([0, 1, 1], num_samples=5)))
+    ['b', 'c', 'b', 'b', 'b']
+    """
+
+    buffer_size: Count = 40_960
+    _: KW_ONLY
+    seed: Seed = 0
+    max_bytes: Count = 1 << 30
+    scope: Literal["buffer", "global"] = "buffer"
+    sampler: Any = None
+
+    def check(self) -> None:
+        if self.sampler is not None:
+            self._check_sampler()
+        whole = self.scope == "global" or self.sampler is not None
+        if whole and (self.buffer_size, self.max_bytes) != (40_960, 1 << 30):
+            option = 'shuffle(scope="global")' if self.sampler is None else "shuffle(sampler=...)"
+            given = (self.buffer_size, self.max_bytes)
+            raise wrong(option, "without buffer_size and max_bytes", given)
+
+    def _check_sampler(self) -> None:
+        sampler = self.sampler
+        if self.scope == "global" or self.seed:
+            given = (self.scope, self.seed)
+            raise wrong("shuffle(sampler=...)", "without scope and seed", given)
+        if isinstance(sampler, BatchSampler) or (
+            isinstance(sampler, Sampler) and hasattr(sampler, "batch_size")
+        ):
+            way = "give its sampler here, and .batch(batch_size) after it"
+            raise wrong("shuffle(sampler)", "a sampler of rows", sampler, way)
+        good = isinstance(sampler, RowSampler | Sized) and isinstance(
+            sampler, RowSampler | Iterable
+        )
+        rule = "one of trainpipes.samplers, or one of torch's that has a length"
+        require(good, "shuffle(sampler)", rule, sampler)
+
+    @made_once
+    def order(self) -> RowSampler | TorchOrder | None:
+        """The order of all rows; None where they are shuffled within a buffer."""
+        if self.sampler is not None:
+            ours = isinstance(self.sampler, RowSampler)
+            return self.sampler if ours else TorchOrder(self.sampler)
+        return RandomSampler(seed=self.seed) if self.scope == "global" else None
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return self.sampler is None or reorders(self.sampler)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return not type(self.sampler).__module__.startswith(("trainpipes.", "torch.", "builtins"))
+
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        if self.order is None:
+            return self.options
+        own = {} if self.sampler is None else {"seed": None, "scope": None, "sampler": self.order}
+        return {**self.options, "buffer_size": None, "max_bytes": None, **own}
+
+    def identity(self) -> dict[str, Any]:
+        if self.sampler is not None:
+            return {"stage": self.name, "sampler": identify(self.order)}
+        identity = super().identity()
+        if self.order is not None:
+            del identity["buffer_size"], identity["max_bytes"]
+        return identity
+
+
+class ShardingFilter(DealStage):
+    """Deals the batches of an epoch to logical shards, and these to ranks and workers.
+
+    In and out: rows. Batch m of the one global sequence belongs to shard
+    ``m % num_shards``; rank r of R takes every m with ``m % R == r``. So the sequence is the same
+    on any number of ranks that divides ``num_shards``, and a state saved on one can be resumed on
+    another. Cursor: one for each shard, unless batches are counted. Costs nothing; each rank reads only
+    its own part of large data. Put it anywhere before ``batch``.
+
+    Args:
+        num_shards: S, the number of logical shards. A number with many divisors fits many world sizes: 24,
+            48, 96, 240, 960.
+        split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
+            batches in file order, and every consumer reads all rows: for evaluation.
+        balance: "rows" cuts the epoch into ranges with equal numbers of rows, "bytes" into ranges of about
+            equal size, by the files' footers. "bytes" is for pipelines whose batches are not counted in
+            advance (a filter, batches by tokens), so that shards end nearly together.
+        tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few batches;
+            "ragged" delivers all, so that ranks may end a step or more apart: for evaluation without
+            collectives in the loop. A state saved at such an end loads on the same number of ranks only.
+    """
+
+    free = frozenset({"tail"})
+
+    num_shards: Annotated[int, Ge(1, 2**20)] = 24
+    _: KW_ONLY
+    split: Literal["spans", "stride"] = "spans"
+    balance: Literal["rows", "bytes"] = "rows"
+    tail: Literal["even", "ragged"] = "even"
+
+
+class Repeat(RepeatStage):
+    """Starts the next epoch where one ends, each in its own order.
+
+    In and out: rows or batches. With ``.repeat().batch()``, a batch may hold rows of two epochs,
+    and none is short; with ``.batch().repeat()``, each epoch ends with its own last batch. An endless
+    pipeline goes on where it stands when it is iterated again. Cursor: the epoch. Costs nothing.
+
+    Args:
+        times: epochs that one ``iter()`` gives; None for no end.
+
+    Raises:
+        DataError: the stages before it give nothing in a whole epoch.
+    """
+
+    times: Count | None = None
+
+
+class _Counted(CutStage):
+    """A stage that counts items. Directly after the source and after ``batch`` the plan does it by
+    arithmetic; elsewhere, in a pipeline of one shard, it counts what passes. Cursor then: the count,
+    and the rows' state at the start of the run in hand."""
+
+    asks_inputs = True
+
+    count: Natural
+
+    def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
+        bounds = (0, self.count) if self.role == "take" else (self.count, None)
+        rows, passed, row = (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
+        return _Counter(below(rows), rows, passed, row, bounds, self.plan_inputs.chain.rolling)
+
+
+class Take(_Counted):
+    """Gives the first ``count`` items of each epoch.
+
+    In and out: rows, or batches after ``batch``. Directly after the source the rows are
+    counted in file order; after ``batch``, batches are counted over all ranks.
+
+    Args:
+        count: items.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: range(9)).take(2))
+    [0, 1]
+    """
+
+    role = "take"
+
+
+class Skip(_Counted):
+    """Leaves out the first ``count`` items of each epoch, counted as ``take`` counts them.
+
+    Args:
+        count: items.
+    """
+
+    role = "skip"
+
+
+class _Counter:
+    """Items ``bounds[0]`` to ``bounds[1]`` of those below, in each epoch; ``rolls`` says whether what comes
+    from below goes on into the next one."""
+
+    def __init__(
+        self,
+        below: RunSource,
+        state: dict[str, Any],
+        passed: int,
+        row: int,
+        bounds: tuple[int, int | None],
+        rolls: bool,
+    ) -> None:
+        self._below = below
+        self._state = state  # of the rows below, before the run in hand
+        self._passed = passed  # items of the epoch before that run
+        self._skip = row  # items of that run already used
+        self._low, self._high = bounds
+        self._rolls = rolls
+        self._epoch = innermost(state)["epoch"]
+        self._guard = EmptyEpochGuard(gave=passed > 0 or row > 0)
+
+    def next_run(self) -> Run:
+        while True:
+            enough = self._high is not None and self._passed + self._skip >= self._high
+            if enough and not self._rolls:
+                raise StopIteration
+            run = self._below.next_run()
+            epoch = innermost(run.cursors.state(0))["epoch"]
+            if epoch != self._epoch:
+                if self._guard.next_epoch():
+                    raise kept_nothing("take() or skip()")
+                self._passed = 0
+                self._state = run.cursors.state(0)
+            self._epoch = epoch
+            first = max(self._skip, self._low - self._passed)
+            last = len(run) if self._high is None else min(len(run), self._high - self._passed)
+            base = {"below": self._state, "passed": self._passed}
+            self._passed += len(run)
+            self._state = run.cursors.state(len(run))
+            self._skip = max(0, self._skip - len(run))
+            if first < last:
+                self._guard.gave()
+                kept = run.pick(np.arange(first, last, dtype=np.int64))
+                rows = np.arange(first, last + 1, dtype=np.int64)
+                return Run(kept.block, Cursors.counting(base, rows), kept.bounds, kept.items)

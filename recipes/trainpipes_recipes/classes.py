@@ -1,0 +1,98 @@
+"""The classes that a column of labels holds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainpipes import DataError, Pipeline
+
+__all__ = ["classes_of", "number_of"]
+
+log = logging.getLogger("trainpipes")
+
+
+def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | list[str], list[int]]:
+    """The classes of the data, and the rows of each: texts in sorted order; integers as they are, and as many
+    classes as the largest says, or as Hugging Face's ``ClassLabel`` has names.
+
+    Args:
+        rows: of the data.
+        label: the column, of labels or of lists of them.
+        first: its first value.
+
+    Raises:
+        DataError: there are no rows, texts and integers, negative integers, few and large ones, or a 1 or 0
+            for each class.
+
+    >>> import trainpipes as tp
+    >>> classes_of(tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")
+    (['a', 'b'], [1, 2])
+    """
+    counts = rows.stats(0, labels=label).labels[label]
+    names: list[Any] = list(counts)
+    numbers = [name for name in names if isinstance(name, int)]
+    of = f"classification: column {label!r} holds"
+    if not names:
+        raise DataError(f"{of} no label: there are no rows")
+    if numbers and len(numbers) < len(names):
+        raise DataError(
+            f"{of} texts and integers, {names[0]!r} and {names[-1]!r} among them: give the class of each by "
+            "classes={label: class}"
+        )
+    if not numbers:
+        _warn_of_names(of, names)
+        return names, list(counts.values())
+
+    classes: Any = _class_names(rows, label) or max(numbers) + 1
+    number = number_of(classes)
+    found = f"list(rows.stats(0, labels={label!r}).labels[{label!r}])"
+    if min(numbers) < 0 or max(numbers) >= number:
+        found = str(sorted(numbers)) if len(numbers) < 10 else found
+        try:
+            rows.encode_labels(label, classes=classes).stats(0, labels="labels")  # says which row
+        except DataError as error:
+            raise DataError(
+                f"classification: {error}; integers are classes as they are, from 0 on: to number others, "
+                f"pass classes={found}"
+            ) from None
+    if number > max(1000, 10 * len(numbers)):
+        raise DataError(
+            f"{of} integers up to {max(numbers):,}, and only {len(numbers):,} different ones; integers are "
+            f"classes as they are: pass classes={found} to number them, or name another column"
+        )
+    if isinstance(first, list) and classes == 2 and len(set(first)) < len(first):
+        raise DataError(
+            f"{of} lists such as {first}, a 1 or 0 for each class, and must hold the numbers or names of a "
+            "row's classes: make these by map(), or say classes="
+        )
+    return classes, [counts.get(number, 0) for number in range(number)]
+
+
+def _warn_of_names(of: str, names: list[str]) -> None:
+    alike: dict[str, str] = {}
+    for name in names:
+        other = alike.setdefault(name.strip().casefold(), name)
+        if other != name:
+            log.warning(
+                "%s labels %r and %r, which are two classes: pass classes={label: class} to make one of them",
+                of, other, name,
+            )  # fmt: skip
+    if len(names) == 1:
+        log.warning("%s one class only, %r", of, names[0])
+
+
+def _class_names(rows: Pipeline, label: str) -> list[str] | None:
+    """The names that a dataset of Hugging Face gives to classes; None where it gives none."""
+    dataset: Any = getattr(rows.stages[0], "chosen", None)
+    feature = (getattr(dataset, "features", None) or {}).get(label)
+    names = getattr(getattr(feature, "feature", feature), "names", None)  # of lists, those inside
+    return list(names) if names else None
+
+
+def number_of(classes: int | Sequence[Any] | Mapping[Any, int]) -> int:
+    """C, of classes as ``encode_labels`` takes them."""
+    if isinstance(classes, Mapping):
+        return max(classes.values()) + 1
+    return classes if isinstance(classes, int) else len(classes)
