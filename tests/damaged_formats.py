@@ -366,13 +366,13 @@ def memory_map(folder: Path) -> None:
 
 
 def of_memory_map(folder: Path) -> Rows:
-    about = json.loads((folder / "manifest.json").read_text())
+    about = json.loads((folder / "part-00000.json").read_text())
     columns: dict[str, list[Any]] = {}
     for column in about["columns"]:
-        values = np.load(folder / column["file"])
+        values = np.load(folder / f"part-00000.{column['name']}.npy")
         columns[column["name"]] = values.tolist()
         if column["ragged"]:
-            ends = np.load(folder / column["file"].replace(".npy", ".offsets.npy"))
+            ends = np.load(folder / f"part-00000.{column['name']}.offsets.npy")
             columns[column["name"]] = [part.tolist() for part in np.split(values, ends[1:-1])]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 

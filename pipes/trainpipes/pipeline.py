@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
     from trainpipes.sources.memmap.dataset import MemmapDataset
+    from trainpipes.storage.executor import Executor
     from trainpipes.storage.map_dataset import MapDataset
 
 
@@ -555,13 +556,20 @@ class Pipeline(IterableDataset[Any]):
         *,
         dtype: Any = None,
         ragged: Collection[str] = (),
+        rows_per_file: int | None = None,
+        num_files: int | None = None,
         overwrite: bool = False,
-    ) -> MemmapDataset:
+        executor: Executor | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> MemmapDataset | None:
         """Write the rows, or batches, of one epoch to a memory map; options are those of
-        ``trainpipes.write_memmap``. It appears when it is whole; after a kill, writing begins anew."""
+        ``trainpipes.write_memmap``. After a kill the same call goes on after the last whole part."""
         from trainpipes.storage.memmap import write_memmap
 
-        return write_memmap(path, self, dtype=dtype, ragged=ragged, overwrite=overwrite)
+        return write_memmap(
+            path, self, dtype=dtype, ragged=ragged, rows_per_file=rows_per_file, num_files=num_files,
+            overwrite=overwrite, executor=executor, storage_options=storage_options,
+        )  # fmt: skip
 
     # State
 
