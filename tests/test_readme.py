@@ -128,9 +128,9 @@ def test_links_lead_somewhere(page: str) -> None:
     assert not [target for target in targets if not (folder / target).exists()]
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    text = (ROOT / "README.md").read_text()
-    tree = text.split("## What is where")[1].split("##")[0]
+def test_the_tree_that_is_shown_is_the_tree() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tree = text.split("## Where things are")[1].split("##")[0]
     named = re.findall(r"[\w./]+(?:\.py|/)(?=\s)|\.ci/run", tree)
     rooms = ["pipes", "recipes", "tests", "docs", ".ci"]
     there = {path.name for room in rooms for path in (ROOT / room).rglob("*")}

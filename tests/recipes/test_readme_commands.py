@@ -1,4 +1,4 @@
-"""The README's commands for the recipes run as they stand, on the data that it says how to make."""
+"""The commands of docs/recipes.md for the recipes run as they stand, on the data that it says how to make."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch_settings import torch_as_before
 from trainpipes.cli.app import run
 from trainpipes_recipes import samples
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-ROWS = re.findall(r"^\| \[`(\w+)`\]\(docs/recipes\.md#(\w+)\) \|.*\| `([^`]+)` \|$", README, re.M)
-SCRIPTS = re.findall(r"^python -m trainpipes_recipes\.(train_\w+) (.*)$", README, re.M)
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
+ROWS = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|.*\| `([^`]+)` \|$", PAGE, re.M)
+SCRIPTS = re.findall(r"^python -m trainpipes_recipes\.(train_\w+) (.*)$", PAGE, re.M)
 
 
 @pytest.fixture(scope="module")
