@@ -95,7 +95,7 @@ class ReadArrow(FileReader):
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The rows of the files that the stages below list and let through."""
         format = ArrowFormat()
-        listed = saved_files(self.listed(files, format.suffixes), self.split, str(self))
+        listed = saved_files(self.listed(files), self.split, str(self))
         store = IndexStore(listed, self.name, format.name, "", self.options["index"])
         store.complete(lambda job: format.scan(job.data), str(self))
         layouts, rows, edges = store.layouts(), self.block_rows, None
@@ -112,7 +112,7 @@ class ArrowFormat(Format):
     """Record batches of Arrow files and streams. Those of local files are not copied, unless they are
     compressed."""
 
-    name, suffixes = "Arrow", (".arrow", ".arrows", ".feather", ".ipc")
+    name = "Arrow"
     random_access = True
     fit = "Arrow files that are on this machine, not compressed and without dictionaries"
     otherwise = "write it anew, or shuffle within a buffer"

@@ -36,7 +36,10 @@ T = TypeVar("T")
 PART_BYTES, GAP = 4 << 20, 64 << 10
 #: Bytes that a stream reads at a time, at least.
 BUFFER_BYTES = 256 << 10
-FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: A pipe that has taken the place of a file is not waited for.
+FLAGS = os.O_RDONLY
+for _name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
+    FLAGS |= getattr(os, _name, 0)
 #: Files that stay mapped, at most.
 MAPPED = 256
 
@@ -120,6 +123,9 @@ class LocalBytes:
         try:
             found = [_read_at(handle, start, stop) for start, stop in ranges]
             about = os.fstat(handle)
+        except OSError:
+            self.check()  # a pipe in place of the file
+            raise
         finally:
             os.close(handle)
         if self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
+from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import UnreadableError
 
 MANIFEST = "manifest.json"
@@ -100,6 +101,7 @@ def read_manifest(folder: str) -> Manifest:
             what is not in the folder.
     """
     path = os.path.join(folder, MANIFEST)
+    refuse_special(path)
     try:
         with open(path, "rb") as file:
             text = file.read()

@@ -89,7 +89,7 @@ class ReadNumpy(FileReader):
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The rows of the files that the stages below list and let through."""
         format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
-        listed = self.listed(files, format.suffixes)
+        listed = self.listed(files)
         key = json.dumps([self.output_column, self.columns, self.block_rows])
         store = IndexStore(listed, self.name, format.name, key, self.options["index"])
         store.complete(lambda job: format.scan(job.data), str(self))
@@ -120,7 +120,7 @@ class NumpyFormat(Format):
         asker: the stage, for messages.
     """
 
-    name, suffixes = "NumPy", (".npy", ".npz")
+    name = "NumPy"
     random_access = by_number = True
     fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"

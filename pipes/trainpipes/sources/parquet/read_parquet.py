@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
-from trainpipes.sources.files.list_files import SUFFIXES
 from trainpipes.sources.parquet.filter import (
     FileBounds,
     bounds_of,
@@ -115,7 +114,7 @@ class ReadParquet(FileReader):
         """The rows of the files that the stages below list and let through."""
         asker, filter = str(self), checked_filter(self.filter, self.name)
         hive, replaces = self.partitioning == "hive", self.errors == "replace"
-        wanted = wanted_files(self.listed(files, SUFFIXES), self.columns, filter, hive, asker)
+        wanted = wanted_files(self.listed(files), self.columns, filter, hive, asker)
         listed, columns = wanted.files, wanted.columns
         bounds: dict[int, FileBounds] = {}
 
