@@ -60,9 +60,11 @@ class FileBytes(Protocol):
 
     name: str
     size: int
-    version: str
     checked: bool
     local: bool
+
+    @property
+    def version(self) -> str: ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Bytes ``start`` to ``stop`` of each range."""
@@ -115,8 +117,11 @@ class LocalBytes:
     def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
         self._files, self._file, self._kept = files, file, kept
         self.name, self.size = files.paths[file], int(files.sizes[file])
-        self.version = f"{files.inode(file)} {files.stamps[file]} {self.size}"
         self._listed = files.inode(file), int(files.stamps[file]), self.size
+
+    @property
+    def version(self) -> str:
+        return " ".join(map(str, self._listed))
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         handle = os.open(self.name, FLAGS)  # half the time of open()
