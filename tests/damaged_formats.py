@@ -37,15 +37,18 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.feather
 import pyarrow.parquet as pq
+from PIL import Image, ImageOps
 
 import trainpipes as tp
 from damaged_files import damaged
 
 #: Seconds after which a case hangs.
-LONG = 60
+LONG = 20
 #: Bytes of memory that a file may ask for.
-MEMORY = 24 << 30
+MEMORY = 8 << 30
 ROWS = 40
+#: First bytes of compressed files.
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7z", b"\x28\xb5")
 
 Rows = list[Any]
 Read = Callable[[str], tp.Pipeline]
@@ -152,6 +155,13 @@ def of_tar(data: bytes) -> Rows:
                 rows.append({"__key__": key})
             rows[-1][kind.lower()] = content.read()
     return rows
+
+
+def of_image(data: bytes) -> Rows:
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        pixels = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        return [{"image": pixels.transpose(2, 0, 1)}]
 
 
 def unpacked(reference: Callable[[bytes], Rows], unpack: Callable[[bytes], bytes]) -> Any:
@@ -267,7 +277,7 @@ def kinds() -> list[Kind]:
         ".gz": (gzip.compress, gzip.decompress),
         ".zst": (lambda data: zstd.compress(data, asbytes=True), _unzstd),
         ".bz2": (bz2.compress, bz2.decompress),
-        ".xz": (lzma.compress, lzma.decompress),
+        ".xz": (lzma.compress, lambda data: lzma.decompress(data) if data else b""),
     }
     tar = partial(_files, "tar")
     for ending, name, content, read, reference in (
@@ -296,7 +306,17 @@ def kinds() -> list[Kind]:
         # Of a remote .npz only the rows are fetched that are read, so that no checksum can be compared.
         remote = name != "arrays.npz"
         found.append(Kind(name, content, partial(_files, "numpy"), of_numpy, remote))
+    found += [
+        Kind(f"image.{ending}", _image(ending), partial(_files, "image"), of_image, remote=False)
+        for ending in ("jpg", "png", "webp", "bmp", "tiff", "gif")
+    ]
     return found
+
+
+def _image(ending: str) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 255, (24, 20, 3), np.uint8)
+    kind = {"jpg": "JPEG", "tiff": "TIFF"}.get(ending, ending.upper())
+    return _written(lambda sink: Image.fromarray(pixels).save(sink, kind))
 
 
 def _files(how: str, path: str) -> tp.Pipeline:
@@ -316,6 +336,8 @@ def _files(how: str, path: str) -> tp.Pipeline:
         return files.read_text(index=False)
     if how == "tar":
         return files.read_webdataset(index=False, missing="null")
+    if how == "image":
+        return files.read_images(labels=None).decode_image().select("image")
     return files.read_numpy()
 
 
@@ -344,13 +366,13 @@ def memory_map(folder: Path) -> None:
 
 
 def of_memory_map(folder: Path) -> Rows:
-    about = json.loads((folder / "manifest.json").read_text())
+    about = json.loads((folder / "part-00000.json").read_text())
     columns: dict[str, list[Any]] = {}
     for column in about["columns"]:
-        values = np.load(folder / column["file"])
+        values = np.load(folder / f"part-00000.{column['name']}.npy")
         columns[column["name"]] = values.tolist()
         if column["ragged"]:
-            ends = np.load(folder / column["file"].replace(".npy", ".offsets.npy"))
+            ends = np.load(folder / f"part-00000.{column['name']}.offsets.npy")
             columns[column["name"]] = [part.tolist() for part in np.split(values, ends[1:-1])]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -426,7 +448,10 @@ class Cases:
 
     def __init__(self, folder: Path, seed: int, only: list[str]) -> None:
         self.folder, self.seed = folder, seed
-        self.kinds = [kind for kind in kinds() if not only or kind.name in only]
+        every = kinds()
+        # Compressed text is read by any name.
+        self.plain = [kind for kind in every if not kind.content.startswith(COMPRESSED)]
+        self.kinds = [kind for kind in every if not only or kind.name in only]
         self.folders = {name: made for name, made in FOLDERS.items() if not only or name in only}
         self.good: dict[str, Any] = {}
 
@@ -452,7 +477,8 @@ class Cases:
             undamaged.write_bytes(kind.content)
             rows = [canonical(row) for row in kind.read(str(undamaged))]
             assert rows == self.good[kind.name], f"{kind.name} is not read as its reference does"
-        content = damaged(kind.content, [], draw)
+        others = [other.content for other in draw.sample(self.plain, 2)]
+        content = damaged(kind.content, others, draw)
         if kind.remote and draw.random() < 0.2:
             path = f"memory:///damaged/{case}-{kind.name}"
             fsspec.filesystem("memory").pipe(path, content)

@@ -85,7 +85,7 @@ JOBS = {
         rows(f).filter(lambda row: True).batch(8).state_at(20)
     ),
     "writing p": lambda f, out: rows(f).write_parquet(out / "p"),
-    "writing a memory map": lambda f, out: rows(f).select("label").write_memmap(out / "m"),
+    "writing m": lambda f, out: rows(f).select("label").write_memmap(out / "m"),
     "tokenizing t": lambda f, out: tokenize(rows(f).tokenize("bytes", "text"), out / "t"),
     "writing r": lambda f, out: repack(rows(f).shuffle(100), out / "r"),
     "reading some rows of files": lambda f, out: inspect_files(f),

@@ -23,9 +23,9 @@ from trainpipes._internal.callers import (
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
-from trainpipes.engine.iterating.consumer_iterator import RunOptions
-from trainpipes.engine.iterating.pass_iterator import PassIterator
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from trainpipes.look.show import Preview
     from trainpipes.look.stats import Stats
     from trainpipes.sources.memmap.dataset import MemmapDataset
+    from trainpipes.storage.executor import Executor
     from trainpipes.storage.map_dataset import MapDataset
 
 
@@ -338,7 +339,7 @@ class Pipeline(IterableDataset[Any]):
 
     # Iteration
 
-    def __iter__(self) -> PassIterator:
+    def __iter__(self) -> EpochIterator:
         self._data_parallel()  # says now, on all ranks, what does not fit
         made = self._batching()
         if made is not None and batched_outside():
@@ -347,7 +348,7 @@ class Pipeline(IterableDataset[Any]):
                 f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
             )
         warn_without_data_module()
-        return PassIterator(self._session, RunOptions(threads=None, places=True))
+        return EpochIterator(self._session, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
         from trainpipes.look.lengths import exact_length, no_length
@@ -555,13 +556,20 @@ class Pipeline(IterableDataset[Any]):
         *,
         dtype: Any = None,
         ragged: Collection[str] = (),
+        rows_per_file: int | None = None,
+        num_files: int | None = None,
         overwrite: bool = False,
-    ) -> MemmapDataset:
+        executor: Executor | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> MemmapDataset | None:
         """Write the rows, or batches, of one epoch to a memory map; options are those of
-        ``trainpipes.write_memmap``. It appears when it is whole; after a kill, writing begins anew."""
+        ``trainpipes.write_memmap``. After a kill the same call goes on after the last whole part."""
         from trainpipes.storage.memmap import write_memmap
 
-        return write_memmap(path, self, dtype=dtype, ragged=ragged, overwrite=overwrite)
+        return write_memmap(
+            path, self, dtype=dtype, ragged=ragged, rows_per_file=rows_per_file, num_files=num_files,
+            overwrite=overwrite, executor=executor, storage_options=storage_options,
+        )  # fmt: skip
 
     # State
 

@@ -363,7 +363,7 @@ class Input:
 
     @cached_property
     def _is_memmap(self) -> bool:
-        return _is_path(self._data) and (Path(self._data) / "manifest.json").is_file()
+        return _is_path(self._data) and any(Path(self._data).glob("part-*.*.npy"))
 
     @cached_property
     def _reader(self) -> str:

@@ -16,24 +16,19 @@ import pytest
 import ray
 
 import trainpipes as tp
+from s3_store import s3_store
 from trainpipes.prepare import repack
 from trainpipes.storage import Ray
 
 s3fs = pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
 
 ROWS = 3000
 
 
 @pytest.fixture(scope="module")
 def options() -> Iterator[dict[str, Any]]:
-    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    found = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
-    s3fs.S3FileSystem(**found).mkdir("shared")
-    yield found
-    served.stop()
+    with s3_store("shared") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
+from s3_store import s3_store
 from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
 from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.prepare import tokenize
@@ -317,15 +318,8 @@ def test_the_command_tells_an_error_in_its_own_words(cluster, tmp_path):
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
-    s3fs = pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server")
-    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    options = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
-    s3fs.S3FileSystem(**options).mkdir("bucket")
-    yield options
-    served.stop()
+    with s3_store("bucket") as options:
+        yield options
 
 
 def test_a_folder_on_s3_holds_the_same_files(cluster, texts, alone, tmp_path, s3):

@@ -20,11 +20,11 @@ import trainpipes as tp
 from cli.command import trainpipes
 from faulty_server import Fault, serving
 from interpreters import python
+from s3_store import s3_store
 from trainpipes.prepare import repack
 from trainpipes.storage import Processes, Threads
 
 s3fs = pytest.importorskip("s3fs")
-moto = pytest.importorskip("moto.server")
 
 #: So little memory that there are several parts.
 ONE: dict[str, Any] = {"rows_per_file": 400, "memory_limit": "100KB", "executor": Threads(2)}
@@ -49,22 +49,9 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[tuple[str, int]]:
-    served = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    s3fs.S3FileSystem(**options_of(f"http://{host}:{port}")).mkdir("packed")
-    yield host, port
-    served.stop()
-
-
-@pytest.fixture
-def options(store: tuple[str, int]) -> dict[str, Any]:
-    return options_of(f"http://{store[0]}:{store[1]}")
-
-
-def options_of(url: str) -> dict[str, Any]:
-    return {"endpoint_url": url, "key": "someone", "secret": "hush"}
+def options() -> Iterator[dict[str, Any]]:
+    with s3_store("packed") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -166,21 +153,27 @@ def test_killed_at_any_time_it_goes_on_to_the_same_objects(
 def test_a_server_that_refuses_a_write_is_told_with_the_name(
     denied: str,
     given: Path,
-    store: tuple[str, int],
     options: dict[str, Any],
     tmp_path: Path,
     apart: Path,
 ) -> None:
     url = f"s3://packed/refused/{len(denied)}"
     with serving(tmp_path) as server:
-        server.upstream = store
+        host, port = options["endpoint_url"].removeprefix("http://").split(":")
+        server.upstream = host, int(port)
         server.fault = lambda command, name, _: (
             DENIED if command == "PUT" and denied in name else None
         )
         with pytest.raises(
             tp.TrainpipesError, match=rf"{denied}\S* cannot be written: PermissionError"
         ):
-            repack(given, url, storage_options=options_of(server.url), **ONE, shuffle=True)
+            repack(
+                given,
+                url,
+                storage_options={**options, "endpoint_url": server.url},
+                **ONE,
+                shuffle=True,
+            )
     repack(given, tmp_path / "here", **ONE, shuffle=True)
     whole = contents(tmp_path / "here")
     left = there(f"refused/{len(denied)}", options)

@@ -56,7 +56,6 @@ def test_a_file_of_another_kind_is_told_and_what_reads_it(
         (lambda d: list(tp.from_iterable(number)), r"number \(.*\) returned 5"),
         (lambda d: ROWS.write_parquet(None), r"write_parquet\(folder\) must be a path, got None"),
         (lambda d: ROWS.write_json(""), r"write_json\(folder\) must be a path, got ''"),
-        (lambda d: ROWS.write_memmap("s3://b/k"), r"\(path\) must be a path on this machine"),
         (
             lambda d: ROWS.write_arrow(d, overwrite="no"),
             r"overwrite\) must be True or False, got 'no'",

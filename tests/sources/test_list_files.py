@@ -212,14 +212,15 @@ def test_a_pipe_in_place_of_what_lies_beside_the_data_is_not_waited_for(tmp_path
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["x.txt", "x.npy"])
+@pytest.mark.parametrize("name", ["x.txt", "x.npy", "x.bin"])
 def test_a_pipe_that_takes_the_place_of_a_listed_file_is_not_waited_for(
     tmp_path: Path, name: str
 ) -> None:
     np.save(tmp_path / "x.npy", np.arange(8))
     (tmp_path / "x.txt").write_text("a\nb\n")
+    (tmp_path / "x.bin").write_bytes(b"...")
     files = tp.list_files(tmp_path / name)
-    read = {"x.txt": files.read_text, "x.npy": files.read_numpy}
+    read = {"x.txt": files.read_text, "x.npy": files.read_numpy, "x.bin": files.read_bytes}
     pipe = read[name]()
     len(pipe)
     (tmp_path / name).unlink()

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from s3_store import s3_store
 from trainpipes.storage import Threads, places
 from unfinished import begun_again, noted
 
@@ -241,15 +242,8 @@ def test_the_chain_of_a_url_is_refused() -> None:
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[dict[str, Any]]:
-    s3fs = pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server")
-    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    host, port = served.get_host_and_port()
-    options = {"endpoint_url": f"http://{host}:{port}", "key": "someone", "secret": "hush"}
-    s3fs.S3FileSystem(**options).mkdir("bucket")
-    yield options
-    served.stop()
+    with s3_store("bucket") as options:
+        yield options
 
 
 def test_s3_holds_the_same_files_and_nothing_besides(s3: dict[str, Any], tmp_path: Path) -> None:

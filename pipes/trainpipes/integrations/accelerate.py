@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from trainpipes._internal.checks import need, require
-from trainpipes.engine.iterating.pass_iterator import PassIterator
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import no_length
@@ -127,7 +127,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         batches = iter(self.loader)
         return self._tracked(batches, self._steps_of_all(batches))
 
-    def _tracked(self, batches: PassIterator, steps: int | None) -> Iterator[Any]:
+    def _tracked(self, batches: EpochIterator, steps: int | None) -> Iterator[Any]:
         """Batches on the device, while Accelerate knows that this loader is at work, and how far."""
         self.begin()
         self.remainder = 0
@@ -155,7 +155,7 @@ class AccelerateLoader(DataLoaderStateMixin):
             batch, accelerator.device, non_blocking=accelerator.dataloader_config.non_blocking
         )
 
-    def _steps_of_all(self, batches: PassIterator) -> int | None:
+    def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """How many steps all ranks take in this pass, if one may have to be filled up."""
         session = self.loader._session
         plan, (_, world) = session.plan, session.ranks()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from trainpipes.sources.files.file_rows import COMPRESSED, ends_of_names, reader
 from trainpipes.sources.files.list_files import FileList, ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.from_memmap import FromMemmap
+from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.remote.retry import Stopped
 
 #: Formats without a header: a file is read once to count its rows.
@@ -164,9 +164,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 def _is_memmap(url: str) -> bool:
     """Whether a folder is one of ``write_memmap``, or holds such folders."""
-    folder = glob.escape(url)
-    found = glob.glob(f"{folder}/manifest.json") + glob.glob(f"{folder}/*/manifest.json")
-    return any(glob.glob(f"{glob.escape(os.path.dirname(path))}/*.npy") for path in found)
+    return any(map(is_memmap, [url, *glob.glob(f"{glob.escape(url)}/*/")]))
 
 
 def _memmap(urls: Sequence[str]) -> Found:

@@ -20,8 +20,8 @@ from trainpipes._internal.text import cut
 from trainpipes.columns.block import WHOLE, Block, Pieces
 from trainpipes.columns.payload import payload_rows
 from trainpipes.columns.run import unplaced
-from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator, RunOptions
 from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.shards.items import ItemRows
 from trainpipes.engine.topology import Topology
@@ -251,7 +251,7 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         )
     else:
         position.require(topology.shards(start.m, start.num_shards))
-    items = ConsumerIterator(plan, topology, position, position.m, RunOptions(with_rows=True))
+    items = WorkerIterator(plan, topology, position, position.m, RunOptions(with_rows=True))
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)

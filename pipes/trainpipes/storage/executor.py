@@ -18,13 +18,13 @@ from concurrent.futures import (
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver
-from multiprocessing.reduction import ForkingPickler
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from trainpipes._internal.checks import flag, whole_number
 from trainpipes._internal.text import how_ended, shown
 from trainpipes.errors import ConfigError, WorkerError
+from trainpipes.tokenizers.parallelism import VARIABLE
 
 if TYPE_CHECKING:
     from trainpipes.integrations.on_ray import RayCluster
@@ -33,8 +33,6 @@ T = TypeVar("T")
 S = TypeVar("S")
 R = TypeVar("R")
 
-#: The variable by which tokenizers are told to start no threads.
-PARALLELISM = "TOKENIZERS_PARALLELISM"
 #: What the server that forks processes imports once for all of them.
 PRELOADED = "trainpipes.storage.writers.write"
 
@@ -308,7 +306,7 @@ def use_threads(threads: int) -> None:
     import torch
 
     if threads == 1:
-        os.environ[PARALLELISM] = "false"  # read whenever a tokenizer encodes
+        os.environ[VARIABLE] = "false"  # read whenever a tokenizer encodes
     torch.set_num_threads(threads)
     pa.set_cpu_count(threads)
 
@@ -368,7 +366,7 @@ def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
 
 def _pickled(work: Any, executor: Processes) -> bytes:
     try:
-        return bytes(ForkingPickler.dumps(work))
+        return pickle.dumps(work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"executor={executor}: the pipeline must pickle to reach a process, and does not ({error}); "

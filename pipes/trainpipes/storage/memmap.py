@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,24 @@ import pyarrow as pa
 import torch
 
 from trainpipes._internal.checks import whole_number
-from trainpipes._internal.progress import counted
 from trainpipes._internal.text import shown
-from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
-from trainpipes.sources.memmap.given_rows import Part, of_arrays, of_batch, of_batches, of_rows
-from trainpipes.sources.memmap.manifest import DTYPES, MANIFEST
-from trainpipes.sources.memmap.writer import check_target, write_parts
-from trainpipes.storage.map_dataset import runs_of
-from trainpipes.storage.places import LocalPlace
-from trainpipes.storage.writers.inputs import refuse_own_input
+from trainpipes.sources.memmap.manifest import DTYPES, HEADER
+from trainpipes.storage.executor import Executor, Threads, checked_executor
+from trainpipes.storage.places import LocalPlace, place_at
+from trainpipes.storage.writers.array_blocks import Arrays, of_arrays, of_batches, of_rows
+from trainpipes.storage.writers.epoch_arrays import ArrayGroups, EpochArrays
+from trainpipes.storage.writers.npy_files import PartFile
+from trainpipes.storage.writers.write import Format, Group, write, write_once
 
 __all__ = ["read_memmap", "write_memmap"]
 
 read_memmap = MemmapDataset
+#: Bytes of rows after which a part ends, where neither rows nor parts are counted.
+PART_BYTES = 1 << 30
+ANY = 1 << 62
 
 
 def write_memmap(
@@ -39,16 +41,20 @@ def write_memmap(
     dtype: Any = None,
     ragged: Collection[str] = (),
     batched: bool = False,
+    rows_per_file: int | None = None,
+    num_files: int | None = None,
     overwrite: bool = False,
-) -> MemmapDataset:
+    executor: Executor | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> MemmapDataset | None:
     """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
-    It is written beside its place and renamed: there is a whole one or none. One that was there stays
-    until then, and whoever has it open goes on with it. Memory stays at a few megabytes whatever the source's
-    size.
+    A part appears once it is whole, the manifest when all are. Memory stays at a few megabytes whatever the
+    source's size, or that of the pipeline for each worker. If the process is killed, the same call with a
+    pipeline of rows goes on after the last whole part; other sources are written anew.
 
     Args:
-        path: the folder.
+        path: the folder, new or empty: a path, or any fsspec URL.
         source: one of
             - arrays or tensors ``[N, ...]``: a dict, a tuple or one;
             - a ``pyarrow.Table``; its list columns are ragged;
@@ -63,16 +69,27 @@ def write_memmap(
         ragged: names of columns whose rows are arrays of different lengths, if the first few thousand
             rows do not show it.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
-        overwrite: whether a memory map that is there may be replaced.
+        rows_per_file: rows in each part; or
+        num_files: how many parts of about as many rows, where rows are counted. If both are left out, a part
+            ends after 1 GiB.
+        overwrite: whether to remove what was written there before. Whoever has it open goes on with it.
+        executor: what does the work: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``,
+            a part at a time each, for a pipeline whose rows are counted, with ``num_files`` or
+            ``rows_per_file``; None for this thread. The bytes are the same.
+        storage_options: of the folder's file system, where it is a URL.
 
     Returns:
-        The memory map, opened.
+        The memory map, opened; None where it was written to a URL, which cannot be mapped.
 
     Raises:
-        ConfigError: something is there; a name or dtype is for a column that is not; or it cannot be written,
-            as where the disk is full.
+        ConfigError: something else is there; another process writes to it; a name or dtype is for a column
+            that is not; it cannot be written, as where the disk is full; or the executor cannot know which
+            rows are whose.
+        DataChangedError: the pipeline's input has changed since the work was begun.
         DataError: a row does not fit those before it, holds no numbers, or there are more rows or
             fewer than ``length``.
+        SchemaError: a part has other columns than those before it.
+        WorkerError: a worker process has died; says at which part.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> def documents():
@@ -85,18 +102,65 @@ def write_memmap(
     """
     if length is not None:
         whole_number(length, 0, "write_memmap(length)", "rows")
-    if isinstance(ragged, str):
-        ragged = [ragged]
-    if isinstance(source, Pipeline):
-        rows, parts = _of_pipeline(source, check_target(path, overwrite))
+    ragged = [ragged] if isinstance(ragged, str) else list(ragged)
+    dtypes = _dtypes(dtype)
+    form = Format(
+        "write_memmap", HEADER, PartFile, _group,
+        {"dtype": _said(dtypes), "ragged": sorted(ragged), "names": names and list(names)},
+        PART_BYTES, ".x.npy",
+    )  # fmt: skip
+    cut = num_files, rows_per_file, overwrite
+    if isinstance(source, Pipeline) and not _makes_batches(source):
+        count = source._session.plan.counts
+        rows = int(count.end(1)) if count.known else None
+        named = dtypes, ragged, names, _same_length(length, rows)
+        opened = partial(EpochArrays, source, "write_memmap", named)
+        write(opened, path, form, *cut, executor, storage_options)
     else:
-        rows, parts = _parts(source, ragged, batched)
+        _check_alone(executor)
+        rows, blocks = _blocks(source, ragged, batched)
+        length = _same_length(length, rows)
+        groups = ArrayGroups(blocks, (dtypes, ragged, names, length))
+        read = source._session.plan.inputs.source if isinstance(source, Pipeline) else None
+        write_once(groups, read, length, path, form, *cut, storage_options)
+    place = place_at(path, "write_memmap", storage_options)
+    if not isinstance(place, LocalPlace):
+        return None
+    return MemmapDataset(place.root if "://" in str(path) else path)
+
+
+def _group(rows: ArrayGroups | EpochArrays, left: int | None, room: int) -> Group | None:
+    """The next rows of a part that has room for ``left`` rows, or for so many bytes."""
+    return rows.group(left, room if left is None else ANY)
+
+
+def _same_length(length: int | None, rows: int | None) -> int | None:
+    """How many rows there are, by the user and by the source."""
     if rows is not None and length is not None and rows != length:
         raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
-    rows = length if rows is None else rows
-    shown_parts = _shown(_named(parts, names), rows)
-    write_parts(path, shown_parts, rows, _dtypes(dtype), ragged, overwrite)
-    return MemmapDataset(path)
+    return length if rows is None else rows
+
+
+def _makes_batches(pipe: Pipeline) -> bool:
+    chain = pipe._session.plan.chain
+    if chain.endless:
+        raise ConfigError(f"write_memmap() writes one epoch: leave out {chain.repeat}")
+    return chain.batch is not None or any(stage.role == "finish" for stage in chain.after)
+
+
+def _check_alone(executor: Executor | None) -> None:
+    if checked_executor(executor, "write_memmap", Threads(1)) != Threads(1):
+        raise ConfigError(
+            f"write_memmap(executor={executor}) gives each worker rows of one part, which only a pipeline of "
+            "rows can tell: give from_dataset(...), from_tensors(...) or files, before batch()"
+        )
+
+
+def _said(dtypes: Any) -> Any:
+    """Dtypes as JSON."""
+    if isinstance(dtypes, Mapping):
+        return {name: dtype.name for name, dtype in sorted(dtypes.items())}
+    return dtypes and dtypes.name
 
 
 def _dtypes(dtype: Any) -> Any:
@@ -118,10 +182,12 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def _parts(
+def _blocks(
     source: Any, ragged: Collection[str], batched: bool
-) -> tuple[int | None, Iterator[Part]]:
-    """Blocks of columns, and how many rows there will be where that is known."""
+) -> tuple[int | None, Iterator[Arrays]]:
+    """How many rows there will be, where that is known, and blocks of their columns."""
+    if isinstance(source, Pipeline):
+        return None, _of_batches(source)
     if isinstance(source, pa.Table | pa.RecordBatch):
         table = pa.table(source)
         return table.num_rows, of_batches(table.to_batches(max_chunksize=8192) or [table])
@@ -146,41 +212,9 @@ def _parts(
     return None, of_batches(source) if batched else of_rows(source, ragged)
 
 
-def _of_pipeline(pipe: Pipeline, target: Path) -> tuple[int | None, Iterator[Part]]:
-    """What one epoch of a pipeline gives, as columns where they are there."""
+def _of_batches(pipe: Pipeline) -> Iterator[Arrays]:
+    """What one epoch of a pipeline of batches gives."""
     whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
-    plan = whole._session.plan
-    if plan.chain.endless:
-        raise ConfigError(f"write_memmap() writes one epoch: leave out {plan.chain.repeat}")
-    place = LocalPlace(str(target), "write_memmap")
-    refuse_own_input(plan.inputs.source, place, ["column.npy", MANIFEST], "write_memmap")
-    if any(stage.role == "finish" for stage in plan.chain.after):
-        batches = (tuple(item) if isinstance(item, list) else item for item in whole)
-        return None, of_batches(batches)
-    if plan.chain.batch is not None:
-        return None, of_rows(row for batch in whole for row in batch)
-    rows = plan.inputs.epoch_rows if plan.counts.known else None
-    return rows, _of_runs(plan)
-
-
-def _of_runs(plan: Plan) -> Iterator[Part]:
-    row = 0
-    for run in runs_of(plan):
-        data = run.block.data
-        yield from of_rows(data, first=row) if isinstance(data, list) else [of_batch(data, row)]
-        row += len(run)
-
-
-def _named(parts: Iterable[Part], names: Sequence[str] | None) -> Iterator[Part]:
-    for part in parts:
-        if names is not None and (len(names) != len(part.names) or part.layout == "dict"):
-            raise ConfigError(
-                f"write_memmap(names) is for rows without names, one for each column: got {names} for "
-                f"columns {', '.join(part.names)}"
-            )
-        yield part if names is None else Part("dict", tuple(names), part.columns)
-
-
-def _shown(parts: Iterator[Part], rows: int | None) -> Iterator[Part]:
-    """The parts, with progress."""
-    return counted(parts, "writing a memory map", rows, "rows", size=None)
+    if any(stage.role == "finish" for stage in whole._session.plan.chain.after):
+        return of_batches(tuple(item) if isinstance(item, list) else item for item in whole)
+    return of_rows(row for batch in whole for row in batch)

@@ -24,6 +24,8 @@ class OutputFile:
         self.closed = False
         #: Is called by ``advance``: shows how far the work is.
         self.on_advance: Callable[[int], None] = _ignore
+        #: Opens a further file of the same task, by what its name ends with.
+        self.beside: Callable[[str], OutputFile] = _alone
         with writing(path, caller):
             self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
 
@@ -40,6 +42,14 @@ class OutputFile:
         self.check = crc32(data, self.check)
         self.size += memoryview(data).nbytes
         return memoryview(data).nbytes
+
+    def write_beginning(self, data: bytes) -> None:
+        """Write the first bytes again, of which ``check`` is as it was."""
+        check_stop()
+        with writing(self._path, self._caller):
+            self._file.seek(0)
+            self._file.write(data)
+            self._file.seek(0, os.SEEK_END)
 
     def tell(self) -> int:
         return self.size
@@ -86,3 +96,7 @@ def writing(path: Path, caller: str) -> Iterator[None]:
 
 
 def _ignore(rows: int) -> None: ...
+
+
+def _alone(ending: str) -> OutputFile:
+    raise RuntimeError(f"this file has no other beside it: {ending}")

@@ -1,6 +1,6 @@
 """The one way out: files that tasks make, each whole or not there, and a manifest that appears last.
 
-    part-00000.parquet      a file that is whole
+    part-00000.parquet      a file that is whole; a task may make several, whose names begin alike
     _manifest.json          what was written, and of each file its rows, bytes and CRC-32; appears last
     _unfinished/            until then:
         about.json              what is being written
@@ -37,6 +37,7 @@ from trainpipes.errors import (
 from trainpipes.sources.files.patterns import MANIFEST, OURS, WORK
 from trainpipes.state.identity import check_identity, first_difference, said
 from trainpipes.storage.executor import Executor
+from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.places import LOCK, Place, place_at
 
 ABOUT = f"{WORK}/about.json"
@@ -61,6 +62,7 @@ class FileInfo:
         file: its name; ``run`` sets this, and the following.
         bytes: of the file.
         crc32: of these.
+        beside: further files of the task, and their bytes.
     """
 
     rows: int
@@ -70,6 +72,7 @@ class FileInfo:
     file: str = ""
     bytes: int = 0
     crc32: str = ""
+    beside: dict[str, int] = field(default_factory=dict)
 
 
 class Task(Protocol):
@@ -125,7 +128,7 @@ class OutputFolder:
         folder: a path or URL; made if it is not there.
         caller: who writes, for messages.
         about: what is written, of JSON types: "pipeline" as states have it, "options", and "inputs", a
-            checksum of the files that are read.
+            checksum of the files that are read. Where "pipeline" is None, no later run goes on.
         overwrite: whether what was written there before, of whatever pipeline, is removed.
         storage_options: of the URL's file system.
 
@@ -158,6 +161,8 @@ class OutputFolder:
         self.finished: Manifest | None = None
         self._about = json.loads(json.dumps(about))
         self._overwrite = flag(overwrite, f"{caller}(overwrite)")
+        #: Rows of a pipeline can be told from others, and what was written of them goes on.
+        self._goes_on = self._about.get("pipeline", "") is not None
         self._stack = ExitStack()
 
     @property
@@ -184,6 +189,8 @@ class OutputFolder:
         server_is_gone = isinstance(error, UnreachableError) and (error.attempts or 0) > 1
         if self.finished is None and not server_is_gone:
             with suppress(OSError, TrainpipesError):
+                if not self._goes_on:
+                    self._clear()
                 self._sweep()  # which makes room on a disk that is full
                 if not self.place.sizes(WORK).keys() - KEPT:
                     self.place.remove(ABOUT)
@@ -232,6 +239,12 @@ class OutputFolder:
         """Whether all is there already, of what is to be written."""
         if MANIFEST not in self.place.sizes():
             return False
+        if not self._goes_on:
+            raise ConfigError(
+                f"{self.caller}(): {self.place.root} exists already: pass overwrite=True, or give another "
+                "folder",
+                path=self.place.root,
+            )
         found = read_manifest(self.place)
         self._check_same(found)
         self.files = {one["file"]: _info(one, found["columns"]) for one in found["files"]}
@@ -256,8 +269,10 @@ class OutputFolder:
                 self.place, ABOUT, {}
             )  # what is there is a writer's, also without the manifest
             self.place.remove(MANIFEST)
-        done = [] if self._overwrite else [name for name in work if name.endswith(SIDECAR)]
         before = self._about_before() if "about.json" in work and not self._overwrite else None
+        done = [] if self._overwrite else [name for name in work if name.endswith(SIDECAR)]
+        if before is not None and not (self._goes_on or before.get("pipeline")):
+            before, done = None, []
         if done:
             self._check_same(before or {})
             texts = self.place.read_all([f"{WORK}/{name}" for name in done])
@@ -285,21 +300,23 @@ class OutputFolder:
 
     def _sweep(self) -> None:
         """Remove what a killed process left behind: parts of files, and files without a sidecar."""
-        work = self.place.sizes(WORK)
+        work, ours = self.place.sizes(WORK), filter(OURS.fullmatch, self.place.sizes())
+        done = {_stem(name) for name in work if name.endswith(SIDECAR)}
         self.place.remove(
             *(f"{WORK}/{name}" for name in work if name.endswith(".part")),
-            *(n for n in self.place.sizes() if OURS.fullmatch(n) and f"{n}{SIDECAR}" not in work),
+            *(name for name in ours if _stem(name) not in done),
         )
 
     def _check_there(self) -> None:
         """Compare files with the sizes that they were written with."""
         sizes = self.place.sizes() if self.files else {}
-        for name, info in self.files.items():
-            if name not in sizes:
-                raise _changed(self.place.at(name), os.strerror(errno.ENOENT))
-            if sizes[name] != info.bytes:
-                how = f"it has {sizes[name]:,} bytes, and {info.bytes:,} were written"
-                raise _changed(self.place.at(name), how)
+        for info in self.files.values():
+            for name, size in {info.file: info.bytes, **info.beside}.items():
+                if name not in sizes:
+                    raise _changed(self.place.at(name), os.strerror(errno.ENOENT))
+                if sizes[name] != size:
+                    how = f"it has {sizes[name]:,} bytes, and {size:,} were written"
+                    raise _changed(self.place.at(name), how)
 
     def _check_same(self, before: Mapping[str, Any]) -> None:
         root, mine = self.place.root, self._about
@@ -428,10 +445,20 @@ def _make_file(task: Task, maker: _Maker) -> FileInfo:
     """Make a file, put it in its place, and its sidecar after it."""
     name, place = task.name, maker.place
     try:
-        with place.file(name) as file:
+        beside: dict[str, OutputFile] = {}
+        with ExitStack() as files:
+
+            def open_beside(ending: str) -> OutputFile:
+                other = f"{_stem(name)}{ending}"
+                beside[other] = files.enter_context(place.file(other))
+                return beside[other]
+
+            file = files.enter_context(place.file(name))
             file.on_advance = partial(maker.shown.advance, name)
+            file.beside = open_beside
             info = maker.make(task, file, *maker.state)
-        info = replace(info, file=name, bytes=file.size, crc32=f"{file.check:08x}")
+        sizes = {other: beside[other].size for other in sorted(beside)}
+        info = replace(info, file=name, bytes=file.size, crc32=f"{file.check:08x}", beside=sizes)
         write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
     except TrainpipesError as error:
         if error.path is None:
@@ -491,15 +518,22 @@ def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
 
 def _entry(info: FileInfo) -> dict[str, Any]:
     """What the manifest says of a file."""
+    beside = {"beside": info.beside} if info.beside else {}
     return {
-        "file": info.file, "rows": info.rows, "bytes": info.bytes, "crc32": info.crc32, **info.notes
+        "file": info.file, "rows": info.rows, "bytes": info.bytes, "crc32": info.crc32, **beside,
+        **info.notes,
     }  # fmt: skip
 
 
 def _info(entry: Mapping[str, Any], columns: dict[str, str]) -> FileInfo:
-    known = {"file", "rows", "bytes", "crc32"}
-    notes = {name: value for name, value in entry.items() if name not in known}
-    return FileInfo(columns=columns, notes=notes, **{name: entry[name] for name in known})
+    known = {"beside": {}, **entry}
+    ours = {name: known.pop(name) for name in ("file", "rows", "bytes", "crc32", "beside")}
+    return FileInfo(columns=columns, notes=known, **ours)
+
+
+def _stem(name: str) -> str:
+    """What the names of all files of one task begin with."""
+    return name.partition(".")[0]
 
 
 def _parsed(text: bytes, path: str) -> FileInfo:

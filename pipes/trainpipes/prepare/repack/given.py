@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +21,7 @@ from trainpipes.sources.files.file_rows import (
     suffixes_of,
 )
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.memmap.manifest import FORMAT, MANIFEST
+from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.start import from_memmap, list_files
 
@@ -47,21 +45,13 @@ def given_rows(
     if isinstance(data, Pipeline):
         return data if columns is None else data.select(*columns)
     paths = _paths(data, caller)
-    if len(paths) == 1 and _is_memmap(Path(paths[0])):
+    if len(paths) == 1 and is_memmap(paths[0]):
         rows = from_memmap(paths[0])
         return rows if columns is None else rows.select(*columns)
     reader = _reader(paths, storage_options, caller)
     read = getattr(list_files(paths, storage_options=storage_options), reader)
     found: Pipeline = read() if columns is None or reader in WHOLE else read(list(columns))
     return found if columns is None or reader not in WHOLE else found.select(*columns)
-
-
-def _is_memmap(path: Path) -> bool:
-    """Whether a folder is a memory map, by its manifest; others have one of that name, too."""
-    try:
-        return bool(json.loads((path / MANIFEST).read_text())["format"] == FORMAT)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _paths(data: Any, caller: str) -> list[str]:

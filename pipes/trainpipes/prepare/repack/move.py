@@ -29,7 +29,6 @@ from trainpipes.prepare.repack.passes import (
     CALLER,
     MOST_UNIT,
     PLACES_FILE,
-    Form,
     PartTask,
     Places,
     Shuffle,
@@ -45,11 +44,12 @@ from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import LocalPlace, Place, place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.formats import write_arrow
-from trainpipes.storage.writers.write import FILE_BYTES, check_lengths
+from trainpipes.storage.writers.formats import FILE_BYTES, ParquetForm, write_arrow
+from trainpipes.storage.writers.write import check_lengths
 
-#: Times that a task holds the rows that it works on, with what the allocator keeps.
-COPIES = 4
+#: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
+#: keeps; and while keys are read, with what is read ahead and DuckDB's own memory.
+COPIES, COPIES_OF_KEYS = 8, 16
 #: Rows at the start that say how large rows are, and bytes of them, at most.
 FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 
@@ -99,7 +99,7 @@ class Move:
 
     pipeline: Pipeline
     rows: EpochRows
-    form: Form
+    form: ParquetForm
     sort: Sequence[str]
     descending: bool
     once: bool | Sequence[str]
@@ -207,7 +207,7 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
         return table, max(1.0, known, table.nbytes / len(table))
 
 
-def _obstacle(rows: pa.Table, form: Form) -> str | None:
+def _obstacle(rows: pa.Table, form: ParquetForm) -> str | None:
     """Why a column cannot be moved, or written to Parquet."""
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), rows.schema, **form.options).close()
@@ -253,7 +253,7 @@ class FindPlaces:
             stack.enter_context(closing(keys))
             self.rows.open(None)
             stack.enter_context(closing(self.rows))
-            for tables in few_rows(self.rows, task.stop, self.memory // COPIES):
+            for tables in few_rows(self.rows, task.stop, self.memory // COPIES_OF_KEYS):
                 table = pa.concat_tables(tables)
                 keys.add(table)
                 file.advance(len(table))

@@ -9,15 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import Permutation
@@ -50,6 +49,7 @@ from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import LocalPlace, Place
 from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.formats import ParquetForm
 
 CALLER = "repack"
 #: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
@@ -235,7 +235,7 @@ class GatherFile:
 
     folders: Sequence[Place]
     schema: pa.Schema
-    form: Form
+    form: ParquetForm
 
     def __call__(self, task: FileTask, file: OutputFile) -> FileInfo:
         writer = self.form.open(file, self.schema)
@@ -245,7 +245,7 @@ class GatherFile:
                 writer.write(group, rows)
                 rows += len(group)
                 file.advance(len(group))
-        return FileInfo(rows, {field.name: str(field.type) for field in self.schema})
+        return FileInfo(rows, writer.columns)
 
     def _tables(self, task: FileTask) -> Iterator[pa.Table]:
         for bucket in task.buckets:
@@ -257,47 +257,6 @@ class GatherFile:
             yield table
             del table  # before the next rows are read
             pa.default_memory_pool().release_unused()
-
-
-@dataclass(frozen=True)
-class Form:
-    """How output files are laid out.
-
-    Attributes:
-        rows: of a row group, at most.
-        size: bytes of a row group in memory, about; None where the user counts its rows.
-        options: of Parquet's writer.
-        metadata: of the schema.
-    """
-
-    rows: int
-    size: int | None
-    options: dict[str, Any]
-    metadata: dict[bytes, bytes] | None
-
-    def even(self, row_bytes: float) -> Form:
-        """The same with row groups of as many rows as have those bytes."""
-        if self.size is None:
-            return self
-        return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
-
-    def open(self, file: OutputFile, schema: pa.Schema) -> ParquetFile:
-        """Begin a file with rows of a schema."""
-        return ParquetFile(self, file, schema)
-
-
-class ParquetFile:
-    """Writes one file, of row groups."""
-
-    def __init__(self, form: Form, file: OutputFile, schema: pa.Schema) -> None:
-        kept = schema.with_metadata(form.metadata)
-        self._writer = pq.ParquetWriter(file, kept, **form.options)
-
-    def write(self, group: pa.Table, first_row: int) -> None:
-        self._writer.write_table(group, row_group_size=len(group))
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 @dataclass(frozen=True)
@@ -324,7 +283,7 @@ class Shuffle:
     starts: IntArray
     unit: int
     temporary: Place
-    form: Form
+    form: ParquetForm
 
     def run(self, out: OutputFolder, readers: Executor, executor: Executor) -> Manifest:
         """Do it.

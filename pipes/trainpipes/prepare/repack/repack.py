@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainpipes._internal.checks import byte_count, column_names, flag, need, whole_number
@@ -16,16 +16,16 @@ from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.repack.given import given_rows, kept_metadata
 from trainpipes.prepare.repack.move import Move, temporary_place
-from trainpipes.prepare.repack.passes import CALLER, Form
+from trainpipes.prepare.repack.passes import CALLER
 from trainpipes.sources.files.file_rows import ends_of_names
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.storage.executor import Executor, Ray, Threads, checked_executor
 from trainpipes.storage.output_folder import Manifest, OutputFolder
 from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.formats import CODECS, GROUP_BYTES, GROUP_ROWS, check_codec
+from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
-from trainpipes.storage.writers.write import Format, write
+from trainpipes.storage.writers.write import write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
@@ -177,20 +177,15 @@ def repack(
         place = place_at(folder, caller, storage_options)
         suffixes = None if isinstance(data, Pipeline) else ends_of_names()
         refuse_own_input(source, place, ["part-00000.parquet"], caller, suffixes)
-        form = Form(
-            row_group_size or GROUP_ROWS, None if row_group_size else GROUP_BYTES,
-            {
-                "compression": compression or "none", "compression_level": compression_level,
-                "write_page_checksum": True,
-            },
-            kept_metadata(pipeline, source),
-        )  # fmt: skip
+        form = replace(
+            parquet_form(row_group_size, compression, compression_level),
+            metadata=kept_metadata(pipeline, source),
+        )
         if not shuffle and not by and once is False:
-            like = Format(caller, ".parquet", form.open, options, form.rows, form.size)
             is_cut = rows.plan.counted and (num_files is not None or rows_per_file is not None)
             alone = not is_cut or rows.plan.runs_user_code
             done = write(
-                pipeline, folder, like, num_files, rows_per_file, overwrite,
+                lambda: rows, folder, form.format(caller, options), num_files, rows_per_file, overwrite,
                 None if executor is None and alone else workers, storage_options,
             )  # fmt: skip
         else:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trainpipes.columns.arrays import one_chunk, to_numpy
 from trainpipes.columns.block import Block
@@ -30,6 +29,7 @@ from trainpipes.prepare.tokenize.cut import ASKER, files_of, open_plan
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
 from trainpipes.storage.writers.epoch_rows import compact, decoded
+from trainpipes.storage.writers.write import FileWriter
 
 #: Rows and bytes of a piece, at most: a tokenizer's own objects take some 50 times what the text does.
 PIECE_ROWS, PIECE_BYTES = 8192, 1 << 19
@@ -37,9 +37,6 @@ PIECE_ROWS, PIECE_BYTES = 8192, 1 << 19
 MOST_UNEVEN = 16.0
 #: Rows that the columns are told from.
 FIRST_ROWS = 16
-#: Ids, masks and labels are small numbers that come again: a level above this saves 1 or 2 % and takes twice
-#: the time.
-LEVEL = 1
 
 
 @dataclass(frozen=True)
@@ -120,53 +117,15 @@ def _parts(sizes: IntArray, first: int, stop: int, most: int) -> Iterator[tuple[
             begin = end
 
 
-class FileWriter(Protocol):
-    """Writes one file."""
-
-    def write(self, table: pa.Table) -> None:
-        """Some rows of a row group."""
-        ...
-
-    def end_group(self) -> None:
-        """No more rows of this row group, which may have none."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class ParquetFile:
-    """Parquet, with a row group for each block of the input, with as many rows."""
-
-    def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._writer = pq.ParquetWriter(
-            file, schema, compression=compression or "none",
-            compression_level=LEVEL if compression == "zstd" else None, write_page_checksum=True,
-            # Of token ids there are too many for a dictionary.
-            use_dictionary=[f.name for f in schema if not pa.types.is_nested(f.type)],
-        )  # fmt: skip
-        self._parts: list[pa.Table] = []
-
-    def write(self, table: pa.Table) -> None:
-        self._parts.append(table)
-
-    def end_group(self) -> None:
-        group = pa.concat_tables([pa.Table.from_batches([], self._schema), *self._parts])
-        self._parts = []
-        self._writer.write_table(group, row_group_size=max(1, len(group)))
-
-    def close(self) -> None:
-        self._writer.close()
-
-
 class BareFile:
     """Nothing but the documents' ids in order, native numbers of one type, as nanoGPT's ``train.bin``."""
 
     def __init__(self, dtype: str, file: OutputFile, schema: pa.Schema) -> None:
+        self.columns = {field.name: str(field.type) for field in schema}
         self._file, self._dtype = file, np.dtype(dtype)
 
-    def write(self, table: pa.Table) -> None:
-        ids = to_numpy(one_chunk(table.column("input_ids")).flatten())
+    def write(self, group: pa.Table, first_row: int) -> None:
+        ids = to_numpy(one_chunk(group.column("input_ids")).flatten())
         bounds = np.iinfo(self._dtype)
         if len(ids) and not bounds.min <= ids.min() <= ids.max() <= bounds.max:
             odd = int(ids.min() if ids.min() < bounds.min else ids.max())
@@ -176,9 +135,6 @@ class BareFile:
             )
         if len(ids):
             self._file.write(np.ascontiguousarray(ids.astype(self._dtype)).data)
-
-    def end_group(self) -> None:
-        """Nothing marks it."""
 
     def close(self) -> None:
         """Nothing follows the last id."""
@@ -239,11 +195,15 @@ class Maker:
             if isinstance(reader, LooksAhead):
                 reader.expect(range(task.first, task.stop))
             for block in range(task.first, task.stop):
+                # A row group for each block of the input, which may have no rows.
+                parts = [pa.Table.from_batches([], self._given.schema)]
                 for table, read in self._pieces(reader, block, task):
-                    writer.write(table)
-                    rows, tokens = rows + len(table), tokens + self._count(table)
+                    parts.append(table)
+                    tokens += self._count(table)
                     file.advance(read)
-                writer.end_group()
+                group = pa.concat_tables(parts)
+                writer.write(group, rows)
+                rows += len(group)
             writer.close()
         except BaseException:
             with suppress(Exception):
@@ -251,9 +211,8 @@ class Maker:
             raise
         finally:
             reader.close()
-        columns = {field.name: str(field.type) for field in self._given.schema}
         notes = {"tokens": tokens, "source": task.source_name}
-        return FileInfo(rows, columns, notes=notes)
+        return FileInfo(rows, writer.columns, notes=notes)
 
     def _pieces(self, reader: Reader, block: int, task: Task) -> Iterator[tuple[pa.Table, int]]:
         """What the stages make of a block, and of how many rows each piece is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -156,7 +157,8 @@ class FileSource(FileBlocks):
         if schema is None or batch.schema.equals(schema):
             return batch
         names = batch.schema.names
-        lacking = [name for name in schema.names if names.count(name) != 1]
+        counts = Counter(names)
+        lacking = [name for name in schema.names if counts[name] != 1]
         if lacking or (self.columns is None and len(names) > len(schema)):
             raise SchemaError(
                 f"{place()}: {self.decoder} gives the columns {names} here, and {self.said_of_schema} "

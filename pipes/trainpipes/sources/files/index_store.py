@@ -47,6 +47,8 @@ TICK = 10_000_000
 OTHERS, SOME_OTHERS = 4, 10_000
 #: Seconds between two looks whether another process has made the index, and until that is logged.
 LOOK, PATIENCE = 0.05, 2.0
+#: Seconds after which one that has read nothing meanwhile is no longer waited for.
+HUNG = 300.0
 #: More rows or bytes than a data set has.
 MOST = 2.0**62
 
@@ -81,6 +83,18 @@ class Scan:
     known: Layout | None
     requests: Requests
     progress: Progress | None = None
+
+
+class _Signs(Progress):
+    """Progress that also says to those who wait for the index that it is being made."""
+
+    def __init__(self, progress: Progress, lock: FileLock | None) -> None:
+        self._progress, self._lock = progress, lock
+
+    def advance(self, count: int = 1) -> None:
+        self._progress.advance(count)
+        if self._lock is not None:
+            self._lock.beat()
 
 
 class IndexStore:
@@ -183,19 +197,22 @@ class IndexStore:
         if not lacking():
             return
         alone = alone and any(map(self._can_be_kept, lacking()))
-        with self._lock() if alone else nullcontext():
+        with self._lock() if alone else nullcontext() as lock:
             missing = lacking()
             if not missing:
                 return
             read = 0 if self.path is None else _settled(self.files, missing)
             try:
                 with progress(missing) if progress is not None else nullcontext() as bar:
+                    said = None if bar is None else _Signs(bar, lock)
 
                     def look(file: int, requests: Requests) -> None:
                         data = open_bytes(self.files, file, requests)
                         self._found[file] = scan(
-                            Scan(file, data, self._found.get(file), requests, bar)
+                            Scan(file, data, self._found.get(file), requests, said)
                         )
+                        if lock is not None:
+                            lock.beat()
                         self.sizes[file] = data.size
                         self.scanned.add(file)
 
@@ -238,11 +255,11 @@ class IndexStore:
             ) from error
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[FileLock | None]:
         """Let no other process of this machine scan the same files at the same time; then look again."""
         root = folder()
         if self.path is None or root is None:
-            yield
+            yield None
             return
         digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
         lock = FileLock(index_path(root, digest).with_suffix(LOCK))
@@ -253,12 +270,20 @@ class IndexStore:
                 if not said and time.monotonic() - began > PATIENCE:
                     log.info("waiting for another process that makes the index %s", self.path)
                     said = True
+                if lock.silent() > HUNG:
+                    log.warning(
+                        "the process that makes the index %s has read nothing for %d s: this one makes it, "
+                        "too",
+                        self.path,
+                        HUNG,
+                    )
+                    break
         except OSError:
             pass  # nothing depends on it
         else:
             self._find()
         try:
-            yield
+            yield lock
         finally:
             lock.leave()
 

@@ -1,10 +1,8 @@
-"""Rows of files that are mapped into memory: read by number, and written.
+"""Rows of files that are mapped into memory, by number.
 
-manifest       the manifest, and the folder that it stands in
+manifest       what a memory map holds, and the folder that it stands in
 mapped_rows    rows of mapped files by number
 folder         a folder of write_memmap, opened
 dataset        MemmapDataset
 from_memmap    the stage
-given_rows     what write_memmap is given, as blocks of columns
-writer         a folder, written whole or not at all
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.memmap.folder import open_folder
-from trainpipes.sources.memmap.manifest import MANIFEST, Array, Column, read_manifest, refuse_file
+from trainpipes.sources.memmap.manifest import MANIFEST, Array, Column, is_memmap, refuse_file
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, stretches
 from trainpipes.stages.pad_columns import Ragged, of_arrow
 
@@ -135,9 +136,10 @@ class MemmapDataset(Dataset[Any]):
         self.transform = transform
         self.labels = labels
         self.bare = dtype is not None
-        self.paths, self._folder = _found(path, self.bare)
+        self._found, self._folder = _found(path, self.bare)
         self._files = self._open()
         self._known = [(file.rows, file.columns) for file in self._files]
+        self.paths = [file.path for file in self._files]
         first, *others = self._files
         names, kinds = [c.name for c in first.columns], [*map(str, first.columns)]
         for file in others:
@@ -164,8 +166,8 @@ class MemmapDataset(Dataset[Any]):
     def _open(self) -> list[MappedRows]:
         kind, length = self.options["dtype"], self.options["length"]
         if self.bare:
-            return [open_bare(path, kind, length, int(self.labels)) for path in self.paths]
-        return [open_folder(path) for path in self.paths]
+            return [open_bare(path, kind, length, int(self.labels)) for path in self._found]
+        return [part for path in self._found for part in open_folder(path)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_files": []}
@@ -175,11 +177,12 @@ class MemmapDataset(Dataset[Any]):
         """What is mapped; a copy that was pickled maps it when it is read."""
         if not self._files:
             found = self._open()
-            for file, known in zip(found, self._known, strict=True):
-                if (file.rows, file.columns) != known:
+            for file, known in zip_longest(found, self._known):
+                if file is None or (file.rows, file.columns) != known:
+                    path = self._found[0] if file is None else file.path
                     raise DataChangedError(
-                        f"{file.path} was written anew, or has grown, since it was opened: open it again",
-                        path=file.path,
+                        f"{path} was written anew, or has grown, since it was opened: open it again",
+                        path=path,
                     )
             self._files = found
         return self._files
@@ -248,9 +251,11 @@ class MemmapDataset(Dataset[Any]):
         which = np.searchsorted(self.firsts, index, side="right") - 1
         order, back = np.argsort(which, kind="stable"), np.empty_like(which)
         back[order] = np.arange(len(order))
+        # Rows of one file stand together: each is asked once.
+        files, starts = np.unique(which[order], return_index=True)
         parts = [
-            self.files[n].take(number, index[order][which[order] == n] - self.firsts[n])
-            for n in np.unique(which).tolist()
+            self.files[n].take(number, rows - self.firsts[n])
+            for n, rows in zip(files.tolist(), np.split(index[order], starts[1:]), strict=True)
         ]
         ragged = [part for part in parts if isinstance(part, Ragged)]
         if not ragged:
@@ -301,11 +306,10 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
                 f"only files of this machine can be mapped into memory, got {name}: copy it here first"
             )
     if not bare:
-        folders = {os.path.dirname(name): 0 for name in names if os.path.basename(name) == MANIFEST}
+        folders = dict.fromkeys(os.path.dirname(name) for name in names)
+        no_maps = {folder for folder in folders if not is_memmap(folder)}
         for name in names:
-            if (folder := os.path.dirname(name)) not in folders:
-                if name.endswith(".npy"):
-                    read_manifest(folder)
+            if os.path.dirname(name) in no_maps:
                 refuse_file(name)
         names = list(folders)
     within = os.path.commonpath([os.path.dirname(name) for name in names])

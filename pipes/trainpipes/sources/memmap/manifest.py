@@ -1,30 +1,35 @@
-"""The manifest of a memory map, and the folder that it stands in.
+"""What a memory map holds, and the folder that it stands in.
 
     documents.memmap/
-        manifest.json        rows, columns, and the CRC-32 of each column's bytes
-        image.npy            uint8 [rows, 3, 224, 224]
-        tokens.npy           uint16 [values]: the rows of a ragged column, one after the other
-        tokens.offsets.npy   int64 [rows + 1]: where each of them starts in the values, and their end
+        _manifest.json                  the parts, and the CRC-32 of each one's header; appears last
+        part-00000.json                 the header of a part: rows, columns, the CRC-32 of each column's bytes
+        part-00000.image.npy            uint8 [rows, 3, 224, 224]
+        part-00000.tokens.npy           uint16 [values]: the rows of a ragged column, one after the other
+        part-00000.tokens.offsets.npy   int64 [rows + 1]: where each of them starts, and the end of the last
 
-``np.load(file, mmap_mode="r")`` opens each array. Only what the manifest names counts: a memory map that
-is written anew gets files of new names, and its manifest is replaced last.
+``np.load(file, mmap_mode="r")`` opens each array. What is smaller than a part's size has one part.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from glob import escape, glob
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import UnreadableError
 
-MANIFEST = "manifest.json"
-FORMAT, VERSION = "trainpipes.storage.memmap", 1
+MANIFEST = "_manifest.json"
+#: What the names of headers end with.
+HEADER = ".json"
 #: What columns can hold, in this machine's byte order.
 DTYPES = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16",
@@ -38,16 +43,15 @@ Layout = Literal["dict", "tuple"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """One column of a part.
 
     Args:
         name: its name; its place as text where rows are no dicts.
-        dtype: NumPy's name of the values' dtype.
+        dtype: NumPy's name of the values' dtype; "" as long as it is not known.
         shape: of a row; of each element of a row where the column is ragged.
         ragged: whether each row has a length of its own.
         values: numbers of ``shape`` in all: rows, or the rows' lengths added up.
         crc32, offsets_crc32: of the bytes of its values, and of its offsets if it is ragged.
-        file: name of the file of its values.
     """
 
     name: str
@@ -57,90 +61,129 @@ class Column:
     values: int = 0
     crc32: int = 0
     offsets_crc32: int = 0
-    file: str = ""
 
     @property
-    def offsets_file(self) -> str:
-        """Name of the file of its offsets, if it is ragged."""
-        return f"{self.file.removesuffix('.npy')}.offsets.npy"
+    def type(self) -> str:
+        """Its dtype and shape, as text."""
+        shape = ["L"] * self.ragged + [str(n) for n in self.shape]
+        return f"{self.dtype}[{', '.join(shape)}]"
 
     def __str__(self) -> str:
-        shape = ["L"] * self.ragged + [str(n) for n in self.shape]
-        return f"{self.name}: {self.dtype}[{', '.join(shape)}]"
+        return f"{self.name}: {self.type}"
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """What a memory map holds: N rows, what a row is, and the columns in order."""
+class Header:
+    """What a part holds: N rows, what a row is, and the columns in order."""
 
     rows: int
     layout: Layout
     columns: tuple[Column, ...]
 
-    @property
-    def files(self) -> list[str]:
-        """Names of the files beside the manifest."""
-        return [name for c in self.columns for name in (c.file, c.offsets_file)[: 1 + c.ragged]]
+    def pack(self) -> bytes:
+        """The text of its file."""
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
 
 
-def pack(manifest: Manifest) -> bytes:
-    """The text of ``manifest.json``."""
-    content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
-    return json.dumps({**content, "crc32": _crc32(content)}, indent=1).encode() + b"\n"
+def file_endings(names: Sequence[str]) -> list[str]:
+    """What the names of columns' files end with, different also where large and small letters are the
+    same. Offsets have "offsets" before "npy"."""
+    found: list[str] = []
+    for name in names:
+        stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80] or "_"
+        while stem.lower() in map(str.lower, found):
+            stem += "_"
+        found.append(stem)
+    return [f".{stem}.npy" for stem in found]
 
 
-def _crc32(content: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content).encode())
+def offsets_ending(ending: str) -> str:
+    """The same of the offsets of a ragged column."""
+    return f"{ending.removesuffix('.npy')}.offsets.npy"
 
 
-def read_manifest(folder: str) -> Manifest:
-    """The manifest of a memory map.
+def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What a ``.npy`` file begins with, as NumPy writes it: as long for any number of rows."""
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}"
+    room = len(text) + 21 - len(str(shape[0]))
+    size = (10 + room) // 64 * 64 + 64 - 10
+    return b"\x93NUMPY\1\0" + size.to_bytes(2, "little") + f"{text:<{size - 1}}\n".encode()
+
+
+def is_memmap(folder: str) -> bool:
+    """Whether a folder holds a memory map, also one that is not finished or is damaged."""
+    inside = f"{escape(folder)}/part-[0-9]*"
+    return bool(glob(f"{inside}{HEADER}") and glob(f"{inside}.*.npy"))
+
+
+def read_headers(folder: str) -> dict[str, Header]:
+    """The headers of a memory map's parts, by path.
 
     Raises:
-        UnreadableError: the folder has none, or one that is damaged, of another version, or that names
-            what is not in the folder.
+        UnreadableError: the folder has no manifest, one that is damaged, or one of other files; or so is the
+            header of a part.
     """
     path = os.path.join(folder, MANIFEST)
     refuse_special(path)
     try:
-        with open(path, "rb") as file:
-            text = file.read()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        refuse_file(folder)
+        found = json.loads(_content(path))
+        if found["options"]["format"] != "memmap":
+            raise ValueError(f"it is of files of {found['options']['format']!r:.40}")
+        files = [(str(one["file"]), one["rows"], one["crc32"]) for one in found["files"]]
+        if any(not re.fullmatch(r"part-\d+\.json", name) for name, *_ in files):
+            raise ValueError("it names other files")
+    except FileNotFoundError as error:
         raise damaged(folder, f"it has no {MANIFEST}, which write_memmap() writes last") from error
-    try:
-        found = json.loads(text)
-        if (made := (found["format"], found["version"])) != (FORMAT, VERSION):
-            raise ValueError(
-                f"of {made[0]!r:.40} {made[1]!r:.40}; this release reads version {VERSION}"
-            )
-        if found.pop("crc32") != _crc32(found):
-            raise ValueError("its checksum differs")
-        columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in found["columns"])
-        return _checked(Manifest(found["rows"], found["layout"], columns))
+    except NotADirectoryError:
+        refuse_file(folder)
+        raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise damaged(path, f"no manifest: {error!r:.200}") from error
+    headers = {os.path.join(folder, name): (rows, crc32) for name, rows, crc32 in files}
+    return {path: _header(path, rows, crc32) for path, (rows, crc32) in headers.items()}
 
 
-def _checked(manifest: Manifest) -> Manifest:
-    counts, rows = [manifest.rows], manifest.rows
-    for column in manifest.columns:
+def _header(path: str, rows: int, crc32: str) -> Header:
+    try:
+        text = _content(path)
+        if f"{zlib.crc32(text):08x}" != crc32:
+            raise ValueError("its checksum differs")
+        found = json.loads(text)
+        columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in found["columns"])
+        header = Header(found["rows"], found["layout"], columns)
+        _check(header, rows)
+    except FileNotFoundError as error:
+        raise damaged(path, "it is missing") from error
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise damaged(path, f"no header of a part: {error!r:.200}") from error
+    return header
+
+
+def _check(header: Header, rows: int) -> None:
+    counts = [header.rows]
+    for column in header.columns:
         counts += [*column.shape, column.values, column.crc32, column.offsets_crc32]
         if (type(column.name), type(column.ragged), column.dtype in DTYPES) != (str, bool, True):
             raise ValueError(f"there is no column {column!r:.100}")
-        if column.values != rows and not column.ragged:
-            raise ValueError(f"column {column.name!r} has {column.values} values for {rows} rows")
+        if column.values != header.rows and not column.ragged:
+            raise ValueError(
+                f"column {column.name!r} has {column.values} values for {header.rows} rows"
+            )
     if any(type(count) is not int or count < 0 for count in counts):
         raise ValueError("a count is no integer of 0 or more")
-    for name in manifest.files:
-        if name in ("", ".", "..") or {*"/\\\0"} & {*name}:
-            raise ValueError(f"it names {name!r:.100}, which is no file of its folder")
-    names = [column.name for column in manifest.columns]
-    if not names or any(len({*found}) < len(found) for found in (names, manifest.files)):
-        raise ValueError("there are no columns, or two of one name or file")
-    if manifest.layout not in ("dict", "tuple"):
-        raise ValueError(f"rows are {manifest.layout!r:.40}")
-    return manifest
+    if header.rows != rows:
+        raise ValueError(f"it has {header.rows} rows, and {rows} by the manifest")
+    names = [column.name for column in header.columns]
+    if not names or len({*names}) < len(names):
+        raise ValueError("there are no columns, or two of one name")
+    if header.layout not in ("dict", "tuple"):
+        raise ValueError(f"rows are {header.layout!r:.40}")
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def damaged(path: str, what: str) -> UnreadableError:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
+from trainpipes.sources.files.file_rows import suffixes_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -94,6 +95,11 @@ class TextFormat(ABC):
     between: ClassVar[bytes] = b"\r\n"
 
     max_row_bytes: int
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """What names of its files in folders end with."""
+        return suffixes_of(self.reader)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -50,7 +50,11 @@ SAMPLES, SAMPLE_BYTES = 64, 4 << 10
 
 
 class ArrayCutter:
-    """Rows are the objects of an array, of which the first bracket has been read."""
+    """Rows are the objects of an array, of which the first bracket has been read.
+
+    Attributes:
+        quotes: where texts begin and end in what was read last.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -58,6 +62,7 @@ class ArrayCutter:
         self._slashes = 0  # backslashes at the end of what was read
         self._rows = self._commas = 0
         self._ended = False
+        self.quotes: IntArray = _NONE
 
     def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
         objects, commas = self.places(data)
@@ -76,7 +81,7 @@ class ArrayCutter:
         if self._ended:
             self._nothing_more(data)
             return _NONE, _NONE
-        quotes = self._quotes(data)
+        self.quotes = quotes = self._quotes(data)
         seen = np.flatnonzero(LOOKED_AT[data])
         inside = (np.searchsorted(quotes, seen) + self._inside) % 2 == 1
         seen = seen[~inside]
@@ -250,8 +255,12 @@ def _cells(values: Iterable[Any], length: int) -> int:
 def _as_lines(data: bytes) -> bytes:
     """Objects of an array as lines."""
     view = np.frombuffer(data, np.uint8).copy()
-    _, commas = ArrayCutter().places(view, deep=False)
-    view[(view == FEED) | (view == RETURN)] = SPACE
+    cutter = ArrayCutter()
+    _, commas = cutter.places(view, deep=False)
+    ends = np.flatnonzero((view == FEED) | (view == RETURN))
+    if (np.searchsorted(cutter.quotes, ends) % 2).any():
+        raise pa.ArrowInvalid("a text has a line end in it, which JSON writes as \\n")
+    view[ends] = SPACE
     view[commas] = FEED
     return view.tobytes()
 

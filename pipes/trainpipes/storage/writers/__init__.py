@@ -1,8 +1,12 @@
 """Files that a pipeline's rows are written to.
 
-inputs       files that rows are read from: what a folder is made of, and may not be written into
-epoch_rows   the rows of one epoch, cut the same way whenever they are read
-write        which rows a file has, and who makes it
-json_lines   rows as lines of JSON
-formats      ``write_parquet``, ``write_arrow``, ``write_json``
+inputs         files that rows are read from: what a folder is made of, and may not be written into
+epoch_runs     the runs of one epoch, from any row on
+epoch_rows     its rows as tables, cut the same way whenever they are read
+epoch_arrays   its rows as arrays, and rows that are given as blocks of these
+array_blocks   blocks of arrays out of arrays, tables, batches, or rows one by one
+write          which rows a file has, and who makes it
+json_lines     rows as lines of JSON
+formats        ``write_parquet``, ``write_arrow``, ``write_json``
+npy_files      a part of a memory map
 """

@@ -8,7 +8,7 @@ bytes. Used by one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +17,14 @@ from trainpipes.columns.arrays import gathered
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.column_names import row_schema
-from trainpipes.engine.layout import WindowKey
-from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import Pool, default_threads
-from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import ShardOpener
-from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, say_where
-from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.kinds.source import RowSource, RowStream
-from trainpipes.kinds.stage import Stage, is_ours
+from trainpipes.engine.shards.shard_runs import say_where
+from trainpipes.errors import SchemaError
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.storage.writers.epoch_runs import EpochRuns
 
 if TYPE_CHECKING:
-    from trainpipes.pipeline import Pipeline
+    pass
 
 #: Rows that are looked at together, at first and at most, and the bytes that they are to have.
 FIRST_ROWS, MOST_ROWS = 16, 1024
@@ -61,130 +56,36 @@ class AsColumns(RunStage):
         return f"{self.asker}()"
 
 
-class EpochRows:
-    """The rows of one epoch of a pipeline, without what deals them to ranks.
-
-    Pickles before it is opened: who reads it elsewhere need not list files again.
+class EpochRows(EpochRuns):
+    """The rows of one epoch of a pipeline as tables.
 
     Args:
         pipeline: gives rows with columns; no batches.
-        asker: who writes them, for messages.
-        source: of the pipeline, where another has opened it.
-        dealt: whether rows stay dealt to shards, of which ``open`` takes one.
-
-    Raises:
-        ConfigError: the pipeline batches or repeats.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        asker: str,
-        source: RowSource | RowStream | None = None,
-        dealt: bool = False,
-    ) -> None:
-        chain = pipeline._session.plan.chain
-        finishing = [stage for stage in chain.after if stage.role == "finish"]
-        in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
-        opener: Any = chain.stages[0]
-        if in_the_way is None and (getattr(opener, "makes_batches", False) or chain.endless):
-            in_the_way = opener
-        if in_the_way is not None:
-            raise ConfigError(
-                f"{asker}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
-                f"got {in_the_way}"
-            )
-        left = ("place",) if dealt else ("shard", "place")
-        rows = [stage for stage in pipeline.stages if stage.role not in left]
-        self._begin(asker, [*rows, AsColumns(asker)], source)
+    _table: pa.Table | None = None
+    _schema: pa.Schema | None = None
 
-    def _begin(
-        self, asker: str, stages: Sequence[Stage], source: RowSource | RowStream | None = None
-    ) -> None:
-        self.asker = asker
-        self.plan = Plan.of([stage.fresh() for stage in stages], source)
-        self._stages = stages
-        self._pool: Pool | None = None
-        self._runs: ShardRuns | None = None
-        self._placed: PlacedRun | None = None
-        self._table: pa.Table | None = None
-        self._used = 0  # rows of the table
-        self._schema: pa.Schema | None = None
+    def _last_stages(self, asker: str) -> Sequence[Stage]:
+        return (AsColumns(asker),)
 
-    def __getstate__(self) -> dict[str, Any]:
-        source = self.plan.inputs.source
-        # One of the user's may hold what does not pickle; several put together open theirs again.
-        goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
-        return {
-            "asker": self.asker,
-            "stages": self._stages,
-            "source": source if goes else None,
-            "schemas": self.plan.inputs.schemas.known(),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["asker"], state["stages"], state["source"])
-        self.plan.inputs.schemas.adopt(state["schemas"])
+    def close(self) -> None:
+        self._table = None
+        super().close()
 
     def know_columns(self) -> pa.Schema | None:
         """Find the columns of rows that are Python objects, so that all who read parts of them have the same;
         None where there is no row."""
         return row_schema(self.plan, self.asker)
 
-    @property
-    def count(self) -> int | None:
-        """How many rows there are, where that is known."""
-        return int(self.plan.counts.end(1)) if self.plan.counts.known else None
-
-    def open(self, cursor: dict[str, Any] | None, epoch: int = 0, shard: int = 0) -> None:
-        """Begin at a cursor, or at the first row of an epoch, or of a shard in it."""
-        self._open(cursor, epoch, shard, None)
-
-    def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
-        """Begin at a row, where positions follow by arithmetic (``plan.counted``), and read no further ahead
-        than the window of row ``stop``. Whoever asks stops there."""
-        last = self._cursor_at(max(start, stop - 1), epoch)
-        key = WindowKey(last["epoch"], 0, last["window"])
-        self._open(self._cursor_at(start, epoch), epoch, 0, key)
-
-    def _open(
-        self, cursor: dict[str, Any] | None, epoch: int, shard: int, last: WindowKey | None
-    ) -> None:
-        threads = default_threads()
-        self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
-        opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
-        self._runs = ShardRuns(opener, shard, epoch, cursor)
-
-    def close(self) -> None:
-        """Let the threads go, and the rows that were read ahead."""
-        self._runs = self._placed = self._table = None
-        if self._pool is not None:
-            self._pool.close()
-
-    @property
-    def cursor(self) -> dict[str, Any]:
-        """The position after the rows taken so far, of JSON types."""
-        placed = self._placed
-        assert placed is not None
-        return placed.cursor(placed.first + self._used)
-
-    def cursor_at(self, row: int) -> dict[str, Any]:
-        """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
-        return self._cursor_at(row, 0)
-
-    def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
-        found = self.plan.counts.cursor_at(row, 0, epoch)
-        del found["delivered"]
-        return found
-
     def some(self) -> pa.Table | None:
         """The next rows as they come, however many; None where there are no more. Memory of other rows may
         lie between theirs."""
-        if (self._table is None or self._used == len(self._table)) and not self._advance():
+        if (self._table is None or self.used == len(self._table)) and not self._advance():
             return None
         assert self._table is not None
-        found = self._table.slice(self._used)
-        self._used = len(self._table)
+        found = self._table.slice(self.used)
+        self.used = len(self._table)
         return found
 
     @property
@@ -223,13 +124,13 @@ class EpochRows:
         """So many rows, or fewer at the end; None after the last."""
         parts = []
         while rows:
-            if self._table is None or self._used == len(self._table):
+            if self._table is None or self.used == len(self._table):
                 if not self._advance():
                     break
                 continue
-            part = self._table.slice(self._used, rows)
+            part = self._table.slice(self.used, rows)
             parts.append(part)
-            self._used += len(part)
+            self.used += len(part)
             rows -= len(part)
         if not parts:
             return None
@@ -240,17 +141,14 @@ class EpochRows:
 
     def _advance(self) -> bool:
         """Go on to the next run, if there is one."""
-        assert self._runs is not None
         try:
-            found = self._runs.next()
+            found = self.next_run()
             if found is None:
                 return False
-            placed, run = found
-            table = decoded(table_of(run.block.data, self.asker))
+            table = decoded(table_of(found, self.asker))
         except Exception as error:
             say_where(error, self.plan)
             raise
-        table = table.slice(placed.first, placed.last - placed.first)
         schema = table.schema.remove_metadata()
         if self._schema is None:
             self._schema = schema
@@ -260,7 +158,7 @@ class EpochRows:
                 f"{_said(self._schema)}; bring them in line by map(), select() or map_batches()",
                 stage=self.asker,
             )
-        self._placed, self._table, self._used = placed, table.replace_schema_metadata(), 0
+        self._table = table.replace_schema_metadata()
         return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +18,9 @@ from trainpipes.kinds.options import either
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import Manifest
+from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.json_lines import NoJson, lines_of
-from trainpipes.storage.writers.write import Format, write
+from trainpipes.storage.writers.write import Format, Group, write
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 #: A group's rows and bytes in memory, where its rows are not counted. A row group of Parquet is small enough
 #: to be shuffled and dealt, and large enough to be worth a request.
 GROUP_ROWS, GROUP_BYTES, OTHER_GROUP_BYTES = 16_384, 8 << 20, 4 << 20
+#: Bytes of rows in memory after which a file ends, where neither rows nor files are counted.
+FILE_BYTES = 512 << 20
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4")
 ARROW_CODECS = ("zstd", "lz4")
 JSON_SUFFIXES = {"gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}
@@ -84,13 +88,12 @@ def write_parquet(
     {'x': 9}
     """
     check_codec(compression, CODECS, "write_parquet")
-    form = _format(
-        "parquet", ".parquet", partial(_Parquet, compression or "none"),
-        {"row_group_size": row_group_size, "compression": compression}, row_group_size,
-    )  # fmt: skip
-    return write(
-        pipeline, folder, form, num_files, rows_per_file, overwrite, executor, storage_options
-    )
+    _check_rows(row_group_size, "write_parquet")
+    parquet = parquet_form(row_group_size, compression)
+    options = {"row_group_size": row_group_size, "compression": compression}
+    form = parquet.format("write_parquet", options)
+    rows = partial(EpochRows, pipeline, form.caller)
+    return write(rows, folder, form, num_files, rows_per_file, overwrite, executor, storage_options)
 
 
 def write_arrow(
@@ -120,13 +123,15 @@ def write_arrow(
         ConfigError, SchemaError: as ``write_parquet``.
     """
     check_codec(compression, ARROW_CODECS, "write_arrow")
-    form = _format(
-        "arrow", ".arrow", partial(_Arrow, compression),
-        {"row_group_size": row_group_size, "compression": compression}, row_group_size,
+    _check_rows(row_group_size, "write_arrow")
+    size = None if row_group_size else OTHER_GROUP_BYTES
+    form = Format(
+        "write_arrow", ".arrow", partial(_Arrow, compression),
+        partial(table_group, row_group_size or GROUP_ROWS, size),
+        {"row_group_size": row_group_size, "compression": compression}, FILE_BYTES,
     )  # fmt: skip
-    return write(
-        pipeline, folder, form, num_files, rows_per_file, overwrite, executor, storage_options
-    )
+    rows = partial(EpochRows, pipeline, form.caller)
+    return write(rows, folder, form, num_files, rows_per_file, overwrite, executor, storage_options)
 
 
 def write_json(
@@ -157,13 +162,12 @@ def write_json(
         DataError: bytes, NaN or infinity, for which JSON has no form.
     """
     check_codec(compression, JSON_SUFFIXES, "write_json")
-    form = _format(
-        "json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_Lines, compression),
-        {"compression": compression}, None,
+    form = Format(
+        "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_Lines, compression),
+        partial(table_group, GROUP_ROWS, OTHER_GROUP_BYTES), {"compression": compression}, FILE_BYTES,
     )  # fmt: skip
-    return write(
-        pipeline, folder, form, num_files, rows_per_file, overwrite, executor, storage_options
-    )
+    rows = partial(EpochRows, pipeline, form.caller)
+    return write(rows, folder, form, num_files, rows_per_file, overwrite, executor, storage_options)
 
 
 def check_codec(compression: object, known: Collection[str], caller: str) -> None:
@@ -174,33 +178,88 @@ def check_codec(compression: object, known: Collection[str], caller: str) -> Non
         )
 
 
-def _format(name: str, suffix: str, open: Any, options: dict[str, Any], rows: int | None) -> Format:
-    caller = f"write_{name}"
+def _check_rows(rows: int | None, caller: str) -> None:
     if rows is not None:
         whole_number(rows, 1, f"{caller}(row_group_size)", "rows in each group")
-    size = GROUP_BYTES if name == "parquet" else OTHER_GROUP_BYTES
-    return Format(caller, suffix, open, options, rows or GROUP_ROWS, None if rows else size)
 
 
-class _Parquet:
+def table_group(
+    most: int, most_bytes: int | None, rows: EpochRows, left: int | None, _: int
+) -> Group | None:
+    """The next rows of a file that has room for ``left``."""
+    return rows.group(min(most, left or most), most_bytes)
+
+
+class _TableFile:
+    """What a file of a table's rows has in common with others."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.columns = {field.name: str(field.type) for field in schema}
+
+
+class ParquetFile(_TableFile):
     """One file; each group of rows is a row group, whose pages have checksums."""
 
-    def __init__(self, compression: str, file: OutputFile, schema: pa.Schema) -> None:
-        self._writer = pq.ParquetWriter(
-            file, schema, compression=compression, write_page_checksum=True
-        )
+    def __init__(self, form: ParquetForm, file: OutputFile, schema: pa.Schema) -> None:
+        super().__init__(schema)
+        kept = schema.with_metadata(form.metadata)
+        self._writer = pq.ParquetWriter(file, kept, **form.options)
 
     def write(self, group: pa.Table, first_row: int) -> None:
-        self._writer.write_table(group, row_group_size=len(group))
+        self._writer.write_table(group, row_group_size=max(1, len(group)))
 
     def close(self) -> None:
         self._writer.close()
 
 
-class _Arrow:
+@dataclass(frozen=True)
+class ParquetForm:
+    """How Parquet files are laid out.
+
+    Attributes:
+        rows: of a row group, at most.
+        size: bytes of a row group in memory, about; None where the user counts its rows.
+        options: of Parquet's writer.
+        metadata: of the schema.
+    """
+
+    rows: int
+    size: int | None
+    options: dict[str, Any]
+    metadata: dict[bytes, bytes] | None = None
+
+    def even(self, row_bytes: float) -> ParquetForm:
+        """The same with row groups of as many rows as have those bytes."""
+        if self.size is None:
+            return self
+        return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
+
+    def open(self, file: OutputFile, schema: pa.Schema) -> ParquetFile:
+        """Begin a file with rows of a schema."""
+        return ParquetFile(self, file, schema)
+
+    def format(self, caller: str, options: dict[str, Any]) -> Format:
+        """What ``write`` takes."""
+        group = partial(table_group, self.rows, self.size)
+        return Format(caller, ".parquet", self.open, group, options, FILE_BYTES)
+
+
+def parquet_form(
+    row_group_size: int | None, compression: str | None, level: int | None = None, **options: Any
+) -> ParquetForm:
+    """Row groups of so many rows, or else of 8 MiB."""
+    options |= {"compression": compression or "none", "compression_level": level}
+    options |= {"write_page_checksum": True}
+    return ParquetForm(
+        row_group_size or GROUP_ROWS, None if row_group_size else GROUP_BYTES, options
+    )
+
+
+class _Arrow(_TableFile):
     """One file; each group of rows is a record batch."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
+        super().__init__(schema)
         options = pa.ipc.IpcWriteOptions(compression=compression)
         self._writer = pa.ipc.new_file(file, schema, options=options)
 
@@ -211,11 +270,12 @@ class _Arrow:
         self._writer.close()
 
 
-class _Lines:
+class _Lines(_TableFile):
     """One file. Compressed, each group is a gzip member or zstd frame of its own, so that a reader can begin
     at any of them."""
 
-    def __init__(self, compression: str | None, file: OutputFile, _: pa.Schema) -> None:
+    def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
+        super().__init__(schema)
         self._file = file
         self._codec = (
             None if compression is None else pa.Codec(compression, JSON_LEVELS[compression])

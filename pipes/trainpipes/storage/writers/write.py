@@ -7,12 +7,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
-
-import pyarrow as pa
+from typing import Any, Protocol
 
 from trainpipes._internal.checks import whole_number
 from trainpipes.errors import ConfigError, DataChangedError
@@ -20,26 +18,45 @@ from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import place_at
-from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.epoch_runs import EpochRuns
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
-
-if TYPE_CHECKING:
-    from trainpipes.pipeline import Pipeline
-
-#: Bytes of rows in memory after which a file ends, where neither rows nor files are counted.
-FILE_BYTES = 512 << 20
 
 
 class FileWriter(Protocol):
     """Writes one file."""
 
-    def write(self, group: pa.Table, first_row: int) -> None:
+    @property
+    def columns(self) -> dict[str, str]:
+        """Names and types, as the manifest has them; known when it is closed."""
+        ...
+
+    def write(self, group: Any, first_row: int) -> None:
         """Write some rows; the first one's number in the epoch is for messages."""
         ...
 
     def close(self) -> None:
         """Write what comes after the last rows."""
         ...
+
+
+#: Rows, and how many bytes they have.
+Group = tuple[Any, int]
+
+
+class Rows(Protocol):
+    """Rows that are read in turn."""
+
+    @property
+    def schema(self) -> Any:
+        """Of all rows; once there has been a group."""
+        ...
+
+    @property
+    def cursor(self) -> Any:
+        """The position after the rows taken so far, of JSON types."""
+        ...
+
+    def open(self, cursor: Any, *, row: int = 0) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -50,25 +67,29 @@ class Format:
         caller: the method, for messages.
         suffix: of the files' names.
         open: begins a file with rows of a schema.
+        group: the next rows for a file: of those that are read, how many fit in it (None: any number), and
+            how many bytes; None where there are no more.
         options: of the method, of JSON types, which shape the files.
-        rows: in a group, at most.
-        bytes: in a group, about; None where the user counts its rows.
+        file_bytes: of rows in memory after which a file ends, where neither rows nor files are counted.
+        beside: what the name of another file of each task ends with.
     """
 
     caller: str
     suffix: str
-    open: Callable[[OutputFile, pa.Schema], FileWriter]
+    open: Callable[[OutputFile, Any], FileWriter]
+    group: Callable[[Any, int | None, int], Group | None]
     options: dict[str, Any]
-    rows: int
-    bytes: int | None
+    file_bytes: int
+    beside: str = ""
 
     def name_of(self, number: int) -> str:
         """The name of a file."""
         return f"part-{number:05d}{self.suffix}"
 
-    def group(self, rows: EpochRows, left: int | None) -> tuple[pa.Table, int] | None:
-        """The next rows of a file that has room for ``left``, and their bytes."""
-        return rows.group(min(self.rows, left or self.rows), self.bytes)
+    @property
+    def names(self) -> list[str]:
+        """Names of files, one of each kind."""
+        return [f"part-00000{ending}" for ending in (self.suffix, self.beside) if ending]
 
 
 @dataclass(frozen=True)
@@ -97,14 +118,14 @@ class NextTask:
     name: str
     start: int
     length: int | None
-    group: tuple[pa.Table, int]
+    group: Group
 
     def __str__(self) -> str:
         return f"{self.name}, from row {self.start:,} on"
 
 
 def write(
-    pipeline: Pipeline,
+    rows: Callable[[], EpochRuns],
     folder: str | os.PathLike[str],
     form: Format,
     num_files: int | None,
@@ -113,41 +134,76 @@ def write(
     executor: Executor | None,
     storage_options: Mapping[str, Any] | None,
 ) -> Manifest:
-    """Write the rows of a pipeline's first epoch; see ``write_parquet``."""
+    """Write the rows of a pipeline's first epoch, which ``rows`` opens; see ``write_parquet``."""
     caller = form.caller
     workers = checked_executor(executor, caller, Threads(1))
     with workers:  # before anything is read: Ray starts processes
-        rows = EpochRows(pipeline, caller)
-        check_lengths(rows.count, num_files, rows_per_file, caller)
-        is_cut = rows.plan.counted and (num_files is not None or rows_per_file is not None)
-        if workers != Threads(1):
-            _check_cut(rows, is_cut, workers)
-        source = rows.plan.inputs.source
-        options = {"format": caller.removeprefix("write_"), **form.options}
-        options |= {"num_files": num_files, "rows_per_file": rows_per_file}
-        about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
-        about |= about_inputs(source)
+        found = rows()
+        check_lengths(found.count, num_files, rows_per_file, caller)
+        is_cut = found.plan.counted and (num_files is not None or rows_per_file is not None)
+        alone = workers == Threads(1)
+        if not alone:
+            _check_cut(found, is_cut, workers)
+        source = found.plan.inputs.source
+        about: dict[str, Any] = {"options": _options(form, num_files, rows_per_file)}
+        about |= {"pipeline": json.loads(found.plan.identity), **about_inputs(source)}
         place = place_at(folder, caller, storage_options)
-        refuse_own_input(source, place, [form.name_of(0)], caller)
+        refuse_own_input(source, place, form.names, caller)
         workers.check_path(place.root, f"{caller}(folder)")
         for path in places_of(source):
             workers.check_path(path, f"{caller}(pipeline)")
-        with OutputFolder(place, caller, about, overwrite=overwrite) as out, closing(rows):
+        with OutputFolder(place, caller, about, overwrite=overwrite) as out, closing(found):
             if out.finished is not None:
                 return out.finished
-            length = partial(_length, rows.count or 0, num_files, rows_per_file)
+            if out.files or not alone:
+                found.know_columns()
             if not is_cut:
-                tasks = _in_turn(rows, out, form, length)
-                make = partial(_make_next, rows, form)
-                return run(tasks, make, out, Threads(1), total=rows.count)
-            assert rows.count is not None
-            alone = workers == Threads(1)
-            if not alone:
-                rows.know_columns()
+                return _write_in_turn(found, found.count, out, form, num_files, rows_per_file)
+            assert found.count is not None
+            length = partial(_length, found.count, num_files, rows_per_file)
             return run(
-                _cut(rows.count, form, length), partial(_make, form), out, workers,
-                open_state=_Reader(rows, alone), total=rows.count,
+                _cut(found.count, form, length), partial(_make, form), out, workers,
+                open_state=_Reader(found, alone), total=found.count,
             )  # fmt: skip
+
+
+def write_once(
+    rows: Rows,
+    source: Any,
+    count: int | None,
+    folder: str | os.PathLike[str],
+    form: Format,
+    num_files: int | None,
+    rows_per_file: int | None,
+    overwrite: bool,
+    storage_options: Mapping[str, Any] | None,
+) -> Manifest:
+    """Write rows that can be read once, of the source of a plan if of any: where that fails nothing is left,
+    and no later run goes on."""
+    check_lengths(count, num_files, rows_per_file, form.caller)
+    about = {"options": _options(form, num_files, rows_per_file), "pipeline": None}
+    place = place_at(folder, form.caller, storage_options)
+    refuse_own_input(source, place, form.names, form.caller)
+    with OutputFolder(place, form.caller, about, overwrite=overwrite) as out:
+        return _write_in_turn(rows, count, out, form, num_files, rows_per_file)
+
+
+def _options(form: Format, num_files: int | None, rows_per_file: int | None) -> dict[str, Any]:
+    options = {"format": form.caller.removeprefix("write_"), **form.options}
+    return options | {"num_files": num_files, "rows_per_file": rows_per_file}
+
+
+def _write_in_turn(
+    rows: Rows,
+    count: int | None,
+    out: OutputFolder,
+    form: Format,
+    num_files: int | None,
+    rows_per_file: int | None,
+) -> Manifest:
+    length = partial(_length, count or 0, num_files, rows_per_file)
+    tasks = _in_turn(rows, out, form, length)
+    return run(tasks, partial(_make_next, rows, form), out, Threads(1), total=count)
 
 
 def _length(rows: int, num_files: int | None, rows_per_file: int | None, number: int) -> int | None:
@@ -169,17 +225,20 @@ def _cut(rows: int, form: Format, length: Callable[[int], int | None]) -> Iterat
 
 
 def _in_turn(
-    rows: EpochRows, out: OutputFolder, form: Format, length: Callable[[int], int | None]
+    rows: Rows, out: OutputFolder, form: Format, length: Callable[[int], int | None]
 ) -> Iterator[NextTask]:
     """The files of rows that are read one after the other, each when the one before it is whole."""
+    start = sum(info.rows for info in out.files.values())
     last = next(reversed(out.files.values()), None)
-    rows.open(None if last is None else last.cursor)
+    rows.open(None if last is None else last.cursor, row=start)
     for number in count(len(out.files)):
-        group = form.group(rows, length(number))
+        most = length(number)
+        group = form.group(rows, most, form.file_bytes)
         if group is None:
             return
-        start = sum(info.rows for info in out.files.values())
-        yield NextTask(form.name_of(number), start, length(number), group)
+        name = form.name_of(number)
+        yield NextTask(name, start, most, group)
+        start += out.files[name].rows
 
 
 class _Reader:
@@ -190,19 +249,20 @@ class _Reader:
         alone: whether there is one worker, which makes all files in turn.
     """
 
-    def __init__(self, rows: EpochRows, alone: bool) -> None:
+    def __init__(self, rows: EpochRuns, alone: bool) -> None:
         self._rows, self._alone = rows, alone
         self._at: int | None = None
 
     def __call__(self) -> _Reader:
         return _Reader(self._rows if self._alone else copy(self._rows), self._alone)
 
-    def open(self, task: FileTask) -> EpochRows:
+    def open(self, task: FileTask) -> EpochRuns:
         """The rows, from the first of a task on."""
         if self._at != task.start:
             self.close()
             if self._alone:
-                self._rows.open(self._rows.cursor_at(task.start) if task.start else None)
+                cursor = self._rows.cursor_at(task.start) if task.start else None
+                self._rows.open(cursor, row=task.start)
             else:
                 self._rows.open_part(task.start, task.stop)
         self._at = task.stop if self._alone else None
@@ -214,51 +274,45 @@ class _Reader:
 
 def _make(form: Format, task: FileTask, file: OutputFile, reader: _Reader) -> FileInfo:
     rows, length = reader.open(task), task.stop - task.start
-    found = form.group(rows, length)
-    done = 0 if found is None else _write(rows, form, file, found, length, task.start)
-    if done != length:
+    found = form.group(rows, length, form.file_bytes)
+    info = FileInfo(0)
+    if found is not None:
+        info = _write(rows, form, file, found, length, task.start)
+    if info.rows != length:
         raise DataChangedError(
             f"{form.caller}(): the rows of {task.name} end before row {task.stop - 1:,}: the input has "
             "changed; begin anew with overwrite=True"
         )
-    return FileInfo(done, _columns(rows.schema))
+    return info
 
 
-def _make_next(rows: EpochRows, form: Format, task: NextTask, file: OutputFile) -> FileInfo:
-    done = _write(rows, form, file, task.group, task.length, task.start)
-    return FileInfo(done, _columns(rows.schema), rows.cursor)
+def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile) -> FileInfo:
+    info = _write(rows, form, file, task.group, task.length, task.start)
+    return replace(info, cursor=rows.cursor)
 
 
 def _write(
-    rows: EpochRows,
-    form: Format,
-    file: OutputFile,
-    group: tuple[pa.Table, int] | None,
-    length: int | None,
-    first_row: int,
-) -> int:
-    """Write the rows of one file, of which the first are at hand; gives how many."""
+    rows: Any, form: Format, file: OutputFile, group: Group | None, length: int | None, first: int
+) -> FileInfo:
+    """Write the rows of one file, of which the first are at hand."""
     writer = form.open(file, rows.schema)
     try:
         done = size = 0
         while group is not None:
-            writer.write(group[0], first_row + done)
+            writer.write(group[0], first + done)
             done, size = done + len(group[0]), size + group[1]
             file.advance(len(group[0]))
-            if done == length or (length is None and size >= FILE_BYTES):
+            if done == length or (length is None and size >= form.file_bytes):
                 break
-            group = form.group(rows, None if length is None else length - done)
+            group = form.group(
+                rows, None if length is None else length - done, form.file_bytes - size
+            )
         writer.close()
     except BaseException:
         with suppress(Exception):
             writer.close()
         raise
-    return done
-
-
-def _columns(schema: pa.Schema) -> dict[str, str]:
-    """Names and types, as the manifest has them."""
-    return {field.name: str(field.type) for field in schema}
+    return FileInfo(done, writer.columns)
 
 
 def check_lengths(
@@ -287,7 +341,7 @@ def check_lengths(
         )
 
 
-def _check_cut(rows: EpochRows, is_cut: bool, executor: Executor) -> None:
+def _check_cut(rows: EpochRuns, is_cut: bool, executor: Executor) -> None:
     """Raise unless it is known which rows each file has, before any is read."""
     plan, option = rows.plan, f"{rows.asker}(executor={executor})"
     if not plan.counted:

@@ -1,4 +1,4 @@
-"""Blocks of columns out of what ``write_memmap`` is given: arrays, tables, batches, or rows one by one."""
+"""Blocks of columns out of rows: arrays, tables, batches, or rows one by one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXACT = 2.0**53
 
 
 @dataclass(frozen=True)
-class Part:
+class Arrays:
     """Some rows: what each is, names of columns, and the columns: arrays ``[rows, ...]``, or ragged ones."""
 
     layout: Layout
@@ -36,9 +36,21 @@ class Part:
     def __len__(self) -> int:
         return _count(self.columns[0])
 
+    def slice(self, start: int, stop: int) -> Arrays:
+        """Rows ``start`` to ``stop``. Nothing is copied."""
+        columns = tuple(_slice(column, start, stop) for column in self.columns)
+        return Arrays(self.layout, self.names, columns)
+
 
 def _count(column: Array | Ragged) -> int:
     return len(column.lengths) if isinstance(column, Ragged) else len(column) if column.ndim else -1
+
+
+def _slice(column: Array | Ragged, start: int, stop: int) -> Array | Ragged:
+    if not isinstance(column, Ragged):
+        return column[start:stop]
+    first, stop_at = (int(column.lengths[:end].sum()) for end in (start, stop))
+    return Ragged(column.values[first:stop_at], column.lengths[start:stop])
 
 
 def bad_row(row: int, name: str, what: str) -> DataError:
@@ -52,18 +64,17 @@ def _laid_out(row: Any) -> tuple[Layout, tuple[str, ...], list[Any]]:
     return "tuple", tuple(map(str, range(len(values)))), values
 
 
-def of_arrays(arrays: Any) -> tuple[int, Iterator[Part]]:
+def of_arrays(arrays: Any) -> tuple[int, Iterator[Arrays]]:
     """How many rows arrays have, and the rows. Nothing is copied."""
     whole = of_batch(arrays, 0)
-    columns = [column for column in whole.columns if not isinstance(column, Ragged)]
-    row_bytes = sum(column.nbytes for column in columns) // max(1, len(whole))
+    size = sum(column.nbytes for column in whole.columns if isinstance(column, np.ndarray))
+    row_bytes = size // max(1, len(whole))
     step = max(1, BLOCK_BYTES // max(1, row_bytes))
     starts = range(0, max(1, len(whole)), step)
-    parts = (tuple(c[start : start + step] for c in columns) for start in starts)
-    return len(whole), (Part(whole.layout, whole.names, part) for part in parts)
+    return len(whole), (whole.slice(start, start + step) for start in starts)
 
 
-def of_batches(batches: Iterable[Any]) -> Iterator[Part]:
+def of_batches(batches: Iterable[Any]) -> Iterator[Arrays]:
     """Several rows at a time: tables, or arrays, tensors or lists of values ``[rows, ...]`` in a dict, a
     tuple or alone."""
     row = 0
@@ -73,7 +84,7 @@ def of_batches(batches: Iterable[Any]) -> Iterator[Part]:
         yield part
 
 
-def of_batch(batch: Any, first_row: int) -> Part:
+def of_batch(batch: Any, first_row: int) -> Arrays:
     """Several rows, of which the first has that number."""
     if isinstance(batch, TensorRows):
         names = batch.names and dict(zip(batch.names, batch.tensors, strict=True))
@@ -90,7 +101,7 @@ def of_batch(batch: Any, first_row: int) -> Part:
             f"{first_row} on",
             row=first_row,
         )
-    return Part(layout, names, tuple(columns))
+    return Arrays(layout, names, tuple(columns))
 
 
 def _unmasked(value: Any, name: str, row: int) -> Any:
@@ -117,17 +128,17 @@ def _column(name: str, value: Any, first_row: int) -> Array | Ragged:
     return found if isinstance(found, Ragged) else found.values
 
 
-def of_rows(rows: Iterable[Any], ragged: Collection[str] = (), first: int = 0) -> Iterator[Part]:
+def of_rows(rows: Iterable[Any], ragged: Collection[str] = (), first: int = 0) -> Iterator[Arrays]:
     """Rows one by one, from number ``first`` on: dicts, tuples, arrays, lists or numbers. They are copied, so
     that a buffer may be filled again. ``ragged`` names columns of arrays that may differ in length."""
     model: tuple[Layout, tuple[str, ...]] | None = None
     cells: list[list[tuple[Array, bool]]] = []
     size = 0
 
-    def part() -> Part:
+    def part() -> Arrays:
         assert model is not None
         columns = zip(model[1], zip(*cells, strict=True), strict=True)
-        return Part(*model, tuple(_joined(n, c, first, n in ragged) for n, c in columns))
+        return Arrays(*model, tuple(_joined(n, c, first, n in ragged) for n, c in columns))
 
     for number, row in enumerate(rows, first):
         layout, names, values = _laid_out(row)

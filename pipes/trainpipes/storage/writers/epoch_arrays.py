@@ -1,0 +1,182 @@
+"""Rows as arrays, one for each column: of an epoch of a pipeline, or of blocks that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainpipes.engine.layout import WindowKey
+from trainpipes.engine.shards.shard_runs import say_where
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.sources.memmap.manifest import Array
+from trainpipes.storage.writers.array_blocks import Arrays, of_batch, of_rows
+from trainpipes.storage.writers.epoch_runs import EpochRuns
+from trainpipes.storage.writers.npy_files import ArrayColumns
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
+
+#: What the user named: dtypes of columns or of all, columns whose rows may differ in length, names of columns
+#: where rows have none, and how many rows there are.
+Named = tuple[
+    Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
+    Collection[str],
+    Sequence[str] | None,
+    int | None,
+]
+
+
+class ArrayGroups:
+    """Blocks of rows, cut anew. Used by one thread.
+
+    Args:
+        blocks: the rows.
+        named: by the user.
+        columns: that rows have; those of the first block if left out.
+        row: number of the first row, for messages.
+    """
+
+    #: Nobody can begin between two rows of these.
+    cursor = None
+
+    def __init__(
+        self,
+        blocks: Iterator[Arrays],
+        named: Named,
+        columns: ArrayColumns | None = None,
+        row: int = 0,
+    ) -> None:
+        self._blocks, self._named = blocks, named
+        self.columns, self.row = columns, row
+        self._block: Arrays | None = None
+        self._ends: Array = np.empty(0, np.int64)  # bytes up to the end of each row of the block
+        self._used = 0
+
+    def open(self, cursor: Any, row: int = 0) -> None:
+        """Begin: they can be read once."""
+
+    @property
+    def schema(self) -> ArrayColumns:
+        """The columns; once there has been a group."""
+        assert self.columns is not None
+        return self.columns
+
+    def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
+        """The next rows of one block, and how many bytes they have, about; None where there are no more.
+
+        Args:
+            most: rows to stop after.
+            most_bytes: bytes to stop after: after the row by which there are as many.
+        """
+        while self._block is None or self._used == len(self._block):
+            block, is_first = next(self._blocks, None), self.columns is None
+            if block is None:
+                self._check_end()
+                return None
+            self._begin(block)
+            if is_first and not len(block):
+                return block, 0
+        start = self._used
+        before = int(self._ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(self._ends, before + most_bytes)) + 1
+        stop = min(stop, len(self._block), len(self._block) if most is None else start + most)
+        self._used = stop
+        self.row += stop - start
+        if (rows := self._named[3]) is not None and self.row > rows:
+            raise DataError(
+                f"write_memmap(length={rows:,}): there are more rows than that; leave length out, or end "
+                "the rows there"
+            )
+        return self._block.slice(start, stop), int(self._ends[stop - 1]) - before
+
+    def _begin(self, block: Arrays) -> None:
+        dtypes, ragged, names, _ = self._named
+        if names is not None:
+            if len(names) != len(block.names) or block.layout == "dict":
+                raise ConfigError(
+                    "write_memmap(names) is for rows without names, one for each column: got "
+                    f"{names} for columns {', '.join(block.names)}"
+                )
+            block = Arrays("dict", tuple(names), block.columns)
+        self.columns = self.columns or ArrayColumns.of(block, dtypes, ragged)
+        self.columns.check(block, self.row)
+        self._block, self._used = block, 0
+        self._ends = np.cumsum(self.columns.bytes_of(block))
+
+    def _check_end(self) -> None:
+        if self.columns is None:
+            raise DataError(
+                "write_memmap(): there are no rows to tell the columns from: check what filters them, or "
+                "give arrays or a table, which have columns without rows"
+            )
+        if (rows := self._named[3]) is not None and self.row != rows:
+            raise DataError(f"write_memmap(length={rows:,}): the rows ended after {self.row:,}")
+
+
+class EpochArrays(EpochRuns):
+    """The rows of one epoch of a pipeline as arrays.
+
+    Args:
+        pipeline: gives rows; no batches.
+        asker: who writes them.
+        named: by the user.
+    """
+
+    def __init__(self, pipeline: Pipeline, asker: str, named: Named) -> None:
+        self._named = named
+        self._groups: ArrayGroups | None = None
+        self._columns: ArrayColumns | None = None
+        super().__init__(pipeline, asker)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "named": self._named, "columns": self._columns}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._named, self._columns, self._groups = state["named"], state["columns"], None
+        super().__setstate__(state)
+
+    def know_columns(self) -> None:
+        """Find the columns by the first rows, so that all who read parts of them have the same."""
+        self.open(None)
+        self.group(1, 1)
+        self._columns = self.schema
+        self.close()
+
+    def _open(
+        self,
+        cursor: dict[str, Any] | None,
+        epoch: int,
+        shard: int,
+        last: WindowKey | None,
+        row: int,
+    ) -> None:
+        super()._open(cursor, epoch, shard, last, row)
+        self._groups = ArrayGroups(self._blocks(), self._named, self._columns, row)
+
+    @property
+    def schema(self) -> ArrayColumns:
+        """The columns; once there has been a group."""
+        assert self._groups is not None
+        return self._groups.schema
+
+    def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
+        """The next rows, as ``ArrayGroups`` gives them."""
+        assert self._groups is not None
+        found = self._groups.group(most, most_bytes)
+        self.used += 0 if found is None else len(found[0])
+        return found
+
+    def _blocks(self) -> Iterator[Arrays]:
+        assert self._groups is not None
+        while True:
+            try:
+                data = self.next_run()
+            except Exception as error:
+                say_where(error, self.plan)
+                raise
+            if data is None:
+                return
+            row = self._groups.row
+            yield from of_rows(data, first=row) if isinstance(data, list) else [of_batch(data, row)]

@@ -1,0 +1,164 @@
+"""The runs of one epoch of a pipeline, in order, from its beginning, from a cursor, or from a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainpipes.columns.payload import Payload, slice_payload
+from trainpipes.engine.layout import WindowKey
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.pool import Pool, default_threads
+from trainpipes.engine.reading.open_windows import open_windows
+from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import RowSource, RowStream
+from trainpipes.kinds.stage import Stage, is_ours
+
+if TYPE_CHECKING:
+    from trainpipes.pipeline import Pipeline
+
+
+class EpochRuns:
+    """The runs of one epoch of a pipeline, without what deals them to ranks. Used by one thread.
+
+    Pickles before it is opened: who reads it elsewhere need not list files again.
+
+    Args:
+        pipeline: gives rows; no batches.
+        asker: who writes them, for messages.
+        source: of the pipeline, where another has opened it.
+        dealt: whether rows stay dealt to shards, of which ``open`` takes one.
+
+    Attributes:
+        used: rows of the last run that were taken.
+
+    Raises:
+        ConfigError: the pipeline batches or repeats.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        asker: str,
+        source: RowSource | RowStream | None = None,
+        dealt: bool = False,
+    ) -> None:
+        chain = pipeline._session.plan.chain
+        finishing = [stage for stage in chain.after if stage.role == "finish"]
+        in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
+        opener: Any = chain.stages[0]
+        if in_the_way is None and (getattr(opener, "makes_batches", False) or chain.endless):
+            in_the_way = opener
+        if in_the_way is not None:
+            raise ConfigError(
+                f"{asker}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
+                f"got {in_the_way}"
+            )
+        left = ("place",) if dealt else ("shard", "place")
+        rows = [stage for stage in pipeline.stages if stage.role not in left]
+        self._begin(asker, [*rows, *self._last_stages(asker)], source)
+
+    def _last_stages(self, asker: str) -> Sequence[Stage]:
+        """Stages that follow those of the pipeline."""
+        return ()
+
+    def _begin(
+        self, asker: str, stages: Sequence[Stage], source: RowSource | RowStream | None = None
+    ) -> None:
+        self.asker = asker
+        self.plan = Plan.of([stage.fresh() for stage in stages], source)
+        self.used = 0
+        self._stages = stages
+        self._pool: Pool | None = None
+        self._runs: ShardRuns | None = None
+        self._placed: PlacedRun | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        source = self.plan.inputs.source
+        # One of the user's may hold what does not pickle; several put together open theirs again.
+        goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
+        return {
+            "asker": self.asker,
+            "stages": self._stages,
+            "source": source if goes else None,
+            "schemas": self.plan.inputs.schemas.known(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin(state["asker"], state["stages"], state["source"])
+        self.plan.inputs.schemas.adopt(state["schemas"])
+
+    @property
+    def schema(self) -> Any:
+        """Of all rows; once there have been some."""
+        raise NotImplementedError
+
+    def know_columns(self) -> Any:
+        """Find the columns by the first rows, so that all who read parts of them have the same."""
+        raise NotImplementedError
+
+    @property
+    def count(self) -> int | None:
+        """How many rows there are, where that is known."""
+        return int(self.plan.counts.end(1)) if self.plan.counts.known else None
+
+    def open(
+        self, cursor: dict[str, Any] | None, epoch: int = 0, shard: int = 0, row: int = 0
+    ) -> None:
+        """Begin at a cursor, or at the first row of an epoch, or of a shard in it; ``row`` is its number, for
+        messages."""
+        self._open(cursor, epoch, shard, None, row)
+
+    def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
+        """Begin at a row, where positions follow by arithmetic (``plan.counted``), and read no further ahead
+        than the window of row ``stop``. Whoever asks stops there."""
+        last = self._cursor_at(max(start, stop - 1), epoch)
+        key = WindowKey(last["epoch"], 0, last["window"])
+        self._open(self._cursor_at(start, epoch), epoch, 0, key, start)
+
+    def _open(
+        self,
+        cursor: dict[str, Any] | None,
+        epoch: int,
+        shard: int,
+        last: WindowKey | None,
+        row: int,
+    ) -> None:
+        threads = default_threads()
+        self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
+        opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
+        self._runs = ShardRuns(opener, shard, epoch, cursor)
+
+    def close(self) -> None:
+        """Let the threads go, and the rows that were read ahead."""
+        self._runs = self._placed = None
+        if self._pool is not None:
+            self._pool.close()
+
+    @property
+    def cursor(self) -> dict[str, Any]:
+        """The position after the rows taken so far, of JSON types."""
+        placed = self._placed
+        assert placed is not None
+        return placed.cursor(placed.first + self.used)
+
+    def cursor_at(self, row: int) -> dict[str, Any]:
+        """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
+        return self._cursor_at(row, 0)
+
+    def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
+        found = self.plan.counts.cursor_at(row, 0, epoch)
+        del found["delivered"]
+        return found
+
+    def next_run(self) -> Payload | None:
+        """The rows of the next run; None after the last. ``say_where`` explains what it raises."""
+        assert self._runs is not None
+        found = self._runs.next()
+        if found is None:
+            return None
+        self._placed, run = found
+        self.used = 0
+        return slice_payload(run.block.data, self._placed.first, self._placed.last)
