@@ -63,7 +63,7 @@ def test_each_rank_knows_its_last_item(name: str) -> None:
 
 def test_no_item_of_a_pipeline_without_end_is_the_last() -> None:
     taken: list[int] = []
-    pipe = tp.from_dataset(range(3)).map(lambda row: taken.append(row) or row).repeat().batch(2)
+    pipe = tp.from_dataset(range(4)).map(lambda row: taken.append(row) or row).repeat().batch(2)
     batches = iter(tp.Loader(pipe, threads=0))
     for _ in range(5):
         next(batches)

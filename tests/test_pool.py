@@ -59,8 +59,8 @@ def none_left() -> bool:
 
 
 def test_a_pool_does_everything_and_raises_what_was_raised(pool: Pool) -> None:
-    tickets = [pool.submit(lambda n=n: n * n) for n in range(100)]
-    assert [pool.result(ticket) for ticket in tickets] == [n * n for n in range(100)]
+    futures = [pool.submit(lambda n=n: n * n) for n in range(100)]
+    assert [pool.result(future) for future in futures] == [n * n for n in range(100)]
     failing = pool.submit(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         pool.result(failing)
@@ -71,15 +71,15 @@ def test_who_waits_does_what_nobody_has_begun(pool: Pool) -> None:
     hold = threading.Event()
     for _ in range(2):
         pool.submit(hold.wait)
-    ticket = pool.submit(threading.get_ident)
-    assert pool.result(ticket) == threading.get_ident()
+    future = pool.submit(threading.get_ident)
+    assert pool.result(future) == threading.get_ident()
     hold.set()
 
 
 def test_a_pool_of_functions_that_want_one_thread_keeps_them_in_one() -> None:
     alone = Pool(1, shares=False)
-    tickets = [alone.submit(threading.get_ident) for _ in range(20)]
-    found = {alone.result(ticket) for ticket in tickets}
+    futures = [alone.submit(threading.get_ident) for _ in range(20)]
+    found = {alone.result(future) for future in futures}
     assert len(found) == 1
     assert threading.get_ident() not in found
     alone.join()
@@ -97,15 +97,15 @@ def test_what_is_more_urgent_is_done_first(pool: Pool) -> None:
     order: list[Priority] = []
     hold = threading.Event()
     holding = [pool.submit(hold.wait) for _ in range(2)]
-    while not all(ticket.begun for ticket in holding):
+    while not all(future.begun for future in holding):
         time.sleep(0.001)
     pool.threads = 1  # from here on one after the other
-    tickets = [
+    futures = [
         pool.submit(partial(order.append, priority), priority)
         for priority in (*reversed(Priority), *reversed(Priority))
     ]
     hold.set()
-    while not all(ticket.done for ticket in tickets):
+    while not all(future.done for future in futures):
         time.sleep(0.001)
     assert order == sorted([*Priority, *Priority])
 
@@ -116,10 +116,10 @@ def test_a_thread_stays_free_for_what_cannot_wait(pool: Pool) -> None:
     now = pool.submit(threading.get_ident)
     while not now.done:
         time.sleep(0.001)
-    assert [ticket.begun for ticket in ahead] == [True, False, False]
+    assert [future.begun for future in ahead] == [True, False, False]
     hold.set()
-    for ticket in ahead:
-        pool.result(ticket)
+    for future in ahead:
+        pool.result(future)
 
 
 def test_others_work_while_a_task_waits_for_a_server(pool: Pool) -> None:
@@ -135,14 +135,14 @@ def test_others_work_while_a_task_waits_for_a_server(pool: Pool) -> None:
         assert most.acquire(timeout=20)  # all five wait at once
     hold = threading.Event()
     working = [pool.submit(hold.wait) for _ in range(4)]
-    while not all(ticket.begun for ticket in working[:2]):
+    while not all(future.begun for future in working[:2]):
         time.sleep(0.001)
     time.sleep(0.05)
-    assert [ticket.begun for ticket in working] == [True, True, False, False]
+    assert [future.begun for future in working] == [True, True, False, False]
     answer.set()
     hold.set()
-    for ticket in (*waiting, *working):
-        pool.result(ticket)
+    for future in (*waiting, *working):
+        pool.result(future)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

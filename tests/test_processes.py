@@ -100,7 +100,12 @@ def test_a_forked_child_does_not_do_what_its_parent_has_queued(tmp_path: Any) ->
     pool.submit(wait)
     assert busy.wait(60)
     done = tmp_path / "done"
-    pool.submit(lambda: done.open("a").write(f"{os.getpid()}\n"))
+
+    def write() -> None:
+        with done.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+    pool.submit(write)
 
     def child() -> None:
         own = pool.submit(lambda: 1)
@@ -168,7 +173,7 @@ def test_a_signal_between_two_lines_leaves_no_iterator_locked() -> None:
 
         def interrupt(frame: Any, event: str, _: Any) -> Any:
             nonlocal steps
-            if not frame.f_code.co_filename.endswith(("one_pass.py", "pass_iterator.py")):
+            if not frame.f_code.co_filename.endswith(("one_pass.py", "epoch_iterator.py")):
                 return None
             frame.f_trace_opcodes = True
             if event == "opcode":

@@ -18,9 +18,9 @@ ROW = (
     (("lazy", "a batch, padded when it is taken", "LazyBatches.__getitem__"),),
     (("shard", "the next one of its shard", "ShardItems.take"),),
     (("sent", "made by a worker: sent in a message", "WorkerReceiver.take"),),
-    (("consumer", "micro-batch m of this rank", "ConsumerIterator.__next__"),),
+    (("consumer", "micro-batch m of this rank", "WorkerIterator.__next__"),),
     (("ahead", "pinned or copied to a device, if asked for", "Lookahead.__next__"),),
-    (("loop", "your loop", "PassIterator.__next__"),),
+    (("loop", "your loop", "EpochIterator.__next__"),),
 )  # fmt: skip
 ROW_ARROWS = tuple((one[0][0], two[0][0]) for one, two in pairwise(ROW))
 #: Boxes that are not on every row's path, or every state's.
@@ -30,7 +30,7 @@ _SAVE = (
     ("ask", "save: your loop asks", "Loader.state_dict"),
     ("where", "which pass gave the last batch", "Session.state"),
     ("pass", "its epoch, and where it stands", "OnePass.state"),
-    ("m", "how many batches were delivered", "ConsumerIterator.state"),
+    ("m", "how many batches were delivered", "WorkerIterator.state"),
     ("cursors", "not counted: a cursor for each shard", "ShardItems.cursor_text"),
     ("dict", "a flat dict, with checksums", "render"),
 )
@@ -38,9 +38,9 @@ _LOAD = (
     ("give", "load: your script has a state", "Loader.load_state_dict"),
     ("changed", "with allow_changes: made to fit", "migrate"),
     ("check", "compared with this pipeline", "position_of"),
-    ("noted", "the next pass starts there", "PassCounter.load"),
+    ("noted", "the next pass starts there", "EpochCounter.load"),
     ("claim", "the first next(): it does", "Session.claim"),
-    ("begin", "rows are read from there on", "ConsumerIterator.__next__"),
+    ("begin", "rows are read from there on", "WorkerIterator.__next__"),
 )
 #: Saving to the left, loading to the right.
 STATE = tuple(zip(_SAVE, _LOAD, strict=True))

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from trainpipes._internal.callers import refuse_prepared_by_ray, warn_without_data_module
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import nearest
-from trainpipes.engine.iterating.consumer_iterator import RunOptions
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
-from trainpipes.engine.iterating.pass_iterator import PassIterator
 from trainpipes.engine.iterating.session import MOST_EPOCHS, Session
+from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.options import show
@@ -232,12 +232,12 @@ class Loader:
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name
             )
 
-    def __iter__(self) -> PassIterator:
+    def __iter__(self) -> EpochIterator:
         warn_without_data_module()
         refuse_prepared_by_ray()
         workers = self._workers if self.num_workers else None
         options = RunOptions(self.threads, workers, places=True)
-        return PassIterator(self._session, options)
+        return EpochIterator(self._session, options)
 
     @property
     def wait_seconds(self) -> float:

@@ -23,9 +23,9 @@ from trainpipes._internal.callers import (
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
-from trainpipes.engine.iterating.consumer_iterator import RunOptions
-from trainpipes.engine.iterating.pass_iterator import PassIterator
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -339,7 +339,7 @@ class Pipeline(IterableDataset[Any]):
 
     # Iteration
 
-    def __iter__(self) -> PassIterator:
+    def __iter__(self) -> EpochIterator:
         self._data_parallel()  # says now, on all ranks, what does not fit
         made = self._batching()
         if made is not None and batched_outside():
@@ -348,7 +348,7 @@ class Pipeline(IterableDataset[Any]):
                 f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
             )
         warn_without_data_module()
-        return PassIterator(self._session, RunOptions(threads=None, places=True))
+        return EpochIterator(self._session, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
         from trainpipes.look.lengths import exact_length, no_length

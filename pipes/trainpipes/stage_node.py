@@ -14,8 +14,8 @@ from torchdata.nodes import BaseNode
 
 from trainpipes._internal.checks import require
 from trainpipes.columns.run import innermost
-from trainpipes.engine.iterating.consumer_iterator import RunOptions
 from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.migrate import position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology, data_parallel

@@ -235,12 +235,13 @@ class Input:
                 )
         if None not in given:
             return tuple(name for name in given if name is not None)
-        for names in known:
-            fits = all(own in (None, name) for own, name in zip(given, names, strict=True))
-            if fits and set(names) <= set(self.columns):
-                break
-        else:
-            names = self._one_by_one(options, known)
+        fitting = (
+            names
+            for names in known
+            if set(names) <= set(self.columns)
+            and all(own in (None, name) for own, name in zip(given, names, strict=True))
+        )
+        names = next(fitting, None) or self._one_by_one(options, known)
         said = ", ".join(
             f"{option} from column {name!r}"
             for (option, own), name in zip(options.items(), names, strict=True)
@@ -325,25 +326,26 @@ class Input:
 
     def _one_by_one(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
-    ) -> list[str]:
-        """Columns of which some are given by names that are not common."""
-        found: list[str] = []
-        for place, (option, own) in enumerate(options.items()):
-            common = [names[place] for names in known]
-            usual = own or next((name for name in common if name in self.columns), None)
-            # Half of a pair says little: it is taken only where the user has named the other half.
-            if usual is None or (own is None and set(options.values()) == {None}):
-                tried = ", ".join(" + ".join(names) for names in known)
-                lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
-                what = "token ids" if option == "column" else option.replace("_", " ")
-                raise tp.SchemaError(
-                    f"{self.recipe}: no column found for the {what}; the "
-                    f"columns are {self.columns}, and names tried were {tried}: {self._other_recipe()}name "
-                    f"one by {lines}",
-                    stage=self.recipe,
-                )
-            found.append(usual)
-        return found
+    ) -> Sequence[str]:
+        """Columns of which some are given by names that are not common. Half of a pair says little: it is
+        taken only where the user has named the other half."""
+        found = {
+            option: own or next((n[place] for n in known if n[place] in self.columns), None)
+            for place, (option, own) in enumerate(options.items())
+        }
+        lacking = [option for option, name in found.items() if name is None]
+        if set(options.values()) == {None}:
+            lacking = list(options)
+        if lacking:
+            tried = ", ".join(" + ".join(names) for names in known)
+            lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
+            what = "token ids" if lacking[0] == "column" else lacking[0].replace("_", " ")
+            raise tp.SchemaError(
+                f"{self.recipe}: no column found for the {what}; the columns are {self.columns}, and names "
+                f"tried were {tried}: {self._other_recipe()}name one by {lines}",
+                stage=self.recipe,
+            )
+        return [name for name in found.values() if name is not None]
 
     def _other_recipe(self) -> str:
         """The recipe that takes such columns, if it is another one."""

@@ -112,7 +112,7 @@ def preference(
             rows = given.rows([*names] if prompt is None else [prompt, *names])
             if prompt is None:
                 prompt = "shared prompt"
-                rows = rows.then(SplitPrompt(*names, prompt))
+                rows = rows.then(SplitPrompt(names[0], names[1], prompt))
         for name in names:
             if are_texts:
                 rows = checked(rows, Answered(name, on_error=on_error))

@@ -104,9 +104,9 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
             on_step(step, micro, loss)
         if step % LOG_EVERY == 0:
             mean = over_ranks(total).item() / (step - logged) / RANKS
-            seconds, waits = time.perf_counter() - began, loader.wait_seconds - waited
+            seconds, idle = time.perf_counter() - began, loader.wait_seconds - waited
             rate = f"{tokens * (step - logged) / seconds:,.0f} tokens/s"
-            report(f"step {step}: loss {mean:.4f}, {rate}, {waits / seconds:.1%} waiting for data")
+            report(f"step {step}: loss {mean:.4f}, {rate}, {idle / seconds:.1%} waiting for data")
             began, waited = time.perf_counter(), loader.wait_seconds
             logged = step
             total.zero_()
@@ -126,7 +126,9 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
             cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=longest, max_length_k=longest,
         ).logits  # fmt: skip
     found, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
-    return F.cross_entropy(found, wanted, reduction="sum") / (wanted >= 0).sum().clamp(min=1)
+    loss: Tensor = F.cross_entropy(found, wanted, reduction="sum")
+    loss /= (wanted >= 0).sum().clamp(min=1)
+    return loss
 
 
 def moved(batch: dict[str, Any]) -> dict[str, Any]:

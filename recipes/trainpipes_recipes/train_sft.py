@@ -111,7 +111,7 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
         model.save_pretrained(args.output / "model")
 
 
-def targets_of(batch: dict[str, Any]) -> Tensor:
+def targets_of(batch: dict[str, Tensor]) -> Tensor:
     """How many tokens are in the loss."""
     return (batch["labels"][:, 1:] >= 0).sum()
 

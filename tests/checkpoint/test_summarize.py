@@ -29,7 +29,6 @@ def test_a_summary_says_where_the_run_stands() -> None:
         "rank_batches": None,
         "num_shards": 12,
         "world_sizes": [1, 2, 3, 4, 6, 12],
-        "needs_others": False,
         "stages": ["from_tensors", "sharding_filter(12)", "shuffle(11)", "batch(5)", "collate"],
         "files": None,
         "rows": 300,
@@ -42,7 +41,6 @@ def test_whose_rank_a_state_is(world: int) -> None:
     for rank, one in enumerate(of_ranks(world)):
         said = summarize(FoundState("x", "", one))
         assert (said.rank, said.rank_batches) == ((rank, world), 3)
-        assert said.needs_others
 
 
 def test_a_damaged_state_is_refused() -> None:

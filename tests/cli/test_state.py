@@ -43,7 +43,7 @@ def test_json_has_names_that_stay(folder, capsys):
     (one,) = json.loads(out)
     assert set(one) == {
         "path", "keys", "problem", "format", "epoch", "batches", "rank", "rank_batches",
-        "num_shards", "world_sizes", "needs_others", "stages", "files", "rows",
+        "num_shards", "world_sizes", "stages", "files", "rows",
     }  # fmt: skip
     assert (one["keys"], one["problem"]) == ('["loader"]', None)
     code, out, err = said(capsys, "checkpoint.pt", *RECIPE, "--json")

@@ -125,7 +125,7 @@ def test_an_evaluation_on_batches_is_the_same_on_any_number_of_ranks(tmp_path: P
             assert len(set(map(round, rank[name]))) == 1
             assert len(rank[name]) == 3
     packing, skipping = alone["said"]
-    assert "packing=True is for rows that TRL prepares" in packing
+    assert "packing must be off for a pipeline that makes batches" in packing
     assert "skip_prepare_dataset" in skipping
 
 

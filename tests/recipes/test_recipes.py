@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 import trainpipes as tp
 import trainpipes_recipes
 from interpreters import python
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 from trainpipes_recipes import seq2seq, sft
 
 Batch = dict[str, torch.Tensor]
@@ -206,13 +206,6 @@ def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> N
         assert (batch["input_ids"].gather(1, last) == tokenizer.eos_token_id).all()
     for batch in seq2seq(files, tokenizer, max_length=20, batch_size=500):
         assert batch["input_ids"].shape[1] == batch["labels"].shape[1] == 20
-
-
-@pytest.mark.parametrize("recipe", [sft, seq2seq])
-def test_a_recipe_resumes_exactly(recipe: Any, tmp_path: Path) -> None:
-    table = pa.table({"prompt": texts(90, 1), "response": texts(90, 2)})
-    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=11)
-    check_resume(recipe(tmp_path, "bytes", batch_size=8, buffer_size=20), epochs=2, processes=0)
 
 
 def test_recipes_are_found_by_name(files: Path) -> None:

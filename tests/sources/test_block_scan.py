@@ -224,12 +224,3 @@ def test_compressed_bytes_that_end_early_are_found_out(kind):
         stream = open_stream(io.BytesIO(whole[:size]), kind)
         with pytest.raises(BadFileError, match=r"cut off|damaged"):
             b"".join(iter(stream.read, b""))
-
-
-def test_memory_of_a_scan_does_not_grow_with_a_row(monkeypatch):
-    monkeypatch.setattr(block_scan, "MOST_ROW_BYTES", 10_000)
-    bomb = gzip.compress(b"0" * 1_000_000)
-    for form in (Json(), PlainText("line"), Csv()):
-        stream = open_stream(io.BytesIO(gzip.compress(b'{"a":1}\n') + bomb), "gzip")
-        with pytest.raises(BadFileError, match="line 2: a row here has more than 10,000 bytes"):
-            scan(stream, True, form, "x.jsonl", None)

@@ -211,3 +211,22 @@ def test_another_row_between_those_once_sampled_is_refused() -> None:
         numbers[33] = 0
         with pytest.raises(StateError, match="data/content: saved"):
             make(numbers).batch(5).load_state_dict(state)
+
+
+def test_what_is_noted_of_a_table_beside_its_rows_is_no_part_of_a_state() -> None:
+    rows = {"x": [{"a": n} for n in range(6)], "y": [[n] for n in range(6)]}
+    table = pa.table(rows)
+    inner = pa.struct([pa.field("a", pa.int64(), metadata={"k": "v"})])
+    schema = pa.schema(
+        [pa.field("x", inner, metadata={"unit": "m"}), table.schema.field("y")],
+        metadata={"creator": "x"},
+    )
+    noted = pa.table(rows, schema=schema)
+    assert str(noted.schema) != str(table.schema)
+    state = tp.from_arrow(noted).batch(2).state_at(1)
+    pipe = tp.from_arrow(table).batch(2)
+    pipe.load_state_dict(state)
+    assert len(list(pipe)) == 2
+    renamed = tp.from_arrow(table.rename_columns(["x", "z"])).batch(2)
+    with pytest.raises(StateError):
+        renamed.load_state_dict(state)

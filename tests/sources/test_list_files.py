@@ -22,8 +22,9 @@ from trainpipes.errors import (
     MissingFilesError,
     UnreadableError,
 )
+from trainpipes.prepare import repack
 from trainpipes.sources.files import listing
-from trainpipes.sources.files.file_rows import READERS, reader_by_name
+from trainpipes.sources.files.file_rows import READERS, reader_by_name, suffixes_of
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import natural
 from trainpipes.sources.parquet.read_parquet import ReadParquet
@@ -192,15 +193,109 @@ def test_a_pipe_by_the_name_of_a_file_is_refused_and_not_waited_for(
         ListFiles(urls=tmp_path / pattern).files()
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_what_lies_beside_the_data_is_not_waited_for(tmp_path: Path) -> None:
+    names = [f"{name}/{file}" for name in ("images/cat", "saved") for file in ("1.png", "1.arrow")]
+    make(tmp_path, *names)
+    tp.write_memmap(tmp_path / "map", pa.table({"x": [1, 2]}))
+    reads: dict[str, Any] = {
+        "labels.csv": lambda: tp.read_images(tmp_path / "images", tmp_path / "labels.csv"),
+        "saved/state.json": lambda: tp.read_arrow(tmp_path / "saved"),
+        "map/manifest.json": lambda: tp.from_memmap(tmp_path / "map"),
+        "bare.bin": lambda: tp.read_memmap(tmp_path / "bare.bin", dtype="uint16", length=2),
+    }
+    for name, read in reads.items():
+        (tmp_path / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UnreadableError, match=rf"{name} must be a file, got a pipe"):
+            list(read())
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["x.txt", "x.npy"])
+def test_a_pipe_that_takes_the_place_of_a_listed_file_is_not_waited_for(
+    tmp_path: Path, name: str
+) -> None:
+    np.save(tmp_path / "x.npy", np.arange(8))
+    (tmp_path / "x.txt").write_text("a\nb\n")
+    files = tp.list_files(tmp_path / name)
+    read = {"x.txt": files.read_text, "x.npy": files.read_numpy}
+    pipe = read[name]()
+    len(pipe)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(tp.DataChangedError, match=name):
+        list(pipe)
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_output_below_a_folder_of_files_is_not_taken_for_input(tmp_path: Path, scheme: str) -> None:
+    root = f"{scheme}{tmp_path}"
+    system, path = fsspec.url_to_fs(root)
+
+    def rows(*urls: str) -> list[int]:
+        files = tp.list_files([f"{root}/{url}" for url in urls]) if urls else tp.list_files(root)
+        return [row["x"] for row in files.read_parquet()]
+
+    def write(name: str, start: int) -> None:
+        table = pa.table({"x": range(start, start + 4)})
+        tp.from_arrow(table).write_parquet(f"{root}/{name}", num_files=2)
+
+    write("en", 0)
+    write("more/de", 4)
+    assert rows() == rows("en", "more") == [*range(8)]  # several outputs are what is meant
+    with system.open(f"{path}/a.parquet", "wb") as file:
+        pq.write_table(pa.table({"x": [8]}), file)
+    with pytest.raises(
+        ConfigError, match=r"list_files: below the folder .* trainpipes in .*/en: list"
+    ):
+        rows()
+    assert rows("*.parquet", "en") == [8, *range(4)]
+    system.rm(f"{path}/en/_manifest.json")
+    system.rm(f"{path}/more", recursive=True)
+    assert rows() == [8, *range(4)]  # files of unknown origin
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://"])
+def test_output_that_is_not_finished_is_read_and_logged(
+    tmp_path: Path, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = f"{scheme}{tmp_path}/out"
+    system, path = fsspec.url_to_fs(root)
+    pipe = tp.from_arrow(pa.table({"x": range(8)}))
+    pipe.write_parquet(root, num_files=4)
+    assert len(list(tp.read_parquet(root))) == 8
+    assert not caplog.records
+    system.makedirs(f"{path}/_unfinished")  # as a kill leaves it
+    system.mv(f"{path}/_manifest.json", f"{path}/_unfinished/about.json")
+    system.rm(f"{path}/part-00003.parquet")
+    assert [row["x"] for row in tp.read_parquet(root)] == [*range(6)]
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert f"{tmp_path}/out is not finished: 3 files are there so far" in said
+
+
 def test_readers_and_names_of_files_agree(tmp_path: Path) -> None:
-    for reader, ends in READERS.items():
-        for end in ends:
+    for reader in READERS:
+        for end in suffixes_of(reader):
             assert reader_by_name(f"a{end}") == reader
             files = tp.list_files(make(tmp_path / end, f"x/a{end}", "other.zip"))
             stages: Any = getattr(files, reader)().stages
             with suppress(tp.DataError):  # it is none of its format, but it is found
                 stages[1].open_files(stages[:1])
             assert [name.rpartition("/")[2] for name in found(stages[0])] == [f"a{end}"], reader
+
+
+def test_what_one_reader_lists_repack_reads(tmp_path: Path) -> None:
+    for name, content in (("a.md", "one\ntwo\n"), ("b.tab", "x\ty\n1\t2\n")):
+        folder = tmp_path / name[0]
+        folder.mkdir()
+        (folder / name).write_text(content)
+        repack(str(folder), tmp_path / f"{name}-out")
+    assert [row["text"] for row in tp.read_parquet(tmp_path / "a.md-out")] == ["one", "two"]
+    assert list(tp.read_parquet(tmp_path / "b.tab-out")) == [{"x": 1, "y": 2}]
+    (tmp_path / "b" / "README.md").write_text("what is here")
+    repack(str(tmp_path / "b"), tmp_path / "again")
+    assert list(tp.read_parquet(tmp_path / "again")) == [{"x": 1, "y": 2}]
 
 
 def found(stage: Any) -> list[str]:

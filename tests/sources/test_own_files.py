@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -340,3 +341,24 @@ def test_damaged_and_changed_files_of_a_format_are_named(folder):
     (folder / "2.i8").write_bytes(b"1234567")
     with pytest.raises(tp.UnreadableError, match=r"1 of 3 files(?s:.*)2\.i8: ValueError: 7 bytes"):
         list(tp.read_files(folder, Numbers()))
+
+
+class Chosen(Numbers):
+    """The same, by number, too."""
+
+    random_access = True
+
+    def take(self, data: Any, layout: tp.Layout, rows: Any, columns: Any) -> Any:
+        return pa.record_batch({"x": np.frombuffer(data.mapped(), "<i8")[rows]})
+
+
+def test_rows_of_a_format_that_takes_them_by_number_can_be_chosen(folder):
+    pipe = tp.read_files(folder, Chosen())
+    seen = xs(pipe.sharding_filter(2).shuffle(scope="global", seed=3))
+    assert seen != sorted(seen) == list(range(30))
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file(f"/numbers/{folder.name}/0.i8", (folder / "0.i8").read_bytes())
+    there = tp.read_files(f"memory://numbers/{folder.name}", Chosen())
+    assert xs(there) == list(range(10))
+    with pytest.raises(tp.ConfigError, match=r"files that are on this machine, and .*0\.i8 is not"):
+        list(there.shuffle(scope="global"))

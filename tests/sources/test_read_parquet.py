@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -15,12 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from interpreters import python
 from trainpipes.errors import (
@@ -87,30 +83,6 @@ def test_all_rows_come_in_file_order(uneven: Path) -> None:
     reader = found.reader()
     parts = [reader.read(n, 0, rows) for n, rows in enumerate(found.lengths.tolist())]
     assert pa.concat_tables(parts).equals(table(0, int(found.lengths.sum())))
-
-
-@settings(max_examples=40, deadline=None)
-@given(data=st.data())
-def test_any_sequence_of_reads_gives_the_rows_that_are_there(
-    uneven: Path, data: st.DataObject
-) -> None:
-    found = source(uneven)
-    firsts = np.concatenate([[0], np.cumsum(found.lengths)])
-    batch_bytes = data.draw(st.sampled_from([200, 5000, 1 << 20]))
-    row_groups.BATCH_BYTES, kept = batch_bytes, row_groups.BATCH_BYTES
-    try:
-        reader = found.reader()
-        for _ in range(data.draw(st.integers(1, 12))):
-            block = data.draw(st.integers(0, len(found.lengths) - 1))
-            length = int(found.lengths[block])
-            start = data.draw(st.integers(0, length))
-            stop = data.draw(st.integers(start, min(length, start + 700)))
-            rows = reader.read(block, start, stop)
-            first = int(firsts[block])
-            assert rows.equals(table(first + start, first + stop))
-            assert rows.schema.equals(found.schema, check_metadata=True)
-    finally:
-        row_groups.BATCH_BYTES = kept
 
 
 def test_reading_on_decodes_nothing_twice_and_reading_back_opens_anew(
@@ -192,58 +164,6 @@ def test_a_filter_on_paths_leaves_files_out(uneven: Path) -> None:
     found = ReadParquet().open_files(stages)
     assert found.lengths.tolist() == [2, 2, 2, 2]
     assert found.fingerprint()["files"] == 1
-
-
-def test_readers_of_one_source_have_places_of_their_own_in_threads(uneven: Path) -> None:
-    found = source(uneven)
-    long = found.lengths.tolist().index(5000)
-    first = int(found.lengths[:long].sum())
-    wrong: list[int] = []
-
-    def work(seed: int) -> None:
-        reader = found.reader()
-        for start in np.random.default_rng(seed).integers(0, 4900, 10).tolist():
-            if not reader.read(long, start, start + 50).equals(
-                table(first + start, first + start + 50)
-            ):
-                wrong.append(start)
-            reader.read(0, 0, 7)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_a_pickled_source_reads_the_same(uneven: Path) -> None:
-    found = pickle.loads(pickle.dumps(source(uneven, ["id"])))
-    assert found.reader().read(3, 10, 12).to_pylist() == [{"id": 18}, {"id": 19}]
-
-
-def test_rows_beyond_a_row_group_are_a_mistake_of_the_caller(uneven: Path) -> None:
-    reader = source(uneven).reader()
-    for start, stop in ((0, 8), (-1, 2), (3, 2)):
-        with pytest.raises(IndexError, match=f"rows {start} to {stop} of a row group with 7 rows"):
-            reader.read(0, start, stop)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks /proc for open files")
-def test_a_closed_reader_reads_again_and_holds_no_file(uneven: Path) -> None:
-    def held() -> list[str]:
-        links = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
-        return [link for link in links if os.path.exists(link) and str(uneven) in os.readlink(link)]
-
-    found = source(uneven)
-    reader = found.reader()
-    last = len(found.lengths) - 1
-    for block in (0, 3, 6, last):
-        reader.read(block, 0, 1)
-        assert len(held()) == 1
-    reader.close()
-    assert held() == []
-    assert reader.read(last, 1, 2).num_rows == 1
 
 
 def test_files_in_an_archive_and_in_memory_are_read_too(uneven: Path, tmp_path: Path) -> None:
@@ -481,23 +401,6 @@ def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_pa
         SchemaError, match=r"row group 0, row 0: column 'x' is int64 here and double"
     ):
         found.reader().read(0, 0, 1)
-
-
-def test_an_interrupted_read_loses_no_rows(
-    one: tuple[Path, FileSource], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = one[1].reader()
-    reader.read(0, 0, 10)
-    decode = RowGroups.decode
-
-    def interrupt(*_: Any) -> Any:
-        monkeypatch.setattr(RowGroups, "decode", decode)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RowGroups, "decode", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        reader.read(1, 0, 10)
-    assert reader.read(1, 0, 10).equals(table(1000, 1010))
 
 
 def test_footers_stay_parsed_within_bounds(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:

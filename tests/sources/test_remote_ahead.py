@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -75,20 +75,42 @@ def test_shuffled_row_groups_are_fetched_side_by_side(far: Path) -> None:
     assert 2 <= Far.most <= MAX_THREADS
 
 
-def test_shuffled_blocks_of_arrays_are_fetched_side_by_side(far: Path) -> None:
+def arrow(path: Path, x: np.ndarray) -> None:
+    table = pa.table({"x": x, "kind": pa.array(["a", "b"] * 50).dictionary_encode()})
+    with pa.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table, max_chunksize=25)
+
+
+def arrays(save: Callable[..., None]) -> Callable[[Path, np.ndarray], None]:
+    return lambda path, x: save(path, x=x, y=x * 0.5)
+
+
+@pytest.mark.parametrize(
+    ("write", "read"),
+    [
+        (arrays(np.savez), tp.read_numpy),
+        (arrays(np.savez_compressed), tp.read_numpy),
+        (arrow, tp.read_arrow),
+    ],
+    ids=["arrays", "compressed arrays", "record batches"],
+)
+def test_shuffled_blocks_are_fetched_side_by_side_by_a_request_each(
+    far: Path, write: Any, read: Any
+) -> None:
+    suffix = ".arrows" if read is tp.read_arrow else ".npz"
     for file in range(12):
-        x = np.arange(100 * file, 100 * file + 100)
-        np.savez(far / f"{file}.npz", x=x, y=x * 0.5)
-        Far("far").pipe_file(f"/arrays/{file}.npz", (far / f"{file}.npz").read_bytes())
+        path = far / f"{file}{suffix}"
+        write(path, np.arange(100 * file, 100 * file + 100))
+        Far("far").pipe_file(f"/blocks/{path.name}", path.read_bytes())
 
     def batches(place: str | Path) -> tp.Pipeline:
-        pipe = tp.read_numpy(str(place), block_rows=25, index=False).shuffle(300, seed=1).batch(8)
+        pipe = read(str(place), block_rows=25, index=False).shuffle(300, seed=1).batch(8)
         len(pipe)
         Far.most = Far.asked = 0
         return pipe
 
     expected = [digest(b) for b in batches(far)]
-    assert [digest(b) for b in tp.Loader(batches("far://arrays/*.npz"), threads=0)] == expected
+    assert [digest(b) for b in tp.Loader(batches("far://blocks"), threads=0)] == expected
     assert 2 <= Far.most <= MAX_THREADS
     assert Far.asked <= 4 * 12
 

@@ -368,15 +368,6 @@ def test_a_compressed_file_that_is_none_or_cut_off_is_named(write, ending):
         len(tp.read_json(path))
 
 
-def test_a_bomb_is_refused_in_bounded_memory(write, monkeypatch):
-    monkeypatch.setattr(block_scan, "MOST_ROW_BYTES", 1 << 20)
-    path = write("a.jsonl.gz", gzip.compress(GOOD.encode() + b'{"a":"' + b"0" * (64 << 20)))
-    with pytest.raises(
-        tp.UnreadableError, match="line 2: a row here has more than 1,048,576 bytes"
-    ):
-        len(tp.read_json(path))
-
-
 def test_explain_says_which_files_are_read_again_from_their_start(write, small_pieces, monkeypatch):
     lines = [f'{{"x": {n}}}\n'.encode() for n in range(2000)]
     one = write("a.jsonl.gz", gzip.compress(b"".join(lines)))

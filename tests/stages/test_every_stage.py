@@ -4,11 +4,14 @@ import json
 import warnings
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +65,31 @@ def test_a_process_that_is_not_forked_from_here_resumes_the_whole_chain(folder):
         check_resume(
             FINITE[name](folder), processes=1, every=9, epochs=2, start_method="forkserver"
         )
+
+
+WORKERS = [
+    "batch / tokens",
+    "bucket_by_length / tokens",
+    "flat_map / rows",
+    "image_transform",
+    "pack",
+    "pack / concat",
+]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *({"threads": 2, "name": n} for n in FINITE),
+        *({"num_workers": 2, "name": n} for n in WORKERS),
+    ],
+    ids=str,
+)
+def test_threads_and_workers_give_the_same(how, folder):
+    make = FINITE[how["name"]]
+    options = {name: value for name, value in how.items() if name != "name"}
+    expected = [digest(item) for item in tp.Loader(make(folder), threads=0)]
+    assert [digest(item) for item in tp.Loader(make(folder), **options)] == expected
 
 
 @pytest.mark.parametrize("name", FINITE)
@@ -136,3 +164,59 @@ def test_rows_that_are_cut_anew_resume_within_windows_and_over_their_ends(
         assert [digest(item) for item in islice(then, 40 - stop)] == items[stop:] or stop == len(
             items
         )
+
+
+IDS = [[1 + 100 * row + k for k in range(4)] for row in range(30)]
+SAME = pa.table({"input_ids": pa.array(IDS, pa.list_(pa.int64())), "n": range(30)})
+#: The rows of a table as others have them.
+KINDS: dict[str, Callable[[Path], tp.Pipeline]] = {
+    "dicts": lambda _: tp.from_dataset(SAME.to_pylist()),
+    "dicts of tensors": lambda _: tp.from_dataset(
+        [{name: torch.tensor(value) for name, value in row.items()} for row in SAME.to_pylist()]
+    ),
+    "dicts on the way": lambda _: tp.from_arrow(SAME).map(dict),
+    "tensors": lambda _: tp.from_tensors(input_ids=torch.tensor(IDS), n=torch.arange(30)),
+    "memory map": lambda folder: tp.from_memmap(
+        tp.write_memmap(folder / "rows", {"input_ids": np.array(IDS), "n": np.arange(30)}).paths[0]
+    ),
+}
+STAGES: dict[str, Callable[[tp.Pipeline], tp.Pipeline]] = {
+    "add_labels": lambda p: p.add_labels(ignore=[1, 102]),
+    "batch": lambda p: p.batch(max_tokens=9),
+    "batch, integers": lambda p: p.batch(max_tokens=90, column="n"),
+    "bucket_by_length": lambda p: p.bucket_by_length(4, column="n", buffer_size=12),
+    "drop_columns": lambda p: p.drop_columns("n"),
+    "encode_labels": lambda p: p.encode_labels("n", classes=30),
+    "enumerate": lambda p: p.enumerate(),
+    "filter": lambda p: p.filter(pc.field("n") > 7),
+    "map_batches": lambda p: p.map_batches(lambda c: {"x": c["n"] + 1}, format="numpy"),
+    "mask_tokens": lambda p: p.mask_tokens(0.5, mask_token_id=7, vocab_size=4000, special_ids=[]),
+    **{
+        f"pack, {method}": lambda p, method=method: p.pack(6, method=method, along=[])
+        for method in ("best_fit", "first_fit", "concat")
+    },
+    "pack, padded": lambda p: p.pack(6).batch(4).pad_collate(),
+    "pad_collate": lambda p: p.batch(4).pad_collate(mask=False),
+    "rename": lambda p: p.rename({"n": "x"}),
+    "sample": lambda p: p.sample(0.5),
+    "sample, key": lambda p: p.sample(0.5, key="n"),
+    "select": lambda p: p.select("n"),
+    "split": lambda p: p.split({"a": 0.5, "b": 0.5}, key="n")["a"],
+    "truncate": lambda p: p.truncate(2, truncation_side="left"),
+    "with_columns": lambda p: p.with_columns(lambda c: {"x": c["n"] + 1}, format="numpy"),
+}
+
+
+def plain(item: Any) -> Any:
+    """An item in lists and numbers."""
+    if isinstance(item, dict):
+        return {name: plain(value) for name, value in item.items()}
+    return [plain(one) for one in item] if isinstance(item, list) else np.asarray(item).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_gives_the_same_whatever_rows_come_as(name: str, kind: str, tmp_path: Path) -> None:
+    expected = [plain(item) for item in STAGES[name](tp.from_arrow(SAME))]
+    assert [plain(item) for item in STAGES[name](KINDS[kind](tmp_path))] == expected
+    assert expected

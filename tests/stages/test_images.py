@@ -506,10 +506,6 @@ def test_a_transform_resumes_exactly_also_in_processes() -> None:
     rows = photos(20).sharding_filter(2).shuffle(7).image_transform
     check_resume(rows(Noise()).batch(3).collate(), processes=1, every=3, epochs=2)
     plain = [digest(batch) for batch in rows(Noise()).batch(4).collate()]
-    threads = tp.Loader(rows(Noise()).batch(4).collate(), threads=2)
-    assert [digest(batch) for batch in threads] == plain
-    workers = tp.Loader(rows(Noise()).batch(4).collate(), num_workers=2)
-    assert [digest(batch) for batch in workers] == plain
     own = rows(Noise(), num_workers=2).batch(4).collate()
     assert [digest(batch) for batch in own] == plain
 

@@ -15,17 +15,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from drawn import examples
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
-from trainpipes.nodes import Batch, FromArrow, Pack, PadCollate
 from trainpipes.sources.arrow import from_arrow as arrow
 from trainpipes.stages.batch import Batch as BatchStage
 from trainpipes.stages.pack import Pack as PackStage
-from trainpipes.testing import check_resume, digest
+from trainpipes.testing import digest
 
 METHODS = ("best_fit", "first_fit", "concat")
 EVERY = pytest.mark.parametrize("method", METHODS)
@@ -235,17 +233,6 @@ def test_other_columns_are_packed_where_they_are_named_and_left_out_where_not() 
     assert batch["weight"].dtype == torch.float32
 
 
-@EVERY
-def test_rows_that_are_dicts_or_tensors_are_packed_as_arrow_rows_are(method: Any) -> None:
-    pipe = source([4] * 9).pack(6, method=method, buffer_size=4)
-    expected = [digest(row) for row in pipe]
-    dicts = tp.from_dataset([{"input_ids": ids} for ids in ids_of([4] * 9)])
-    tensors = tp.from_tensors(input_ids=torch.tensor(ids_of([4] * 9)))
-    for rows in (dicts, tensors, source([4] * 9).map(dict)):
-        found = [digest(row) for row in rows.pack(6, method=method, buffer_size=4)]
-        assert found == expected
-
-
 def test_pad_collate_makes_tensors_and_says_where_sequences_start() -> None:
     rows = source([3, 2, 8, 5, 1, 4])
     pipe = rows.pack(8, method="first_fit", buffer_size=6).batch(2).pad_collate()
@@ -265,13 +252,6 @@ def test_pad_collate_makes_tensors_and_says_where_sequences_start() -> None:
         assert batch["cu_seqlens"].dtype == torch.int32
         assert batch["cu_seqlens"].tolist() == [0, *np.cumsum(sizes).tolist()]
         assert batch["max_seqlen"] == max(sizes)
-
-
-def test_pad_collate_has_the_same_of_rows_that_were_dicts_on_the_way() -> None:
-    packed = source(MIXED).pack(8, buffer_size=7)
-    expected = list(packed.batch(4).pad_collate())
-    found = list(packed.map(dict).batch(4).pad_collate())
-    assert [digest(batch) for batch in found] == [digest(batch) for batch in expected]
 
 
 def test_the_dtype_of_packed_tensors_can_be_chosen() -> None:
@@ -352,21 +332,6 @@ def test_an_epoch_without_documents_is_empty() -> None:
         assert list(source([0, 0, 0]).pack(8, method=method).batch(2)) == []
 
 
-def test_a_chain_of_nodes_packs_as_the_pipeline_does() -> None:
-    nodes = FromArrow(table=table_of(MIXED))
-    chain = PadCollate(Batch(Pack(nodes, max_length=10, buffer_size=9), batch_size=2))
-    expected = source(MIXED).pack(10, buffer_size=9).batch(2).pad_collate()
-    assert [digest(b) for b in NodeLoader(chain)] == [digest(b) for b in expected]
-
-
-@EVERY
-def test_a_loader_with_workers_gives_the_same(method: Any) -> None:
-    rows = source(MIXED * 2).sharding_filter(4).shuffle(5)
-    pipe = rows.pack(10, method=method, buffer_size=9).batch(2).pad_collate()
-    expected = [digest(b) for b in tp.Pipeline(pipe.stages)]
-    assert [digest(b) for b in tp.Loader(pipe, num_workers=2)] == expected
-
-
 # Counts
 
 
@@ -434,17 +399,6 @@ def test_an_error_in_a_window_loses_no_row(method: Any) -> None:
         found.extend(digest(row) for row in iterator)
     found += [digest(row) for row in iterator]
     assert found == [digest(row) for row in source([3] * 40).pack(10, method=method, buffer_size=6)]
-
-
-def test_documents_of_a_parquet_file_are_packed_after_the_shuffle_and_resume(
-    tmp_path: Path,
-) -> None:
-    texts = ["word " * (k % 23) for k in range(300)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "rows.parquet", row_group_size=40)
-    rows = tp.list_files(tmp_path).read_parquet().sharding_filter(4).shuffle(64)
-    pipe = rows.tokenize("bytes", add_eos=True).pack(128, buffer_size=32).batch(2).pad_collate()
-    report = check_resume(pipe, epochs=2, every=7, processes=1)
-    assert report.items[0] > 60
 
 
 # Training

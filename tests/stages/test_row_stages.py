@@ -49,13 +49,6 @@ def test_the_usual_columns_are_cut_together_and_others_where_they_are_named() ->
     assert (len(first["input_ids"]), first["other"]) == (5, [0.5, 0.5])
 
 
-def test_rows_that_are_dicts_or_tensors_are_cut_too() -> None:
-    rows = [{"input_ids": row} for row in IDS]
-    assert [r["input_ids"] for r in tp.from_dataset(rows).truncate(1)] == [[1], [], [6], [7]]
-    tensors = tp.from_tensors(input_ids=torch.arange(6).reshape(2, 3)).truncate(2)
-    assert [r["input_ids"] for r in tensors] == [[0, 1], [3, 4]]
-
-
 # add_labels
 
 

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,24 +142,6 @@ def test_rows_of_one_key_stay_together_wherever_they_are(folder):
     both = parts_of(rows, key=["user", "id"])
     assert both != parts_of(rows, key=["id", "user"])
     assert sum(map(len, both.values())) == 500
-
-
-@pytest.mark.parametrize("kind", ["arrow", "tensors", "dicts", "dataset", "memmap"])
-def test_rows_of_every_kind_have_the_same_numbers_and_keys(kind, tmp_path):
-    x = np.arange(300)
-    source = {
-        "arrow": lambda: tp.from_arrow(pa.table({"x": x})),
-        "tensors": lambda: tp.from_tensors(x=x),
-        "dicts": lambda: tp.from_iterable(lambda: ({"x": n} for n in range(300))),
-        "dataset": lambda: tp.from_dataset([{"x": torch.tensor(n)} for n in range(300)]),
-        "memmap": lambda: tp.from_memmap(tp.write_memmap(tmp_path / "x", {"x": x}).paths[0]),
-    }[kind]()
-    names = RowNames(np.zeros(1, dtype=np.int64), [""])
-    for options in ({}, {"key": "x"}):
-        expected = [row["x"] for row in tp.from_arrow(pa.table({"x": x})).sample(0.3, **options)]
-        assert [int(row["x"]) for row in source.sample(0.3, **options)] == expected
-        assert 50 < len(expected) < 130
-    assert len(set(names.hashes(x).tolist())) == 300
 
 
 # Samples

@@ -17,7 +17,6 @@ from trainpipes._internal.messages import _warned
 from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
 from trainpipes.stage_node import node_of
 from trainpipes.stages.device import To
-from trainpipes.testing import check_resume
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -123,17 +122,6 @@ def test_after_a_break_the_state_is_that_of_the_last_batch(workers: int) -> None
     resumed = tp.Loader(batches().to("cpu"))
     resumed.load_state_dict(loader.state_dict())
     assert [batch["x"].tolist() for batch in resumed] == plain[5:]
-
-
-@pytest.mark.parametrize("kind", ["known", "filtered", "endless"])
-def test_it_resumes_exactly(kind: str) -> None:
-    pipe = batches(30)
-    if kind == "filtered":
-        rows = tp.from_tensors(x=torch.arange(40)).sharding_filter(4).shuffle(7)
-        pipe = rows.filter(lambda row: bool(row["x"] % 3)).batch(2).collate()
-    if kind == "endless":
-        pipe = pipe.repeat()
-    check_resume(pipe.to("cpu", depth=3), limit=25 if kind == "endless" else None, processes=0)
 
 
 def test_an_error_comes_where_it_would_have_come() -> None:

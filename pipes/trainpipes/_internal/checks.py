@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,7 +19,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 
 from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError, MissingExtraError
+from trainpipes.errors import ConfigError, MissingExtraError, UnreadableError
 
 #: The largest count that arrays of row numbers can hold.
 LARGEST = 2**63 - 1
@@ -129,6 +131,28 @@ def byte_count(value: Any, option: str, least: int = 1) -> int:
     return int(value)
 
 
+def refuse_special(path: str, mode: int | None = None) -> None:
+    """Raise if a local path is a pipe, a socket or a device: to open one may wait without end.
+
+    Args:
+        path: where; what is not there is not refused.
+        mode: by ``os.stat``, where that is known.
+
+    Raises:
+        UnreadableError: it is one.
+    """
+    if mode is None:
+        try:
+            mode = os.stat(path).st_mode
+        except (OSError, ValueError):
+            return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnreadableError(
+            f"{path} must be a file, got a pipe, a socket or a device: write what comes from it to a file",
+            path=path,
+        )
+
+
 def local_path(value: Any, option: str) -> str:
     """``value``, a path on this machine, as text; raises otherwise.
 
@@ -172,9 +196,18 @@ def column_names(value: Any, option: str, least: int = 1) -> list[str]:
 
 
 def _once(names: Sequence[str], option: str) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(repeated(names))
     if twice:
         raise ConfigError(f"{option} must name each column once, got {shown(twice[0])} twice")
+
+
+def repeated(names: Iterable[str]) -> list[str]:
+    """The names that come more than once, in order.
+
+    >>> repeated(["b", "a", "c", "a", "b", "b"])
+    ['b', 'a']
+    """
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 # How options are declared: what stands in Annotated is called with the value and the option's name

@@ -33,7 +33,8 @@ def need_columns(
     Raises:
         SchemaError: names the missing ones, the nearest names, and all that are there.
     """
-    missing = [name for name in wanted if name not in present]
+    known = frozenset(present)
+    missing = [name for name in wanted if name not in known]
     if not missing:
         return
     said = ", ".join(f"{name!r}{nearest(name, present)}" for name in missing)

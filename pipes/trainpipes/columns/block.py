@@ -257,7 +257,10 @@ class Block:
         rows = slice(start, stop)
         epoch, part = _at(self.epoch, rows), _at(self.part, rows)
         found = Block([], self.ids[rows], epoch=epoch, part=part)
-        found._pieces = self._between(start, stop) or [self._pieces[0].slice(0, 0)]
+        if len(self._pieces) == 1:
+            found._pieces = [self._pieces[0].slice(start, stop)]
+        else:
+            found._pieces = self._between(start, stop) or [self._pieces[0].slice(0, 0)]
         return found if self.made_of is None else found._made_of(self.made_of.at(rows))
 
     def rows(self) -> list[Any]:

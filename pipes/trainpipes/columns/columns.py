@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import no_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
@@ -140,8 +141,7 @@ def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> 
             stage=str(asker),
         )
     if isinstance(columns, pa.Table):
-        names = columns.column_names
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(repeated(columns.column_names))
         if twice:
             raise SchemaError(
                 f"{asker}: the function returned a table with two columns {twice[0]!r}, of which a "

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require
 from trainpipes.config.document import LARGEST, path_steps
 from trainpipes.config.read import Reader
 from trainpipes.errors import ConfigError
@@ -55,11 +55,8 @@ def load(
     >>> tp.load(path, changes={"stages[1].count": 5}).stages[1]
     take(5)
     """
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(
-            f"load(path) must be the path of a YAML file, got {shown(path)}; of a text, "
-            "trainpipes.config.loads(text) makes the pipeline"
-        )
+    way = "of a text, trainpipes.config.loads(text) makes the pipeline"
+    require(isinstance(path, str | os.PathLike), "load(path)", "the path of a YAML file", path, way)
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:
@@ -93,8 +90,7 @@ def loads(
     list_files('data')
       .take(3)
     """
-    if not isinstance(text, str):
-        raise ConfigError(f"loads(text) must be text, got {shown(text)}")
+    require(isinstance(text, str), "loads(text)", "text", text)
     reader = Reader(name, allow_imports, storage_options)
     root = reader.document.parse(text)
     for path, value in (changes or {}).items():
@@ -123,10 +119,7 @@ def parse_change(text: str) -> tuple[str, Any]:
     """
     path, mark, value = text.partition("=")
     path = path.strip()
-    if not mark or not path:
-        raise ConfigError(
-            f"a change must be path=value, such as options.batch_size=16, got {shown(text)}"
-        )
+    require(mark and path, "a change", "path=value, such as options.batch_size=16", text)
     path_steps(path)
     reader = Reader(f"the change {path}")
     return path, reader.value(reader.document.parse(value), path)

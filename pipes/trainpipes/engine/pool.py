@@ -55,7 +55,7 @@ class Priority(IntEnum):
     READING_AHEAD = 1  #: windows that will be needed; a thread stays free for what cannot wait
 
 
-class Ticket:
+class Future:
     """A task, and what came of it."""
 
     __slots__ = ("_done", "_result", "_work", "begun", "error")
@@ -111,7 +111,7 @@ class Pool:
         # A lock in C: Ctrl-C between a Condition's own __enter__ and the block would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._tasks: tuple[deque[Ticket], ...] = tuple(deque() for _ in Priority)
+        self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
         self._idle = 0
         self._running = 0
@@ -121,17 +121,17 @@ class Pool:
         self._closed = False
         _pools.add(self)
 
-    def submit(self, work: Callable[[], Any], priority: Priority = Priority.MAKING) -> Ticket:
+    def submit(self, work: Callable[[], Any], priority: Priority = Priority.MAKING) -> Future:
         """Have something done, after what was submitted before with the same priority."""
-        ticket = Ticket(work)
+        future = Future(work)
         with self._lock:
-            self._tasks[priority].append(ticket)
+            self._tasks[priority].append(future)
             thread = self._next_thread()
         if thread is not None:
             # Without the lock: this waits for the thread, which may collect garbage first, and so close
             # the pool of an iterator that is no more.
             thread.start()
-        return ticket
+        return future
 
     def _next_thread(self) -> threading.Thread | None:
         """Have one more thread at work: an idle one, or one to be started."""
@@ -157,15 +157,15 @@ class Pool:
                 # Garbage may have been collected since, and have closed the pool.
                 if not self._tasks[priority]:
                     continue
-                ticket = self._tasks[priority].popleft()
-                mine = not ticket.begun
-                ticket.begun = True
+                future = self._tasks[priority].popleft()
+                mine = not future.begun
+                future.begun = True
                 self._running += 1
                 self._reading_ahead += priority is Priority.READING_AHEAD
             if mine:
                 _own.pool = self
-                ticket.run()
-            del ticket  # and what it holds
+                future.run()
+            del future  # and what it holds
             with self._lock:
                 self._running -= 1
                 self._reading_ahead -= priority is Priority.READING_AHEAD
@@ -183,25 +183,25 @@ class Pool:
                 return priority
         return None
 
-    def result(self, ticket: Ticket) -> Any:
+    def result(self, future: Future) -> Any:
         """What came of a task, once it is done; raises what it raised."""
-        if not ticket.done:
+        if not future.done:
             mine = False
             with self._lock:
                 alone = self._closed or not self._alive
-                if not ticket.begun and (self._shares or alone):
-                    ticket.begun = mine = True
-                elif not ticket.begun:
-                    self._put_first(ticket)
-            return ticket.result(wait=not mine)
-        return ticket.result()
+                if not future.begun and (self._shares or alone):
+                    future.begun = mine = True
+                elif not future.begun:
+                    self._put_first(future)
+            return future.result(wait=not mine)
+        return future.result()
 
-    def _put_first(self, ticket: Ticket) -> None:
+    def _put_first(self, future: Future) -> None:
         """Have a thread do next what somebody waits for, even if it then waits itself."""
         for tasks in self._tasks:
-            if ticket in tasks:
-                tasks.remove(ticket)
-        self._tasks[Priority.MAKING].appendleft(ticket)
+            if future in tasks:
+                tasks.remove(future)
+        self._tasks[Priority.MAKING].appendleft(future)
         self._changed.notify()
 
     def close(self) -> None:

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainpipes._internal.checks import need
-from trainpipes._internal.text import shown
-from trainpipes.engine.iterating.pass_iterator import PassIterator
+from trainpipes._internal.checks import need, require
+from trainpipes.engine.iterating.epoch_iterator import EpochIterator
 from trainpipes.errors import ConfigError
 from trainpipes.loader import Loader
 from trainpipes.look.lengths import no_length
@@ -63,11 +62,8 @@ def loader(
         ConfigError: ``pipe`` is no pipeline that makes batches, ``Loader`` has no such option, or other
             processes read the pipeline than the accelerator has.
     """
-    if not isinstance(accelerator, Accelerator):
-        raise ConfigError(
-            f"loader(accelerator) must be an accelerate.Accelerator, got {shown(accelerator)}; write "
-            "loader(pipe, accelerator)"
-        )
+    good, way = isinstance(accelerator, Accelerator), "write loader(pipe, accelerator)"
+    require(good, "loader(accelerator)", "an accelerate.Accelerator", accelerator, way)
     if isinstance(pipe, Pipeline):
         pipe._need_batches("loader(pipe)")
     made = AccelerateLoader(Loader(pipe, **options), accelerator, allow_changes)
@@ -98,8 +94,8 @@ class AccelerateLoader(DataLoaderStateMixin):
         self._accelerator = accelerator
         if accelerator.split_batches and accelerator.num_processes > 1:
             raise ConfigError(
-                "split_batches must be off, since a pipeline's batch size is that of one process: leave it "
-                f"out, and for batches of n rows write .batch(n // {accelerator.num_processes})"
+                "split_batches must be off, since a pipeline's batch size is that of one process, got True; "
+                f"leave it out, and for batches of n rows write .batch(n // {accelerator.num_processes})"
             )
         self._check_ranks()
 
@@ -114,14 +110,14 @@ class AccelerateLoader(DataLoaderStateMixin):
             if world != replicas:
                 raise ConfigError(
                     "processes that hold parts of one model replica must read the same batches, got a "
-                    f"pipeline that is read by {world} ranks, and {replicas} replicas: write "
+                    f"pipeline that is read by {world} ranks, and {replicas} replicas; write "
                     f"loader(pipe.distributed({mesh if replicas > 1 else 'rank=0, world_size=1'}), "
                     "accelerator)"
                 )
         elif world != processes and self.loader.pipeline._ranks is None:
             raise ConfigError(
                 "as many ranks read a pipeline as there are processes of the accelerator, got "
-                f"WORLD_SIZE={world} in the environment and num_processes={processes}: make the Accelerator "
+                f"WORLD_SIZE={world} in the environment and num_processes={processes}; make the Accelerator "
                 "first, on CPUs as Accelerator(cpu=True), or say pipe.distributed(rank=..., world_size=...)"
             )
 
@@ -131,7 +127,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         batches = iter(self.loader)
         return self._tracked(batches, self._steps_of_all(batches))
 
-    def _tracked(self, batches: PassIterator, steps: int | None) -> Iterator[Any]:
+    def _tracked(self, batches: EpochIterator, steps: int | None) -> Iterator[Any]:
         """Batches on the device, while Accelerate knows that this loader is at work, and how far."""
         self.begin()
         self.remainder = 0
@@ -159,7 +155,7 @@ class AccelerateLoader(DataLoaderStateMixin):
             batch, accelerator.device, non_blocking=accelerator.dataloader_config.non_blocking
         )
 
-    def _steps_of_all(self, batches: PassIterator) -> int | None:
+    def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """How many steps all ranks take in this pass, if one may have to be filled up."""
         session = self.loader._session
         plan, (_, world) = session.plan, session.ranks()
@@ -168,7 +164,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         if not plan.counts.known or plan.chain.endless:
             raise ConfigError(
                 'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '
-                f'advance, got {no_length(plan)}. Write tail="even", which leaves out the '
+                f'advance, got {no_length(plan)}; write tail="even", which leaves out the '
                 "last few, or let ranks end apart with DataLoaderConfiguration(even_batches=False), and call "
                 "accelerator.reduce() once, after the loop"
             )
@@ -203,7 +199,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         """What ``skip_first_batches`` and ``prepare_data_loader`` would make another loader of."""
         raise ConfigError(
             "a loader of trainpipes.integrations.accelerate is iterated itself, got one that "
-            "skip_first_batches(loader, n) or prepare_data_loader(loader) is to make another of: leave that "
+            "skip_first_batches(loader, n) or prepare_data_loader(loader) is to make another of; leave that "
             "out; after accelerator.load_state(folder) it goes on where it was saved"
         )
 
@@ -257,7 +253,7 @@ def _rows_in(batch: Any) -> int:
     if not found:
         raise ConfigError(
             "the last batches of all ranks are filled up to as many rows, where they are tensors, arrays or "
-            f"lists of rows, got {type(batch).__name__}: let the pipeline end with pad_collate() or "
+            f"lists of rows, got {type(batch).__name__}; let the pipeline end with pad_collate() or "
             "collate()"
         )
     return found[0]

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainpipes._internal.checks import need
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import need, require
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
@@ -82,10 +81,7 @@ def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) ->
         ConfigError: ``loader`` is no ``Loader``.
         StateError: batches are not counted, and not all workers asked for the position in time.
     """
-    if not isinstance(loader, Loader):
-        raise ConfigError(
-            f"save(loader) must be a trainpipes.Loader, got {shown(type(loader).__name__)}"
-        )
+    require(isinstance(loader, Loader), "save(loader)", "a trainpipes.Loader", loader)
     (Path(folder) / name).write_text(json.dumps(loader.whole_state()))
 
 
@@ -114,11 +110,9 @@ def load(
     """
     if checkpoint is None:
         return False
-    if not isinstance(checkpoint, ray.train.Checkpoint):
-        raise ConfigError(
-            "load(checkpoint) must be what ray.train.get_checkpoint() gives, got "
-            f"{shown(checkpoint)}; for a folder write ray.train.Checkpoint.from_directory(folder)"
-        )
+    good = isinstance(checkpoint, ray.train.Checkpoint)
+    way = "for a folder write ray.train.Checkpoint.from_directory(folder)"
+    require(good, "load(checkpoint)", "what ray.train.get_checkpoint() gives", checkpoint, way)
     path = f"{checkpoint.path}/{name}"
     try:
         with checkpoint.filesystem.open_input_stream(path) as file:

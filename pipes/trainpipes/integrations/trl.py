@@ -70,7 +70,7 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         if isinstance(train_dataset, IterableDataset) and pipeline_of(train_dataset) is not None:
             raise ConfigError(
                 "train_dataset must be the pipeline itself, got one of pipe.to_hf(), of which no position "
-                "would be kept: write train_dataset=pipe, and make batches by the recipe "
+                "would be kept; write train_dataset=pipe, and make batches by the recipe "
                 f"{self.recipe}"
             )
         if isinstance(eval_dataset, dict):
@@ -87,8 +87,8 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         )
         if isinstance(self.train_dataset, _Shown):
             raise ConfigError(
-                "dataset_kwargs={'skip_prepare_dataset': True} is for datasets, got a pipeline, of which "
-                "nothing is prepared: leave it out"
+                "dataset_kwargs must not say skip_prepare_dataset of a pipeline, of which nothing is "
+                "prepared, got True; leave it out"
             )
 
     def _shown(self, name: str, dataset: Any) -> Any:
@@ -108,8 +108,8 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         for name, cure in CONTRADICTING.items():
             if getattr(args, name, False):
                 raise ConfigError(
-                    f"{name}={getattr(args, name)!r} is for rows that TRL prepares, got a pipeline that "
-                    f"makes batches: {cure}"
+                    f"{name} must be off for a pipeline that makes batches, got {getattr(args, name)!r}; "
+                    f"{cure}"
                 )
         return dataset.pipeline
 

@@ -83,7 +83,6 @@ class StateSummary:
         rank_batches: batches that this rank has delivered.
         num_shards: S.
         world_sizes: numbers of ranks that may load it.
-        needs_others: whether ranks of another number need the states of all ranks merged.
         stages: of the pipeline, each with its main option.
         files: of the data; None where it is in none.
         rows: of the data; None where they are not counted.
@@ -96,7 +95,6 @@ class StateSummary:
     rank_batches: int | None
     num_shards: int
     world_sizes: list[int]
-    needs_others: bool
     stages: list[str]
     files: int | None
     rows: int | None
@@ -188,7 +186,6 @@ def summarize(found: FoundState) -> StateSummary:
         rank_batches=None if rank is None else slots_before(position.m, *rank),
         num_shards=position.num_shards,
         world_sizes=divisors(position.num_shards),
-        needs_others=rank is not None,
         stages=[_in_short(stage) for stage in identity["stages"]],
         files=_count(identity["data"], "files"),
         rows=_count(identity["data"], "rows"),

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.progress import counted
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.table import table
-from trainpipes._internal.text import cut, shown
+from trainpipes._internal.text import cut
 from trainpipes.columns.block import WHOLE, Block, Pieces
 from trainpipes.columns.payload import payload_rows
 from trainpipes.columns.run import unplaced
-from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator, RunOptions
 from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.shards.items import ItemRows
 from trainpipes.engine.topology import Topology
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import StateError
 from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_rows
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.loader import Loader
@@ -194,24 +194,19 @@ def locate(
     0         1    7      two
     1         0    7      one
     """
-    if not isinstance(run, Loader | Pipeline):
-        raise ConfigError(f"locate(run) must be a pipeline or a Loader, got {type(run).__name__}")
+    require(isinstance(run, Loader | Pipeline), "locate(run)", "a pipeline or a Loader", run)
     session = run._session
     topology = _topology(session, rank, world_size)
     if isinstance(at, Mapping):
-        if epoch is not None:
-            raise ConfigError(
-                f"locate(epoch) must be None where a state is given, got {shown(epoch)}; leave epoch out"
-            )
+        require(
+            epoch is None, "locate(epoch)", "None where a state is given", epoch, "leave it out"
+        )
         whole_number(after, None, "locate(after)", "batches after the state")
         position, passed = session.parse(at), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
-        if after:
-            raise ConfigError(
-                f"locate(after) must be 0 where no state is given, got {shown(after)}; give a state, or "
-                "leave after out"
-            )
+        way = "give a state, or leave after out"
+        require(not after, "locate(after)", "0 where no state is given", after, way)
         position, passed = _start(session, epoch), at
     return _found(session, topology, position, passed)
 
@@ -224,9 +219,8 @@ def _topology(session: Session, rank: int | None, world_size: int | None) -> Top
     if rank is None:
         rank = own
     whole_number(rank, 0, "locate(rank)", "a rank of the run")
-    if rank >= world:
-        way = "give world_size, too" if world_size is None else "ranks count from 0"
-        raise ConfigError(f"locate(rank) must be a rank of {world}, got {rank}; {way}")
+    way = "give world_size, too" if world_size is None else "ranks count from 0"
+    require(rank < world, "locate(rank)", f"a rank of {world}", rank, way)
     topology, chain = Topology(rank, world), session.plan.chain
     topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
     return topology
@@ -257,7 +251,7 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         )
     else:
         position.require(topology.shards(start.m, start.num_shards))
-    items = ConsumerIterator(plan, topology, position, position.m, RunOptions(with_rows=True))
+    items = WorkerIterator(plan, topology, position, position.m, RunOptions(with_rows=True))
     try:
         for _ in counted(range(walked), "making the batches before it", walked, "batches"):
             next(items)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import ColumnName, Ge, column_names, require
+from trainpipes._internal.checks import ColumnName, Ge, column_names, repeated, require
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import to_arrow
 from trainpipes.columns.bad_text import BadCell
@@ -87,7 +87,7 @@ class Rename(RunStage):
     def _renamed(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, list(self.names), self)
         renamed = [self.names.get(name, name) for name in table.column_names]
-        twice = sorted({name for name in renamed if renamed.count(name) > 1})
+        twice = sorted(repeated(renamed))
         if twice:
             raise ConfigError(f"{self}: columns need different names, got {twice} twice")
         return table.rename_columns(renamed)

@@ -135,10 +135,14 @@ class Map(RunStage):
         return found
 
     _turn = 0  # which one it is of several alike
-    _watch: ClassVar[DrawWatch | None] = None  # of the stage that it is part of
+    _watch: ClassVar[DrawWatch | None] = None  # of the stage that it is part of, if it is
+    _said: ClassVar[str] = ""  # as that stage prints
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         return self.resolved(_turn=same_below(self, below))
+
+    def __repr__(self) -> str:
+        return self._said or super().__repr__()
 
     @made_once
     def _draw_watch(self) -> DrawWatch:

@@ -18,14 +18,15 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError, StateError
+from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held
 from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
-from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, documents_of, rows_of
+from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, rows_of
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
-from trainpipes.stages.token_columns import numbers_of
+from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.tokenizing import Tokenizes
 
@@ -203,8 +204,39 @@ class Pack(CutStage):
         object.__setattr__(self, "keeps_pieces", True)
 
     def documents(self, block: Block) -> Documents:
-        """The documents of some rows."""
-        return documents_of(block, self.column, self.along, self.overflow, self.max_length, self)
+        """The documents of some rows.
+
+        Raises:
+            SchemaError: a column is not there, or holds something else.
+            DataError: a null, an id beyond int32, columns of different lengths, or a document that is too
+                long under "raise"; names the row.
+        """
+        ids, lengths = ids_of(block, self.column, self, np.int32)
+        columns = {"input_ids": ids.astype(np.int32, copy=False)}
+        given = ["labels"] if "labels" in names_of(block, self) else []
+        for name in [*given, *self.along]:
+            if name == "labels":
+                values, own = ids_of(block, name, self, np.int32)
+                values = values.astype(np.int32, copy=False)
+            else:
+                values, own = numbers_of(block, name, self)
+            check_beside(block, name, own, self.column, lengths, self)
+            columns[name] = values
+        starts = np.cumsum(lengths) - lengths
+        longer = lengths > self.max_length
+        if self.overflow == "split" or not longer.any():
+            return Documents(columns, starts, lengths)
+        if self.overflow == "drop":
+            dropped = np.where(longer, lengths, 0)
+            return Documents(columns, starts, lengths - dropped, dropped)
+        if self.overflow == "raise":
+            row = int(np.argmax(longer))
+            message = (
+                f"{self}: documents must have at most {self.max_length} tokens, got one of {lengths[row]}; "
+                'raise max_length, or pass overflow="split", "truncate" or "drop"'
+            )
+            raise at_row(message, self, block.ids[row])
+        return Documents(columns, starts, np.minimum(lengths, self.max_length))
 
     @made_once
     def _dropped(self) -> LeftOut:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,13 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import Array, to_arrow
-from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.stage import Stage
 from trainpipes.stages.pack_fit import Placing
 from trainpipes.stages.targets import IGNORED
-from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
 
 #: Columns of token ids and of what is made for them.
 PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
@@ -41,52 +36,6 @@ class Documents:
     starts: IntArray
     lengths: IntArray
     dropped: IntArray | None = None
-
-
-def documents_of(
-    block: Block, column: str, along: Sequence[str], overflow: Overflow, length: int, asker: Stage
-) -> Documents:
-    """The documents of some rows.
-
-    Args:
-        block: a row each.
-        column: of token ids.
-        along: other columns to pack.
-        overflow: what becomes of those longer than ``length``.
-        length: tokens of a packed row.
-        asker: the stage, for messages.
-
-    Raises:
-        SchemaError: a column is not there, or holds something else.
-        DataError: a null, an id beyond int32, columns of different lengths, or a document that is too
-            long under "raise"; names the row.
-    """
-    ids, lengths = ids_of(block, column, asker, np.int32)
-    columns = {"input_ids": ids.astype(np.int32, copy=False)}
-    given = ["labels"] if "labels" in names_of(block, asker) else []
-    for name in [*given, *along]:
-        if name == "labels":
-            values, own = ids_of(block, name, asker, np.int32)
-            values = values.astype(np.int32, copy=False)
-        else:
-            values, own = numbers_of(block, name, asker)
-        check_beside(block, name, own, column, lengths, asker)
-        columns[name] = values
-    starts = np.cumsum(lengths) - lengths
-    longer = lengths > length
-    if overflow != "split" and longer.any():
-        if overflow == "raise":
-            place = int(np.argmax(longer))
-            message = (
-                f"{asker}: documents must have at most {length} tokens, got one of {lengths[place]}; raise "
-                'max_length, or pass overflow="split", "truncate" or "drop"'
-            )
-            raise at_row(message, asker, block.ids[place])
-        if overflow == "drop":
-            dropped = np.where(longer, lengths, 0)
-            return Documents(columns, starts, lengths - dropped, dropped)
-        lengths = np.minimum(lengths, length)
-    return Documents(columns, starts, lengths)
 
 
 def rows_of(

@@ -152,14 +152,8 @@ class PadCollate(RunStage):
         columns = self.columns or {}
         return {name: self._rule.of_column(name, own) for name, own in columns.items()}
 
-    @cached_property
-    def _dtypes(self) -> dict[str, np.dtype[Any]]:
-        """The dtypes that ``columns`` gives."""
-        return {
-            name: numpy_dtype(rule.dtype, str(self))
-            for name, rule in self._rules.items()
-            if rule.dtype is not None
-        }
+    def _rule_of(self, name: str) -> Rule:
+        return self._rules.get(name, self._rule)
 
     @cached_property
     def _numbers(self) -> dict[str, np.dtype[Any]]:
@@ -174,8 +168,8 @@ class PadCollate(RunStage):
 
     @property
     def _adds_attention(self) -> bool:
-        ids = self._rules.get("input_ids", self._rule)
-        return self.mask is None and ids.mask is None and self._pack is None
+        mask = self._rule_of("input_ids").mask
+        return self.mask is None and mask is None and self._pack is None
 
     _tokenize: ClassVar[Tokenizes | None] = None
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
@@ -306,13 +300,12 @@ class PadCollate(RunStage):
         return TensorRows(tuple(tensors), rows.names).batches(edges)
 
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
-        asked = self._rules[name].dtype if name in self._rules else None
-        if asked is not None:
+        rule = self._rule_of(name)
+        if rule.dtype is not None and rule.numpy is not None:
             size = tensor[:1].numel()
-            check_fit(as_array(tensor), self._dtypes[name], lambda place: place // size)
-        elif "f" in self._numbers and tensor.is_floating_point():
-            asked = self.dtype
-        return tensor.dtype if asked is None else asked
+            check_fit(as_array(tensor), rule.numpy, lambda place: place // size)
+            return rule.dtype
+        return self.dtype if "f" in self._numbers and tensor.is_floating_point() else tensor.dtype
 
     def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
         """Items of another kind of node, which are batches if they are lists of rows."""
@@ -394,9 +387,9 @@ class PadCollate(RunStage):
         return even_writer(name, values, dtype)
 
     def _ragged(self, name: str, column: Ragged, mask: str | None) -> Writer:
-        rule = self._rules.get(name, self._rule)
+        rule = self._rule_of(name)
         values, lengths = column.values, column.lengths
-        dtype = self._dtypes.get(name) or self._ragged_dtype(values.dtype)
+        dtype = rule.numpy or self._ragged_dtype(values.dtype)
         ends = np.cumsum(lengths)
         size = values[:1].size or 1
         check_fit(
@@ -425,16 +418,15 @@ class PadCollate(RunStage):
             found = self._numbers["f"]
         elif self._pack is not None and values.ndim == 2:
             found = self._ragged_dtype(found)
-        return self._dtypes.get(name) or found
+        return self._rule_of(name).numpy or found
 
     def _ragged_dtype(self, found: np.dtype[Any]) -> np.dtype[Any]:
         wide = np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
         return self._numbers.get(found.kind, wide)
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
-        value = None if name not in self._rules else self._rules[name].value
-        if value is None:
-            value = FIXED.get(name, self.value)
+        own = self._rules[name].value if name in self._rules else None
+        value = FIXED.get(name, self.value) if own is None else own
         tokenize = self._id_columns.get(name)
         if value is None and tokenize is not None:
             if self._pack is None and not tokenize.says_pad_id:

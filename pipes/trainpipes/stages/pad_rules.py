@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from trainpipes._internal.checks import Ge, require, wrong
+from trainpipes._internal.checks import Ge, repeated, require, wrong
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError
@@ -66,6 +67,11 @@ class Rule:
     mask: Annotated[str | bool, mask_name] | None = None
     dtype: Annotated[torch.dtype, numpy_dtype] | None = None
 
+    @cached_property
+    def numpy(self) -> np.dtype[Any] | None:
+        """NumPy's name for the dtype."""
+        return None if self.dtype is None else numpy_dtype(self.dtype, "dtype")
+
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
         """The rule of one column: this one, but for what ``columns`` says of it."""
         found = replace(self, **{"value": None, **own})
@@ -99,6 +105,6 @@ def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
     masks: dict[str, str] = dict(mask or {})
     masks |= {name: rule.mask for name, rule in rules.items() if isinstance(rule.mask, str)}
     names = list(masks.values())
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(repeated(names))
     require(not twice, "pad_collate(mask)", "another name for each mask", twice)
     return masks

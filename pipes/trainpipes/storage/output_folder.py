@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -35,12 +34,12 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.sources.files.patterns import MANIFEST, OURS, WORK
 from trainpipes.state.identity import check_identity, first_difference, said
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
-from trainpipes.storage.places import LOCK, WORK, Place, place_at
+from trainpipes.storage.places import LOCK, Place, place_at
 
-MANIFEST = "_manifest.json"
 ABOUT = f"{WORK}/about.json"
 #: What the name of a sidecar ends with, after that of its file.
 SIDECAR = ".done.json"
@@ -49,8 +48,6 @@ LOCK_NAME = LOCK.rpartition("/")[2]
 KEPT = {"about.json", LOCK_NAME}
 #: The number of the manifest's form.
 FORM = 1
-#: Names that files are given; others in the folder are left alone.
-OURS = re.compile(r"part-\d{5,}\.[\w.]+")
 
 
 @dataclass(frozen=True)

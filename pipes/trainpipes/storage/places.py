@@ -25,12 +25,13 @@ from trainpipes._internal.checks import local_path
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreachableError
 from trainpipes.sources.files.listing import open_system
+from trainpipes.sources.files.patterns import WORK
 from trainpipes.sources.remote.network_errors import understand
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests
 from trainpipes.storage.output_file import OutputFile, writing
 
-#: The folder of what is not finished, within the place, and the lock in it.
-WORK, LOCK = "_unfinished", "_unfinished/lock"
+#: The lock in the folder of what is not finished.
+LOCK = f"{WORK}/lock"
 #: Protocols of stores whose objects appear when their upload is complete.
 OBJECT_STORES = {
     "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "r2",

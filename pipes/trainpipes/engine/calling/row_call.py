@@ -164,10 +164,10 @@ class ThreadMap:
         pool = self._pool
 
         def wait() -> Answer:
-            answer: Answer = pool.result(ticket)
+            answer: Answer = pool.result(future)
             return answer
 
-        ticket = pool.submit(partial(_call, ref(wait), self._call, items, words))
+        future = pool.submit(partial(_call, ref(wait), self._call, items, words))
         return wait
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """What users iterate, with a state before and after every item.
 
 session            where a pipeline or a Loader stands
-pass_iterator      what users iterate
+epoch_iterator     what users iterate
 one_pass           one pass over a plan, and its state as a dict
-pass_counter       which pass is at hand, agreed by processes that share a pipeline
+epoch_counter      which pass is at hand, agreed by processes that share a pipeline
 
-consumer_iterator  the items of one worker of one rank, in the order of the global sequence
+worker_iterator    the items of one worker of one rank, in the order of the global sequence
 lookahead          items taken ahead of use: on their way to a device, or for ranks to agree on
 agreement          how ranks agree where an uneven epoch ends
 

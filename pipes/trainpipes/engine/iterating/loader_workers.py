@@ -104,7 +104,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         epoch, position = memory.start, self.position
         if epoch is not None:
             position = Position(epoch, 0, position.num_shards)
-        plan = plan.resized(position.sizes)
+        plan = plan.resized(position.sizes, position.m)
         num_shards, end = plan.chain.num_shards, plan.counts.end(world, position.m)
         num_spans = plan.layouts.usual.num_spans
         owners = share_out(range(rank, num_shards, world), num_spans, memory.workers)

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from trainpipes.engine.iterating.consumer_iterator import (
-    SERIAL,
-    ConsumerIterator,
-    ConsumerState,
-    RunOptions,
-)
 from trainpipes.engine.iterating.lookahead import Lookahead
+from trainpipes.engine.iterating.worker_iterator import (
+    SERIAL,
+    RunOptions,
+    Standing,
+    WorkerIterator,
+)
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position, render
@@ -117,7 +117,7 @@ class OnePass:
         self.epoch = start.epoch
         self._cursors: dict[int, str] = {}
         plan, topology = self._plan, self._topology
-        consumer = ConsumerIterator(plan, topology, start, self.origin, self.options)
+        consumer = WorkerIterator(plan, topology, start, self.origin, self.options)
         stages = plan.chain.place_stages if self.options.places else ()
         #: Gives the items, up to where all ranks end together.
         self.items = Lookahead(consumer, topology, self.origin, stages)
@@ -143,7 +143,7 @@ class OnePass:
             return False
         return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
 
-    def standing(self) -> ConsumerState:
+    def standing(self) -> Standing:
         """Where its items stand, after the last one given. Whose cursors moved is noted."""
         state = self.items.state()
         self._cursors.update(state.moved)
@@ -161,7 +161,7 @@ class OnePass:
             return False
         rank = replace(topology, worker=0, num_workers=1)
         try:
-            next(ConsumerIterator(self._plan, rank, self.position, self.origin))
+            next(WorkerIterator(self._plan, rank, self.position, self.origin))
         except StopIteration:
             return False
         return True
@@ -186,7 +186,7 @@ class OnePass:
             if state.over and not (turn or ends):
                 after = self._after(start.epoch)
                 start = Position(after, 0, start.num_shards)
-                state = ConsumerIterator(plan, topology, start, 0).state()
+                state = WorkerIterator(plan, topology, start, 0).state()
                 cursors = state.moved
             position = replace(start, m=state.m, cursors={}, extra=extra)
             return render(position, plan.identity, cursors)

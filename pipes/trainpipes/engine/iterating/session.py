@@ -14,9 +14,9 @@ from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import has_warned, warn_once
 from trainpipes._internal.progress import counted
 from trainpipes._internal.text import shown
-from trainpipes.engine.iterating.consumer_iterator import ConsumerIterator
+from trainpipes.engine.iterating.epoch_counter import EpochCounter
 from trainpipes.engine.iterating.one_pass import OnePass
-from trainpipes.engine.iterating.pass_counter import PassCounter
+from trainpipes.engine.iterating.worker_iterator import WorkerIterator
 from trainpipes.engine.planning.migrate import migrate, position_of
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
@@ -50,7 +50,7 @@ class Session:
         self._plan: Plan | None = None
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
-        self.passes = PassCounter(fixed or 0, fixed)
+        self.passes = EpochCounter(fixed or 0, fixed)
         #: The number of the last load, and where its state says to start.
         self.pending: tuple[int, Position] | None = None
         #: The pass that gave the last item.
@@ -68,7 +68,7 @@ class Session:
         self._from_source = 0  # the source's load that this starts from, 0 if from none
         if source is not None:
             self.members = source.members
-            self.passes = PassCounter(source.passes.now.upcoming)
+            self.passes = EpochCounter(source.passes.now.upcoming)
             if source._goes_on:
                 self._expect(source.upcoming())
             elif source.pending is not None and source.pending[0] == source.passes.now.loaded:
@@ -282,7 +282,7 @@ class Session:
         if position.m:  # there may be nothing left
             starts.append(self.start_of(self.passes.after(position.epoch)))
         for start in starts:
-            items = ConsumerIterator(self.plan, self.topology(), start, start.m)
+            items = WorkerIterator(self.plan, self.topology(), start, start.m)
             gave = False
             while (item := next(items, self)) is not self:
                 gave = True

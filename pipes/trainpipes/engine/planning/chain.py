@@ -157,6 +157,14 @@ class Chain:
         """Of a shuffle within a buffer."""
         return None if self.shuffle is None or self.drawn is not None else self.shuffle.seed
 
+    def of_batch_size(self, size: int) -> Chain:
+        """The chain with batches of another size."""
+        if self.batch is None:
+            return self
+        batch = self.batch.replaced(batch_size=size)
+        after = tuple(batch if stage is self.batch else stage for stage in self.after)
+        return replace(self, batch=batch, after=after)
+
     # Epochs and passes
 
     @property

@@ -151,7 +151,7 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
         "batches: load the state of an "
         "epoch's start"
     )
-    chain, sized = plan.chain, _of_size(plan.chain, old)
+    chain, sized = plan.chain, plan.chain.of_batch_size(old)
     if isinstance(plan.layouts.usual, StreamLayout) and not chain.mixes:
         # The windows of a stream that is not shuffled are as long as its batches.
         length, rows = Layouts(plan.inputs, sized).usual.window_rows, plan.layouts.usual.window_rows
@@ -188,12 +188,3 @@ def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
         return BatchSizes(sizes.epoch, m, ((0, size),)) if m else None
     passed = m - sizes.start + (0 if chain.rolling else chain.skip_batches)
     return replace(sizes, sizes=(*sizes.sizes, (passed, size)))
-
-
-def _of_size(chain: Chain, size: int) -> Chain:
-    """The chain with batches of another size."""
-    if chain.batch is None:
-        return chain
-    batch = chain.batch.replaced(batch_size=size)
-    after = tuple(batch if stage is chain.batch else stage for stage in chain.after)
-    return replace(chain, batch=batch, after=after)

@@ -64,10 +64,23 @@ class Plan:
         """
         return Plan(Inputs(arrange(stages), source, schemas), quiet)
 
-    def resized(self, sizes: BatchSizes | None) -> Plan:
-        """This plan for a pass in which the size of batches was changed. All that does not depend on
-        it is shared."""
-        return self if sizes == self.layouts.sizes else self._cut(sizes, self.layouts.lanes)
+    def resized(self, sizes: BatchSizes | None, m: int | None = None) -> Plan:
+        """This plan for a pass in which the size of batches was changed. All that does not depend on it is
+        shared.
+
+        Args:
+            sizes: what it was, and from where on.
+            m: the first batch to be made: before the last change, only those up to the next one can be.
+        """
+        if sizes == self.layouts.sizes:
+            return self
+        plan = self._cut(sizes, self.layouts.lanes)
+        if sizes is not None and m is not None and m >= sizes.start:
+            number = m - sizes.start + (0 if self.chain.rolling else self.chain.skip_batches)
+            size = next(size for first, size in reversed(sizes.sizes) if first <= number)
+            if size != self.chain.batch_size:
+                plan.chain = self.chain.of_batch_size(size)
+        return plan
 
     def in_lanes(self, lanes: int) -> Plan:
         """This plan with so many lanes in place of each shard, which take turns at its batches: what can be

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Unroll
-from trainpipes.engine.pool import Pool, Ticket
+from trainpipes.engine.pool import Future, Pool
 from trainpipes.engine.shards.opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, is_about_a_row, raise_placed
 from trainpipes.errors import DataError
@@ -60,7 +60,7 @@ class ShardIterator:
         self._run: PlacedRun | None = None
         self._items: MutableSequence[Any] = []
         self._k = 0
-        self._ticket: Ticket | None = None
+        self._future: Future | None = None
 
     @property
     def left(self) -> int:
@@ -69,8 +69,9 @@ class ShardIterator:
 
     def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
         """The item after so many others, where it waits to be taken before it is made."""
-        is_late = ahead < self.left and isinstance(self._items, LazyBatches)
-        return [(self._items, self._k + ahead)] if is_late else []
+        if ahead < self.left and isinstance(self._items, LazyBatches):
+            return [(self._items, self._k + ahead)]
+        return []
 
     def take(self) -> Any:
         """The shard's next item; ENDED if there is none, and then ever after."""
@@ -89,10 +90,10 @@ class ShardIterator:
 
     def _next_run(self) -> None:
         self.work_ahead()
-        ticket, self._ticket = self._ticket, None
-        assert ticket is not None
+        future, self._future = self._future, None
+        assert future is not None
         try:
-            found = ticket.result() if self._pool is None else self._pool.result(ticket)
+            found = future.result() if self._pool is None else self._pool.result(future)
         except BaseException as error:
             self._start_again(error)
             return
@@ -104,13 +105,13 @@ class ShardIterator:
 
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
-        if self._ticket is None and not self._ended:
+        if self._future is None and not self._ended:
             make = partial(_next_run, self._runs, self._unroll)  # a method would make a cycle
             if self._pool is None:
                 self._runs.begin()
-                self._ticket = Ticket(make)
+                self._future = Future(make)
             else:
-                self._ticket = self._pool.submit(make)
+                self._future = self._pool.submit(make)
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to where the items that were given end, and raise, unless smaller runs may put the error

@@ -183,8 +183,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         pipelines = combined.flattened
         if stage == "train" and combined._mode == "max_size" and len(pipelines) > 1:
             raise ConfigError(
-                'CombinedLoader(mode="max_size") gives None where a pipeline has ended, which has no '
-                'position to save: write "max_size_cycle", in which it starts anew, or "min_size"'
+                'CombinedLoader(mode) must be another for training, got "max_size", in which what has ended '
+                'has no position; write "max_size_cycle", in which it starts anew, or "min_size"'
             )
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):

@@ -275,7 +275,7 @@ class EvaluationLoader:
         if chain.endless:
             limit = f"limit_{stage}_batches"
             raise ConfigError(
-                f"PipelineDataModule({stage}) is a pipeline without an end: leave .repeat() out, or say "
+                f"PipelineDataModule({stage}) must have an end, got .repeat(); leave .repeat() out, or say "
                 f"Trainer({limit}=...)"
             )
         if world == 1 or chain.ragged:

@@ -10,11 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.arrow.read_arrow import ReadArrow
-from trainpipes.sources.files.file_rows import READERS, ends_of_names, reader_by_name
+from trainpipes.sources.files.file_rows import (
+    READERS,
+    ends_of_names,
+    reader_by_name,
+    suffixes_of,
+)
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.parquet.read_parquet import ReadParquet
@@ -63,8 +68,11 @@ def _paths(data: Any, caller: str) -> list[str]:
 def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
     named = [reader_by_name(path) for path in paths]
     if "" in named:  # folders, or globs without an end
-        listed = list_files(paths, suffix=ends_of_names(), storage_options=storage_options)
-        named = [reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)]
+        try:
+            listed = _names(paths, ends_of_names(), storage_options)
+        except MissingFilesError:  # notes alone are text
+            listed = _names(paths, suffixes_of("read_text"), storage_options)
+        named = [reader_by_name(path) for path in listed]
     found = sorted(set(named))
     if found == [""] or len(found) != 1:
         kinds = ", ".join(
@@ -76,6 +84,13 @@ def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, cal
             f"files of one format, or read them yourself, and give {caller}() the pipeline"
         )
     return found[0]
+
+
+def _names(
+    paths: Sequence[str], suffixes: Sequence[str], storage_options: Mapping[str, Any] | None
+) -> list[str]:
+    listed = list_files(paths, suffix=suffixes, storage_options=storage_options)
+    return list(listed.distributed(rank=0, world_size=1))
 
 
 def _first(paths: Sequence[str], named: Sequence[str], reader: str) -> str:

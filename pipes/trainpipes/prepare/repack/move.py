@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import gathered
 from trainpipes.engine.layout import IntArray
@@ -35,12 +36,13 @@ from trainpipes.prepare.repack.passes import (
 )
 from trainpipes.prepare.repack.pieces import below, discard
 from trainpipes.prepare.repack.shuffle import file_edges
+from trainpipes.sources.files.patterns import WORK
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
 from trainpipes.storage.executor import Executor, Ray, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import WORK, LocalPlace, Place, place_at
+from trainpipes.storage.places import LocalPlace, Place, place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import FILE_BYTES, ParquetForm, write_arrow
 from trainpipes.storage.writers.write import check_lengths
@@ -154,7 +156,7 @@ class Move:
         schema = first.schema
         once = [] if isinstance(self.once, bool) else self.once
         need_columns(schema.names, [*self.sort, *once], f"{CALLER}()")
-        twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+        twice = sorted(repeated(schema.names))
         if twice:
             raise SchemaError(
                 f"{CALLER}(): rows have the column {twice[0]!r} twice: give each a name of its own",

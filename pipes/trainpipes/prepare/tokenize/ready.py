@@ -17,13 +17,14 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_rows import FileBlocks
+from trainpipes.sources.files.patterns import MANIFEST
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.state.identity import said
-from trainpipes.storage.output_folder import ABOUT, MANIFEST
+from trainpipes.storage.output_folder import ABOUT
 from trainpipes.tokenizers.load import load
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.text import amount, shown
 from trainpipes.columns.arrays import gathered, take_rows
 from trainpipes.columns.content import table_digest
@@ -47,12 +48,11 @@ class FromArrow(Source):
             raise ConfigError(
                 f"from_arrow(table) takes a pyarrow.Table, got {type(self.table).__name__}"
             )
-        names = self.table.column_names
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
+        twice = repeated(self.table.column_names)
+        if twice:
             raise ConfigError(
-                f"from_arrow(table) takes columns of different names, got {shown(twice)} twice: rename them "
-                "with table.rename_columns([...])"
+                f"from_arrow(table) takes columns of different names, got {shown(twice[0])} twice: rename "
+                "them with table.rename_columns([...])"
             )
 
     def open(self) -> ArrowSource:
@@ -90,7 +90,8 @@ class ArrowSource(RandomAccessSource):
         return Place(row=int(self._starts[block]) + row)
 
     def fingerprint(self) -> dict[str, Any]:
-        digest = hashlib.sha256(str(self._table.schema).encode())
+        names = self._table.schema.to_string(show_field_metadata=False, show_schema_metadata=False)
+        digest = hashlib.sha256(names.encode())
         for position in (0, len(self._table) // 2, len(self._table) - 1):
             if 0 <= position < len(self._table):
                 digest.update(repr(self._table.slice(position, 1).to_pylist()).encode())
@@ -104,8 +105,9 @@ class ArrowSource(RandomAccessSource):
         """A digest of the block's rows."""
         if block not in self._keys:
             digest, sink = hashlib.sha256(), pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, self._table.schema) as writer:
-                writer.write_table(self.read(block, 0, int(self.lengths[block])))
+            rows = self.read(block, 0, int(self.lengths[block])).replace_schema_metadata(None)
+            with pa.ipc.new_stream(sink, rows.schema) as writer:
+                writer.write_table(rows)
             digest.update(sink.getvalue())
             self._keys[block] = digest.hexdigest()
         return self._keys[block]

@@ -95,7 +95,7 @@ class ReadArrow(FileReader):
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The rows of the files that the stages below list and let through."""
         format = ArrowFormat()
-        listed = saved_files(self.listed(files, format.suffixes), self.split, str(self))
+        listed = saved_files(self.listed(files), self.split, str(self))
         store = IndexStore(listed, self.name, format.name, "", self.options["index"])
         store.complete(lambda job: format.scan(job.data), str(self))
         layouts, rows, edges = store.layouts(), self.block_rows, None
@@ -112,7 +112,7 @@ class ArrowFormat(Format):
     """Record batches of Arrow files and streams. Those of local files are not copied, unless they are
     compressed."""
 
-    name, suffixes = "Arrow", (".arrow", ".arrows", ".feather", ".ipc")
+    name = "Arrow"
     random_access = True
     fit = "Arrow files that are on this machine, not compressed and without dictionaries"
     otherwise = "write it anew, or shuffle within a buffer"
@@ -132,25 +132,18 @@ class ArrowFormat(Format):
     def decode(
         self, data: FileBytes, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        *before, body = _parts(data, self.ranges(layout, block, columns))
-        if before:
-            options = pa.ipc.IpcReadOptions(use_threads=False)
-            whole = pa.BufferReader(b"".join([*before, body]))
-            found = pa.ipc.open_stream(whole, options=options).read_next_batch()
-        else:
-            found = pa.ipc.read_record_batch(pa.py_buffer(body), layout.schema)
-        check = partial(_check, found, int(layout.rows[block]))
-        if data.local:
-            data.once(block, check)  # it is the same memory each time
-        else:
-            check()
-        yield found
+        yield _batch(data, _parts(data, self.ranges(layout, block, columns)), layout, block)
 
     def take(
         self, data: FileBytes, layout: Layout, rows: IntArray, columns: Sequence[str] | None
     ) -> list[pa.RecordBatch]:
+        content = data.mapped()
+        assert content is not None
+
         def of_batch(number: int, own: IntArray) -> pa.RecordBatch:
-            return gathered(next(self.decode(data, layout, number, columns)), own)
+            start, stop = int(layout.start[number]), int(layout.stop[number])
+            message = content.slice(start, stop - start)
+            return gathered(_batch(data, [message], layout, number), own)
 
         firsts = np.append(0, np.cumsum(layout.rows))
         found: list[pa.RecordBatch] = take_rows(of_batch, firsts, rows).to_batches()
@@ -173,6 +166,24 @@ def _parts(data: FileBytes, ranges: Sequence[tuple[int, int]]) -> Sequence[memor
         return data.read(ranges)
     whole = memoryview(content)
     return [whole[start:stop] for start, stop in ranges]
+
+
+def _batch(
+    data: FileBytes, parts: Sequence[memoryview], layout: Layout, block: int
+) -> pa.RecordBatch:
+    """A record batch of its message, which may come behind a schema and dictionaries."""
+    if len(parts) > 1:
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        whole = pa.BufferReader(b"".join(parts))
+        found = pa.ipc.open_stream(whole, options=options).read_next_batch()
+    else:
+        found = pa.ipc.read_record_batch(pa.py_buffer(parts[0]), layout.schema)
+    check = partial(_check, found, int(layout.rows[block]))
+    if data.local:
+        data.once(block, check)  # it is the same memory each time
+    else:
+        check()
+    return found
 
 
 def _check(batch: pa.RecordBatch, rows: int) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes._internal.checks import refuse_special
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError, MissingFilesError, UnreadableError
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
 
 
@@ -134,6 +136,8 @@ def _folder(path: str) -> str:
 
 def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
     """What a JSON file beside a file says; None if it is not there."""
+    if is_local(files.system(file)):
+        refuse_special(path)
     try:
         content = requests.call(files.system(file), "cat_file", path)
     except FileNotFoundError:

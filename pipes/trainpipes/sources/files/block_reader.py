@@ -86,8 +86,8 @@ class BlockReader:
                 first, total = block, size
             wanted.setdefault(first, []).extend(numbers)
             self._first[block], before = first, block
-        if len(wanted) == 1 and sum(map(len, wanted.values())) == 1:
-            wanted = {}  # it is not ahead of anything
+        if source.format.fetches_parts and [len(one) for one in wanted.values()] == [1]:
+            wanted = {}  # nothing is read meanwhile, and less is held of it as it is read
         self._wanted.numbers = wanted
         self._ahead.expect(list(wanted))
 
@@ -102,10 +102,7 @@ class BlockReader:
             UnreachableError: the server does not answer, or denies access.
         """
         source = self._source
-        length, begin = int(source.lengths[block]), int(source.begins[block])
-        if not 0 <= start <= stop <= length:
-            called = source.blocks_called.removesuffix("s")
-            raise IndexError(f"rows {start} to {stop} of a {called} with {length} rows")
+        begin = source.begin_of(block, start, stop)
         row, end = begin + start, begin + stop
         parts: list[Any] = []
         try:

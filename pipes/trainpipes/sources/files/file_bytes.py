@@ -36,7 +36,10 @@ T = TypeVar("T")
 PART_BYTES, GAP = 4 << 20, 64 << 10
 #: Bytes that a stream reads at a time, at least.
 BUFFER_BYTES = 256 << 10
-FLAGS = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: A pipe that has taken the place of a file is not waited for.
+FLAGS = os.O_RDONLY
+for _name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
+    FLAGS |= getattr(os, _name, 0)
 #: Files that stay mapped, at most.
 MAPPED = 256
 
@@ -57,9 +60,11 @@ class FileBytes(Protocol):
 
     name: str
     size: int
-    version: str
     checked: bool
     local: bool
+
+    @property
+    def version(self) -> str: ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Bytes ``start`` to ``stop`` of each range."""
@@ -112,14 +117,20 @@ class LocalBytes:
     def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
         self._files, self._file, self._kept = files, file, kept
         self.name, self.size = files.paths[file], int(files.sizes[file])
-        self.version = f"{files.inode(file)} {files.stamps[file]} {self.size}"
         self._listed = files.inode(file), int(files.stamps[file]), self.size
+
+    @property
+    def version(self) -> str:
+        return " ".join(map(str, self._listed))
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         handle = os.open(self.name, FLAGS)  # half the time of open()
         try:
             found = [_read_at(handle, start, stop) for start, stop in ranges]
             about = os.fstat(handle)
+        except OSError:
+            self.check()  # a pipe in place of the file
+            raise
         finally:
             os.close(handle)
         if self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):

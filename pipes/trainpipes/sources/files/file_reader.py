@@ -15,6 +15,7 @@ from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import Source
+from trainpipes.sources.files.file_rows import suffixes_of
 from trainpipes.sources.files.list_files import FileList, ListFiles, checked_options
 from trainpipes.storage.cache import SUFFIX
 
@@ -42,12 +43,12 @@ class FileReader(Source):
     def open_files(self, files: Sequence[Stage]) -> RowSource:
         """The rows of the files that the stages below list and let through."""
 
-    def listed(self, stages: Sequence[Stage], suffixes: Sequence[str]) -> FileList:
+    def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:
         """The files that the stages below list and let through.
 
         Args:
             stages: first one first.
-            suffixes: of a folder, files whose names end like this.
+            suffixes: of a folder, files whose names end like this; those of this reader if left out.
 
         Raises:
             ConfigError: there is no ``list_files`` below.
@@ -55,7 +56,7 @@ class FileReader(Source):
         """
         if not stages or not isinstance(stages[0], ListFiles):
             raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
-        found = stages[0].files(self.options["storage_options"], suffixes)
+        found = stages[0].files(self.options["storage_options"], suffixes or suffixes_of(self.name))
         for stage in stages[1:]:
             if hasattr(stage, "predicate"):
                 found = self._kept(found, stage)

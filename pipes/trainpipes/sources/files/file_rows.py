@@ -74,7 +74,7 @@ class FileBlocks(RowSource):
 #: What reads files, by the ends of their names.
 READERS = {
     "read_parquet": (".parquet", ".pq"),
-    "read_json": (".jsonl", ".ndjson", ".json"),
+    "read_json": (".jsonl", ".json", ".ndjson"),
     "read_csv": (".csv", ".tsv", ".tab"),
     "read_arrow": (".arrow", ".arrows", ".feather", ".ipc"),
     "read_text": (".txt", ".text", ".md"),
@@ -82,24 +82,35 @@ READERS = {
     "read_numpy": (".npy", ".npz"),
     "read_images": (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm"),
 }
-#: Ends of the names of compressed files, after those of the format.
+#: Ends of the names of compressed files, after those of the format, and what reads such ones.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+DECOMPRESS = ("read_json", "read_csv", "read_text", "read_webdataset")
+
+
+def suffixes_of(reader: str) -> tuple[str, ...]:
+    """Ends of the names of a reader's files, compressed ones too.
+
+    >>> suffixes_of("read_parquet"), suffixes_of("read_text")[:3]
+    (('.parquet', '.pq'), ('.txt', '.txt.gz', '.txt.zst'))
+    """
+    ends = READERS[reader]
+    more = COMPRESSED if reader in DECOMPRESS else ()
+    return tuple(
+        end + packed for end in ends for packed in ("", *more) if end != ".tgz" or not packed
+    )
 
 
 def ends_of_names() -> list[str]:
     """Ends of the names of all files that some reader reads; .md is left out, since in a folder of other
     files it describes them."""
-    ends = [end for several in READERS.values() for end in several if end != ".md"]
-    return ends + [end + more for end in ends for more in COMPRESSED]
+    return [end for reader in READERS for end in suffixes_of(reader) if ".md" not in end]
 
 
 def reader_by_name(path: str) -> str:
     """The reader of a file by the end of its name; "" where that does not say.
 
-    >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README")
-    ('read_json', '')
+    >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README"), reader_by_name("a.parquet.gz")
+    ('read_json', '', '')
     """
     name = path.split("?")[0].lower()
-    for end in COMPRESSED:
-        name = name.removesuffix(end)
-    return next((reader for reader, ends in READERS.items() if name.endswith(ends)), "")
+    return next((reader for reader in READERS if name.endswith(suffixes_of(reader))), "")

@@ -118,6 +118,14 @@ class FileSource(FileBlocks):
         """A file as the format has it."""
         return self.format.open(self.data(file, requests), self.layouts[file])
 
+    def begin_of(self, block: int, start: int, stop: int) -> int:
+        """The row of its file that a block begins with, which has rows ``start`` to ``stop``."""
+        length = int(self.lengths[block])
+        if not 0 <= start <= stop <= length:
+            called = self.blocks_called.removesuffix("s")
+            raise IndexError(f"rows {start} to {stop} of a {called} with {length} rows")
+        return int(self.begins[block])
+
     def decoded_blocks(self, first: int, last: int) -> range:
         """Numbers of the format's blocks that blocks of a file are made of."""
         ends = np.cumsum(self.layouts[int(self.file_of_block[first])].rows)
@@ -229,7 +237,7 @@ class NumberedFiles(FileSource, RandomAccessSource):
         return self if self.by_number else BlockReader(self)
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        begin = int(self.begins[block])
+        begin = self.begin_of(block, start, stop)
         return self._taken(int(self.file_of_block[block]), slice(begin + start, begin + stop))
 
     def take(self, index: IntArray) -> Payload:
@@ -293,7 +301,8 @@ def scanned(
     """
     store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
     store.complete(lambda job: format.scan(job.data), asker, **how)
-    source = FileSource(store, format, columns=columns, schema=schema, known=known)
+    kind = NumberedFiles if format.random_access else FileSource
+    source = kind(store, format, columns=columns, schema=schema, known=known)
     if schema is not None:
         source.said_of_schema = "schema= has"
     different = different_schemas(files.names, [each.schema for each in source.layouts])

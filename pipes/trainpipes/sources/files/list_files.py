@@ -157,6 +157,8 @@ class ListFiles(Source):
       ``.pq`` without a reader). Hidden files and folders, and those whose names begin with ``_``
       (``_SUCCESS``, ``_metadata``, ``_delta_log``), are left out. The files of a Delta Lake or Iceberg table
       may be outdated: list those that its own library names.
+    - Output of trainpipes below a folder that holds other files, too, is refused: it was mostly made of them.
+      Output that is not finished is logged.
     - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all that it matches,
       whatever its ending; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
       matches stands for the files in it.
@@ -184,7 +186,8 @@ class ListFiles(Source):
             Like the three above no part of a state.
 
     Raises:
-        ConfigError: not a path, an empty list, or a file named twice.
+        ConfigError: not a path, an empty list, or a file named twice. (When the files are listed:) a folder
+            holds files, and below it output made of them.
         MissingFilesError: nothing matches; says what is there. (When the files are listed.)
         UnreachableError: a server does not answer, or denies access.
         MissingExtraError: the package for a protocol is not installed.

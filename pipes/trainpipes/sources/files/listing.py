@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,7 +17,7 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from trainpipes._internal.checks import pip_install
+from trainpipes._internal.checks import pip_install, refuse_special
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.progress import counted
@@ -29,7 +28,14 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
-from trainpipes.sources.files.patterns import Found, Told, fixed_root, has_magic, hidden
+from trainpipes.sources.files.patterns import (
+    Found,
+    Told,
+    check_outputs,
+    fixed_root,
+    has_magic,
+    hidden,
+)
 from trainpipes.sources.files.remote_listing import list_remote
 from trainpipes.sources.remote.request import try_once
 from trainpipes.sources.remote.retry import Requests, try_seconds
@@ -154,7 +160,7 @@ def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str], requests:
     try:
         local = is_local(system)
         found = _local(path, suffixes) if local else list_remote(*opened, suffixes, requests)
-    except UnreachableError:
+    except (UnreachableError, ConfigError):
         raise
     except FileNotFoundError as error:
         if isinstance(error, MissingFilesError):
@@ -172,7 +178,9 @@ def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str], requests:
 
 def _local(path: str, suffixes: Sequence[str]) -> Found:
     if os.path.isdir(path):
-        return _sized(_below(path, suffixes))
+        found = _sized(_below(path, suffixes))
+        check_outputs(path, found, os.path.exists)
+        return found
     if os.path.lexists(path) or not has_magic(path):
         return _sized([path])
     root, parts = fixed_root(path)
@@ -200,12 +208,7 @@ def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
                 "remove it",
                 path=path,
             ) from None
-        if not stat.S_ISREG(about.st_mode):
-            raise UnreadableError(
-                f"{path} must be a file, got a pipe, a socket or a device: write what comes from it to "
-                "a file",
-                path=path,
-            )
+        refuse_special(path, about.st_mode)
     return found
 
 

@@ -1,10 +1,20 @@
-"""Patterns of paths, and names of files that are not data."""
+"""Patterns of paths, names of files that are not data, and folders that trainpipes has written."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
+
+from trainpipes.errors import ConfigError
+
+log = logging.getLogger("trainpipes")
+
+#: Of a folder that is written: what appears last, the folder of what is not finished, and names of its files.
+MANIFEST, WORK = "_manifest.json", "_unfinished"
+OURS = re.compile(r"part-\d{5,}\.[\w.]+")
 
 
 class Told(NamedTuple):
@@ -26,6 +36,45 @@ def hidden(name: str) -> bool:
     return (
         name.startswith(".") or (name.startswith("_") and "=" not in name) or name == "lost+found"
     )
+
+
+def check_outputs(folder: str, files: Iterable[str], is_there: Callable[[str], bool]) -> None:
+    """Look for output of trainpipes among the files that a folder stands for.
+
+    What is not finished is logged. Output below other files was mostly made of them, so that their rows would
+    come twice.
+
+    Args:
+        folder: its path.
+        files: their paths.
+        is_there: whether there is a file or folder of a path.
+
+    Raises:
+        ConfigError: there is output below the folder, and other files too.
+    """
+    counts: dict[str, int] = {}
+    written: dict[str, int] = {}
+    for file in files:
+        place, _, name = file.rpartition("/")
+        counts[place] = counts.get(place, 0) + 1
+        if OURS.fullmatch(name):
+            written[place] = written.get(place, 0) + 1
+    unfinished = {place for place in written if is_there(f"{place}/{WORK}")}
+    outputs = {place for place in written if place in unfinished or is_there(f"{place}/{MANIFEST}")}
+    inner = sorted(outputs - {folder.rstrip("/")})
+    if inner and outputs < counts.keys() and folder.rstrip("/") not in outputs:
+        raise ConfigError(
+            f"list_files: below the folder {folder} are files, and output of trainpipes in {inner[0]}: list "
+            "the one that is meant, such as the files by a glob, or both in a list",
+            path=folder,
+        )
+    for place in sorted(unfinished):
+        log.warning(
+            "%s is not finished: %d files are there so far; its writer is at work, or was killed and makes "
+            "the rest when it is called again",
+            place,
+            written[place],
+        )
 
 
 def wild(path: str) -> str:

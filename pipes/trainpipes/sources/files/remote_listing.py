@@ -16,7 +16,15 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.utils import glob_translate
 
 from trainpipes._internal.progress import counted
-from trainpipes.sources.files.patterns import Found, Told, fixed_root, has_magic, hidden, wild
+from trainpipes.sources.files.patterns import (
+    Found,
+    Told,
+    check_outputs,
+    fixed_root,
+    has_magic,
+    hidden,
+    wild,
+)
 from trainpipes.sources.remote.retry import Requests
 
 #: Files that are asked about at once.
@@ -78,13 +86,15 @@ def _matching(system: Any, path: str, suffixes: Sequence[str], requests: Request
 def _find(system: Any, folder: str, suffixes: Sequence[str], requests: Requests) -> Found:
     above = len(folder.strip("/").split("/"))
     found: Found = {}
+    hidden_ones: set[str] = set()
     inside = _below(system, folder, None, requests, folders=False)
     for name, info in counted(inside, "listing", None, "files"):
         inner = name.strip("/").split("/")[above:]
-        if info["type"] == "directory" or any(map(hidden, inner)):
-            continue
-        if name.lower().endswith(tuple(suffixes)):
+        if any(map(hidden, inner)):
+            hidden_ones |= {name.rstrip("/"), name.rpartition("/")[0]}
+        elif info["type"] != "directory" and name.lower().endswith(tuple(suffixes)):
             found[name] = told(info)
+    check_outputs(folder, found, hidden_ones.__contains__)
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import Place
@@ -52,7 +53,7 @@ def chosen(
         SchemaError: a column is missing, or there are two of its name.
     """
     names: list[str] = schema.names
-    twice = sorted({n for n in names if names.count(n) > 1 and (columns is None or n in columns)})
+    twice = sorted(name for name in repeated(names) if columns is None or name in columns)
     if twice:
         raise SchemaError(
             f"{asker}: {path} has more than one column {twice[0]!r}; choose others by columns=[...]",
@@ -62,14 +63,14 @@ def chosen(
     if columns is None:
         return {name: plain(schema.field(name)) for name in names}
     fields: dict[str, pa.Field] = {}
-    missing = []
+    missing, known = [], frozenset(names)
     for top, inner in inner_paths(columns, names).items():
         found = None
-        if top in names:
+        if top in known:
             found = _narrow(plain(schema.field(top)), inner)
         if found is None:
             alone = [_path(top, path) for path in inner]
-            kind = plain(schema.field(top)) if top in names else None
+            kind = plain(schema.field(top)) if top in known else None
             missing += [
                 path
                 for path, one in zip(alone, inner, strict=True)
@@ -89,8 +90,9 @@ def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[
         names: of the table's columns.
     """
     wanted: dict[str, list[str]] = {}
+    known = frozenset(names)
     for column in columns:
-        top, _, inner = (column, "", "") if column in names else column.partition(".")
+        top, _, inner = (column, "", "") if column in known else column.partition(".")
         wanted.setdefault(top, []).append(inner)
     return wanted
 
@@ -235,7 +237,8 @@ def same_names(
         (first_path, path, first, names),
         (path, first_path, names, first),
     ):
-        odd = [name for name in there if name not in not_there]
+        known = frozenset(not_there)
+        odd = [name for name in there if name not in known]
         if odd:
             raise SchemaError(
                 f"{asker}: {has} has a column {odd[0]!r}{nearest(odd[0], list(not_there))}, and "

@@ -24,9 +24,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import UnreadableError
+from trainpipes.sources.files.patterns import MANIFEST
 
-MANIFEST = "_manifest.json"
 #: What the names of headers end with.
 HEADER = ".json"
 #: What columns can hold, in this machine's byte order.
@@ -124,6 +125,7 @@ def read_headers(folder: str) -> dict[str, Header]:
             header of a part.
     """
     path = os.path.join(folder, MANIFEST)
+    refuse_special(path)
     try:
         found = json.loads(_content(path))
         if found["options"]["format"] != "memmap":

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from trainpipes._internal.checks import refuse_special
 from trainpipes.columns.lone_copy import rows_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreadableError
@@ -133,6 +134,7 @@ def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
     """A file of numbers without a header (token ids, as nanoGPT and others write them), cut in rows of a
     length; with each, ``more`` numbers are read, the first ones of the next row."""
     stored = np.dtype(dtype).newbyteorder("<")
+    refuse_special(path)
     with open(path, "rb") as file:
         magic, size = file.read(8), os.fstat(file.fileno()).st_size
         rows = max(0, size // stored.itemsize - more) // length

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.messages import need_columns
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
@@ -26,6 +25,7 @@ from trainpipes.sources.files.file_source import NumberedFiles
 from trainpipes.sources.files.format import Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
+from trainpipes.sources.files.schema import same_names
 from trainpipes.sources.numpy.arrays import StoredArray, arrays_of, kept, read_arrays
 
 #: Bytes and rows of a block, at most, unless the user says.
@@ -89,7 +89,7 @@ class ReadNumpy(FileReader):
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The rows of the files that the stages below list and let through."""
         format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
-        listed = self.listed(files, format.suffixes)
+        listed = self.listed(files)
         key = json.dumps([self.output_column, self.columns, self.block_rows])
         store = IndexStore(listed, self.name, format.name, key, self.options["index"])
         store.complete(lambda job: format.scan(job.data), str(self))
@@ -120,7 +120,7 @@ class NumpyFormat(Format):
         asker: the stage, for messages.
     """
 
-    name, suffixes = "NumPy", (".npy", ".npz")
+    name = "NumPy"
     random_access = by_number = True
     fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"
@@ -230,29 +230,21 @@ def _check_alike(
     asker: str,
 ) -> None:
     """Raise unless all files have the same arrays, of the same types and rows of the same shape."""
-    first = arrays[0]
+    first, first_path = arrays[0], files.names[0]
+    names = list(first if columns is None else columns)
     for path, found in zip(files.names, arrays, strict=True):
-        need_columns(list(found), list(first), asker, path)
-        more = [name for name in found if name not in first]
-        if more and columns is None:
-            raise SchemaError(
-                f"{asker}: {path} has an array {more[0]!r}, and {files.names[0]} has not; choose arrays that "
-                "all files have by columns=[...]",
-                path=path,
-                stage=asker,
-            )
-        for name in first if columns is None else columns:
-            one, other = first[name], found[name]
-            kinds = [f"{a.row_dtype}{list(a.row_shape)}" for a in (one, other)]
+        if columns is None:
+            same_names(first_path, names, path, list(found), asker)
+        for name in names:
+            kinds = [f"{a.row_dtype}{list(a.row_shape)}" for a in (first[name], found[name])]
             if kinds[0] != kinds[1]:
                 raise SchemaError(
-                    f"{asker}: rows of {name!r} are {kinds[0]} in {files.names[0]} and {kinds[1]} in {path}; "
+                    f"{asker}: rows of {name!r} are {kinds[0]} in {first_path} and {kinds[1]} in {path}; "
                     "save them alike, leave the array out by columns=[...], or read the files in "
                     "pipelines of their own",
                     path=path,
                     stage=asker,
                 )
-        names = list(first) if columns is None else list(columns)
         lengths = {name: found[name].rows for name in names}
         if len(set(lengths.values())) > 1:
             raise SchemaError(

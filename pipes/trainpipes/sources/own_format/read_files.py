@@ -80,6 +80,10 @@ class ReadFiles(FileReader):
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
 
+    @property
+    def random_access(self) -> bool:  # type: ignore[override]
+        return isinstance(self.fn, Format) and self.fn.random_access
+
     def check(self) -> None:
         super().check()
         for name, value in (("fn", self.fn), ("count", self.count)):

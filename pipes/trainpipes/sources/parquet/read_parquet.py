@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
-from trainpipes.sources.files.list_files import SUFFIXES
 from trainpipes.sources.parquet.filter import (
     FileBounds,
     bounds_of,
@@ -36,7 +35,7 @@ class ReadParquet(FileReader):
     row group, and how many rows of it.
 
     All footers are read before the first row: about 0.1 ms for a local file, one request for a remote file,
-    16 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
+    64 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
     does not grow with their size (7 MB for a row group of 1 GB). Up to 16 MiB of a remote file are held:
     a small row group is fetched whole, a large one part by part, with all columns of a part at once.
 
@@ -115,7 +114,7 @@ class ReadParquet(FileReader):
         """The rows of the files that the stages below list and let through."""
         asker, filter = str(self), checked_filter(self.filter, self.name)
         hive, replaces = self.partitioning == "hive", self.errors == "replace"
-        wanted = wanted_files(self.listed(files, SUFFIXES), self.columns, filter, hive, asker)
+        wanted = wanted_files(self.listed(files), self.columns, filter, hive, asker)
         listed, columns = wanted.files, wanted.columns
         bounds: dict[int, FileBounds] = {}
 

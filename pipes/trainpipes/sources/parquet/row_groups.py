@@ -20,7 +20,6 @@ from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
-from trainpipes.sources.files.list_files import SUFFIXES
 from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.parquet.folders import repeated
@@ -94,7 +93,6 @@ class RowGroups(Format):
     """
 
     name = "Parquet"
-    suffixes = SUFFIXES
     blocks_called, known_by_blocks, places_blocks = "row groups", True, True
     fetches_parts = True
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Generic, TypeVar
 
-from trainpipes.engine.pool import Pool, Ticket, waits_for_server
+from trainpipes.engine.pool import Future, Pool, waits_for_server
 from trainpipes.errors import UnreachableError
 
 #: Threads of a process that wait for servers.
@@ -52,28 +52,28 @@ class Ahead(Generic[Opened]):
         self._most = most
         weakref.finalize(self, _held.pop, (os.getpid(), id(self)), None)
         self._upcoming: deque[int] = deque()
-        self._tickets: dict[int, Ticket] = {}
+        self._futures: dict[int, Future] = {}
 
     def expect(self, blocks: Iterable[int]) -> None:
         """Say which row groups will be read next, in order; others are forgotten."""
         self._upcoming = deque(blocks)
-        self._tickets = {}
+        self._futures = {}
         self._go_on()
 
     def _go_on(self) -> None:
-        own, key = sum(map(self._size, self._tickets)), (os.getpid(), id(self))
+        own, key = sum(map(self._size, self._futures)), (os.getpid(), id(self))
         all_held = _held.copy()  # at once, while other threads add to it, and take from it
         others = sum(size for (process, _), size in all_held.items() if process == key[0])
         others -= _held.get(key, 0.0)
         while self._upcoming:
             more = self._size(self._upcoming[0])
-            busy = sum(not ticket.done for ticket in self._tickets.values())
+            busy = sum(not future.done for future in self._futures.values())
             full = others + own + more > self._most or busy >= MAX_THREADS // 2
-            if self._tickets and (full or len(self._tickets) >= MOST_HELD):
+            if self._futures and (full or len(self._futures) >= MOST_HELD):
                 break
             own += more
             block = self._upcoming.popleft()
-            self._tickets[block] = waiting().submit(partial(self._open, block))
+            self._futures[block] = waiting().submit(partial(self._open, block))
         _held[key] = own
 
     def take(self, block: int) -> Opened | None:
@@ -82,13 +82,13 @@ class Ahead(Generic[Opened]):
         if block in self._upcoming:
             while self._upcoming.popleft() != block:
                 pass
-        ticket = self._tickets.pop(block, None)
+        future = self._futures.pop(block, None)
         self._go_on()
-        if ticket is None or (ticket.done and isinstance(ticket.error, UnreachableError)):
+        if future is None or (future.done and isinstance(future.error, UnreachableError)):
             return None  # the server may be there again
         try:
             with waits_for_server():
-                opened: Opened = waiting().result(ticket)
+                opened: Opened = waiting().result(future)
         except FileNotFoundError:
             return None  # who reads it says so, and where
         return opened

@@ -105,7 +105,7 @@ class ReadWebdataset(FileReader):
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         """The samples of the files that the stages below list and let through."""
-        asker, listed = str(self), self.listed(files, TarSamples.suffixes)
+        asker, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
         scan = partial(TarSamples().scan_beside, listed)
         store.complete(scan, asker, job="reading headers of tar archives")

@@ -89,7 +89,6 @@ class TarSamples(Format):
     """
 
     name = "tar archives"
-    suffixes = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
     random_access = True
     fit = "archives that are on this machine and not compressed"
     otherwise = "unpack it to .tar, or shuffle within a buffer"

@@ -14,6 +14,7 @@ from itertools import takewhile
 
 import numpy as np
 
+from trainpipes.engine.layout import IntArray
 from trainpipes.sources.compressed.streams import Entry, Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.format import Cutter, Start, TextFormat
@@ -22,8 +23,6 @@ from trainpipes.sources.text.format import Cutter, Start, TextFormat
 PIECE_BYTES = 4 << 20
 #: Bytes at each end of a piece that are checked when it is read.
 END_BYTES = 1024
-#: Bytes of one row at most: a file with more without an end of a row is no text, or a bomb.
-MOST_ROW_BYTES = 1 << 30
 #: First bytes that a format is shown, and most of them, if it asks for more.
 HEAD_BYTES, MOST_HEAD_BYTES = 64 << 10, 16 << 20
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -91,7 +90,7 @@ def scan(
         if start is None and (whole or len(head) > MOST_HEAD_BYTES):
             raise BadFileError(f"not {form.name}: its first {len(head):,} bytes hold no line end")
     entries = stream.entries if compressed else None
-    found = _Scan(entries, form.cutter(start, path), start, block_rows)
+    found = _Scan(entries, form.cutter(start, path), start, block_rows, form.max_row_bytes)
     found.pieces.lines_before = head.count(b"\n", 0, start.at)
     found.add(head[start.at :])
     for chunk in chunks:
@@ -108,10 +107,16 @@ class _Scan:
     """A scan on its way: what is known of the piece at hand."""
 
     def __init__(
-        self, entries: list[Entry] | None, cutter: Cutter, start: Start, block_rows: int | None
+        self,
+        entries: list[Entry] | None,
+        cutter: Cutter,
+        start: Start,
+        block_rows: int | None,
+        most: int,
     ) -> None:
         self.pieces = Pieces(start)
         self._entries, self._cutter, self._block_rows = entries, cutter, block_rows
+        self._most = most
         self._at = start.at  # bytes seen
         self._first = start.at  # where the piece begins
         self._last = start.at  # where the last row ended
@@ -119,6 +124,7 @@ class _Scan:
         self._left = block_rows  # rows until the block's end
         self._head = self._tail = b""  # of the piece; the last bytes seen
         self._lines_after = 0  # line feeds behind the last row
+        self._blank = 0  # of these before the next one
         self._end = b""  # the last bytes up to the end of the last row
 
     def add(self, chunk: bytes) -> None:
@@ -127,6 +133,7 @@ class _Scan:
         newlines = np.flatnonzero(data == 10)
         base = self._at
         stops = self._cutter.stops(data, newlines)
+        self._refuse_long(stops, newlines, chunk)
         self._head += chunk[: END_BYTES - len(self._head)]
         counted = done = 0  # line feeds counted, stops passed
         while done < len(stops):
@@ -149,14 +156,26 @@ class _Scan:
             self._lines_after = len(newlines) - int(np.searchsorted(newlines, stops[-1]))
             stop = int(stops[-1])
             self._end = (self._tail + chunk[max(0, stop - END_BYTES) : stop])[-END_BYTES:]
+            self._blank = _blank_lines(chunk, stop)
         else:
             self._lines_after += len(newlines)
         self._tail = (self._tail + chunk[-END_BYTES:])[-END_BYTES:]
         self._at = base + len(chunk)
-        if self._at - self._last > MOST_ROW_BYTES:
+
+    def _refuse_long(self, stops: IntArray, newlines: IntArray, chunk: bytes) -> None:
+        """Raise if a row of the next bytes, or what is there of it, is longer than rows may be."""
+        begins = np.append(self._last - self._at, stops)
+        long = np.flatnonzero(np.append(stops, len(chunk)) - begins > self._most)
+        if len(long):
+            first = int(long[0])
+            line = self._line
+            if first:
+                begin = int(begins[first])
+                line += self._lines_after - self._blank + int(np.searchsorted(newlines, begin))
+                line += _blank_lines(chunk, begin)
             raise BadFileError(
-                f"line {self._line:,}: a row here has more than {MOST_ROW_BYTES:,} bytes: this is "
-                "not text, or it has no line ends"
+                f"line {line:,}: a row here has more than {self._most:,} bytes: this is not text, or has no "
+                "line ends; for rows of that size give max_row_bytes="
             )
 
     def _close(self, stop: int, tail: bytes) -> None:
@@ -183,7 +202,7 @@ class _Scan:
     def _line(self) -> int:
         """The line, from 1, that the row at hand begins in."""
         lines = sum(self.pieces.lines) + self._lines - self._lines_after
-        return self.pieces.lines_before + lines + 1
+        return self.pieces.lines_before + lines + self._blank + 1
 
     def finish(self) -> Pieces:
         """All pieces, at the end of the file."""
@@ -198,3 +217,9 @@ class _Scan:
             self._lines -= self._lines_after
             self._close(self._last, self._end)
         return self.pieces
+
+
+def _blank_lines(chunk: bytes, start: int) -> int:
+    """Line feeds from a place on, before anything of a row."""
+    text = chunk[start : start + END_BYTES]
+    return text.count(b"\n", 0, len(text) - len(text.lstrip(b", \t\r\n")))

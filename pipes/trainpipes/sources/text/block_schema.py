@@ -79,15 +79,15 @@ def schema_of(
             path=found[0][0],
             stage=asker,
         )
-    wanted = pa.schema(list(chosen(whole, columns, asker, found[0][0]).values()))
+    fields = chosen(whole, columns, asker, found[0][0])
     sampled, size = 0, 0.0
     for n in looked_at:
         layout = TextLayout.of(store.layout(n))
         assert layout.sampled is not None
         sampled += layout.sampled[0]
         each = zip(layout.schema.names, layout.sampled[1], strict=True)
-        size += sum(bytes_ for name, bytes_ in each if name in wanted.names)
-    return wanted, size / sampled if sampled else None
+        size += sum(bytes_ for name, bytes_ in each if name in fields)
+    return pa.schema(list(fields.values())), size / sampled if sampled else None
 
 
 def _check_headers(

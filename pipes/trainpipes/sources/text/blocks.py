@@ -180,7 +180,7 @@ class TextBlocks(Format):
     ) -> None:
         self.form, self.schema, self.strict = form, schema, strict
         self.replace, self.block_rows = replace, block_rows
-        self.name, self.suffixes = form.name, form.suffixes
+        self.name = form.name
         self.again = ReadAgain()
 
     def scan(self, file: FileBytes) -> Layout:

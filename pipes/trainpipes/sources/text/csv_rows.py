@@ -13,14 +13,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
+from trainpipes._internal.checks import repeated
 from trainpipes._internal.secrets import without_query
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded_cells
-from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
+from trainpipes.sources.text.format import (
+    MOST_ROW_BYTES,
+    Bytes,
+    Cutter,
+    Start,
+    TextFormat,
+)
 from trainpipes.sources.text.row_errors import BOM
 
 FEED, RETURN = 10, 13
@@ -28,6 +36,8 @@ TABBED = (".tsv", ".tab")
 #: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do
 #: not stay in the cache of the processor.
 PARSED_BYTES = 1 << 20
+#: Bytes of a cell that can be nothing but text.
+LONG_CELL = 64 << 10
 
 
 def delimiter_of(path: str) -> str:
@@ -130,6 +140,7 @@ class Csv(TextFormat):
         names: names of columns, of files without a line of them; None to take each file's first line.
         nulls: cells that are null where they are not quoted.
         exact: whether integers that floats would round are refused.
+        max_row_bytes: of a row at most.
     """
 
     name: ClassVar[str] = "CSV"
@@ -137,17 +148,18 @@ class Csv(TextFormat):
         "a row has a cell for each column, and quotes around cells with delimiters"
     )
     reader: ClassVar[str] = "read_csv"
-    suffixes: ClassVar[tuple[str, ...]] = with_endings((".csv", *TABBED))
 
     delimiter: str | None = None
     quote: str | None = '"'
     names: tuple[str, ...] | None = None
     nulls: tuple[str, ...] = ("",)
     exact: bool = False
+    max_row_bytes: int = MOST_ROW_BYTES
 
     @property
     def settings(self) -> dict[str, Any]:
         return {
+            **super().settings,
             "delimiter": self.delimiter,
             "quote": self.quote,
             "names": self.names,
@@ -204,10 +216,10 @@ class Csv(TextFormat):
                 "its lines end with a carriage return alone, got no line feed: write line feeds, as by "
                 "tr '\\r' '\\n'"
             )
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
+        twice = repeated(names)
+        if twice:
             raise BadFileError(
-                f"its first line names a column {twice!r} twice: {list(names)}; for a file without such a "
+                f"its first line names a column {twice[0]!r} twice: {list(names)}; for a file without such a "
                 "line give column_names=[...]"
             )
         return names
@@ -223,17 +235,31 @@ class Csv(TextFormat):
         try:
             found = self._parsed(data, start, path, schema, PARSED_BYTES)
         except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more
-            found = self._parsed(data, start, path, schema, max(64, len(data) + 1))
+            types = self._long_texts(data, start, path) if schema is None else schema
+            found = self._parsed(data, start, path, schema, max(64, len(data) + 1), types)
         if self.exact:
             refuse_rounded_cells(found, data, partial(self._as_text, data, start, path))
         return found
+
+    def _long_texts(self, data: bytes, start: Start, path: str) -> pa.Schema:
+        """The columns with cells that are too long for anything but text. Arrow would try all types on them,
+        in a time that grows with the square of their length."""
+        texts = self._as_text(data, start, path, list(start.header))
+        long = (name for name in texts.column_names if _longest(texts.column(name)) > LONG_CELL)
+        return pa.schema([(name, pa.string()) for name in long])
 
     def _as_text(self, data: bytes, start: Start, path: str, names: list[str]) -> pa.Table:
         texts = pa.schema([(name, pa.string()) for name in names])
         return self._parsed(data, start, path, texts, max(64, len(data) + 1))
 
     def _parsed(
-        self, data: bytes, start: Start, path: str, schema: pa.Schema | None, block_size: int
+        self,
+        data: bytes,
+        start: Start,
+        path: str,
+        schema: pa.Schema | None,
+        block_size: int,
+        types: pa.Schema | None = None,
     ) -> pa.Table:
         return pcsv.read_csv(
             pa.BufferReader(data),
@@ -245,7 +271,7 @@ class Csv(TextFormat):
             ),
             pcsv.ConvertOptions(
                 check_utf8=False,  # it was looked at
-                column_types=schema,
+                column_types=schema if types is None else types,
                 include_columns=None if schema is None else schema.names,
                 null_values=list(self.nulls),
                 strings_can_be_null=True,
@@ -274,3 +300,7 @@ class Csv(TextFormat):
         header = tuple(schema.names)
         quoted = (self.delimiter or ",").join("" for _ in header)
         self.parse(quoted.encode() + b"\n", Start(0, header), "", schema)
+
+
+def _longest(texts: Any) -> int:
+    return pc.max(pc.binary_length(texts)).as_py() or 0

@@ -11,13 +11,18 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from trainpipes.columns.arrays import one_chunk, to_arrow, to_numpy
+from trainpipes.engine.layout import IntArray
 
 #: Up to here each integer is a float of its own.
 LARGEST = float(1 << 53)
 #: A long integer, which is no part of a fraction or of what has an exponent.
 INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
+NONE = np.empty(0, dtype=np.int64)
 CELL = re.compile(r"\s*([+-]?\d{16,})\s*")
 
 
@@ -31,15 +36,18 @@ def refuse_rounded_values(table: pa.Table, lines: bytes) -> None:
     Raises:
         pyarrow.ArrowInvalid: it has; names the column and the integer.
     """
-    kinds = {f.name: f.type for f in table.schema if _has_large_floats(table.column(f.name))}
-    if not kinds or not INTEGER.search(lines):
+    large = {f.name: _large_floats(table.column(f.name)) for f in table.schema}
+    large = {name: rows for name, rows in large.items() if len(rows)}
+    if not large or not INTEGER.search(lines):
         return
-    for line in lines.split(b"\n"):
-        if not INTEGER.search(line):
-            continue
-        row = json.loads(line)
-        for name, kind in kinds.items():
-            _refuse(name, _rounded(row.get(name), kind))
+    written = [line for line in lines.split(b"\n") if line.strip()]
+    if len(written) != len(table):
+        return  # not an object on each line, which is said elsewhere
+    for number in np.unique(np.concatenate(list(large.values()))).tolist():
+        if INTEGER.search(written[number]):
+            row = json.loads(written[number])
+            for name in large:
+                _refuse(name, _rounded(row.get(name), table.schema.field(name).type))
 
 
 def refuse_rounded_cells(
@@ -52,12 +60,13 @@ def refuse_rounded_cells(
         data: what they were parsed from.
         as_text: gives some of their columns as they are written.
     """
-    names = [f.name for f in table.schema if _has_large_floats(table.column(f.name))]
-    if not names or not INTEGER.search(data):
+    large = {f.name: _large_floats(table.column(f.name)) for f in table.schema}
+    large = {name: rows for name, rows in large.items() if len(rows)}
+    if not large or not INTEGER.search(data):
         return
-    texts = as_text(names)
-    for name in names:
-        for cell in texts.column(name).to_pylist():
+    texts = as_text(list(large))
+    for name, rows in large.items():
+        for cell in texts.column(name).take(to_arrow(rows)).to_pylist():
             written = CELL.fullmatch(cell or "")
             if written:
                 _refuse(name, _rounded(int(written[1]), table.schema.field(name).type))
@@ -71,18 +80,22 @@ def _refuse(name: str, odd: int | None) -> None:
         )
 
 
-def _has_large_floats(column: Any) -> bool:
+def _large_floats(column: Any) -> IntArray:
+    """The rows of a column that hold a float of 2^53 or more, or of that below zero, int64."""
     kind = column.type
     types = pa.types
     if types.is_floating(kind):
         ends = pc.min_max(column).as_py()
-        return any(end is not None and abs(end) >= LARGEST for end in ends.values())
+        if not any(end is not None and abs(end) >= LARGEST for end in ends.values()):
+            return NONE
+        values = to_numpy(one_chunk(column.fill_null(0)))
+        return np.flatnonzero(np.abs(values) >= LARGEST)
     if types.is_struct(kind):
-        parts = column.flatten()
-        return any(_has_large_floats(part) for part in parts)
+        return np.concatenate([NONE, *map(_large_floats, column.flatten())])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return _has_large_floats(pc.list_flatten(column))
-    return False
+        found = _large_floats(pc.list_flatten(column))
+        return to_numpy(one_chunk(pc.list_parent_indices(column)))[found] if len(found) else NONE
+    return NONE
 
 
 def _rounded(value: Any, kind: pa.DataType) -> int | None:

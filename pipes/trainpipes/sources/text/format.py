@@ -7,7 +7,6 @@ format is a frozen dataclass of options, and can be pickled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -19,13 +18,8 @@ from trainpipes.engine.layout import IntArray
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Ends of the names of compressed files, after those of the format.
-ENDINGS = ("", ".gz", ".zst", ".bz2", ".xz")
-
-
-def with_endings(suffixes: Sequence[str]) -> tuple[str, ...]:
-    """Ends of names, of compressed files too."""
-    return tuple(suffix + ending for suffix in suffixes for ending in ENDINGS)
+#: Bytes of a row, unless a reader is told otherwise; and the most that Arrow holds in a text.
+MAX_ROW_BYTES, MOST_ROW_BYTES = "256MB", 2_000_000_000
 
 
 class Cutter(Protocol):
@@ -90,20 +84,21 @@ class TextFormat(ABC):
         name: as messages call it.
         rule: what a row is, for messages.
         reader: the stage that reads it.
-        suffixes: what names of its files in folders end with.
         between: bytes that may stand before and behind a row.
+        max_row_bytes: of a row at most: what has more is no text, or made to fill the memory.
     """
 
     name: ClassVar[str]
     rule: ClassVar[str] = "rows are text"
     reader: ClassVar[str]
-    suffixes: ClassVar[tuple[str, ...]]
     between: ClassVar[bytes] = b"\r\n"
+
+    max_row_bytes: int
 
     @property
     def settings(self) -> dict[str, Any]:
         """The options on which the ends of rows and the inferred types depend; of JSON types."""
-        return {}
+        return {"max_row_bytes": self.max_row_bytes}
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         """Where the rows of a file begin; None if its first bytes do not say, and more are to be shown.

@@ -6,6 +6,9 @@ made line ends then, which JSON has none of within texts.
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,8 +19,15 @@ import pyarrow.json as pj
 from trainpipes._internal.text import cut
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text.block_scan import PIECE_BYTES
 from trainpipes.sources.text.exact_integers import refuse_rounded_values
-from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
+from trainpipes.sources.text.format import (
+    MOST_ROW_BYTES,
+    Bytes,
+    Cutter,
+    Start,
+    TextFormat,
+)
 from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
 from trainpipes.sources.text.lines import LineCutter
 from trainpipes.sources.text.row_errors import BOM
@@ -32,6 +42,11 @@ DEPTH[[ord("["), ord("{")]] = 1
 DEPTH[[ord("]"), ord("}")]] = -1
 LOOKED_AT = DEPTH != 0
 LOOKED_AT[COMMA] = True
+#: What names a field; and values that columns may have for each byte of a piece, nulls too.
+KEY = re.compile(rb'"([^"\\]*)"\s*:')
+CELLS_PER_BYTE = 8
+#: Parts of a piece that are looked at for names of fields, and bytes of each.
+SAMPLES, SAMPLE_BYTES = 64, 4 << 10
 
 
 class ArrayCutter:
@@ -131,15 +146,16 @@ class Json(TextFormat):
 
     Args:
         exact: whether integers that floats would round are refused.
+        max_row_bytes: of a row at most.
     """
 
     name: ClassVar[str] = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
-    suffixes: ClassVar[tuple[str, ...]] = with_endings((".jsonl", ".json", ".ndjson"))
     between: ClassVar[bytes] = b"," + WHITE
 
     exact: bool = False
+    max_row_bytes: int = MOST_ROW_BYTES
 
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
         at = len(BOM) if head.startswith(BOM) else 0
@@ -180,12 +196,55 @@ class Json(TextFormat):
         return found if kinds is None or kinds.equals(schema) else found.cast(schema)
 
     def infer(self, data: bytes, start: Start, path: str) -> tuple[pa.Schema, list[float]]:
+        self._refuse_sparse(data, start)
         table = self.parse(data, start, path, None)
         fields = [_as_written(field) for field in table.schema]
         return pa.schema(fields), [float(column.nbytes) for column in table.columns]
 
+    def _refuse_sparse(self, data: bytes, start: Start) -> None:
+        """Raise if the rows have so many different fields that a column for each would fill the memory."""
+        most = CELLS_PER_BYTE * max(len(data), PIECE_BYTES)
+        step = max(len(data) // SAMPLES, SAMPLE_BYTES)
+        sample = b" ".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), step))
+        seen = len(set(KEY.findall(sample))) * step / SAMPLE_BYTES
+        if data.count(b"{") * seen <= most:
+            return
+        keys = set(KEY.findall(data))
+        try:
+            lines = (_as_lines(data) if start.header else data).split(b"\n")
+            rows = [json.loads(line) for line in lines if line.strip()]
+        except (ValueError, RecursionError, pa.ArrowInvalid):
+            return  # parsing says where
+        cells = _cells(rows, len(rows))
+        if cells > most:
+            few = ", ".join(sorted(key.decode("utf-8", "replace") for key in keys)[:3])
+            raise BadFileError(
+                f"{len(rows):,} rows have {len(keys):,} different fields ({few}, ...), which would be "
+                f"columns of {cells:,} values, most of them null: say the columns that are wanted by "
+                "schema=, or keep such objects as text, by json.dumps()"
+            )
+
     def empty_as(self, schema: pa.Schema) -> None:
         self.parse(b"{}\n", Start(), "", schema)
+
+
+def _cells(values: Iterable[Any], length: int) -> int:
+    """Values of all columns of some objects, and of what is in them, nulls too.
+
+    Args:
+        values: the objects; others have no fields.
+        length: how long a column of them is.
+    """
+    fields: dict[str, list[Any]] = {}
+    items: list[Any] = []
+    for value in values:
+        if isinstance(value, dict):
+            for name, one in value.items():
+                fields.setdefault(name, []).append(one)
+        elif isinstance(value, list):
+            items += value
+    inner = sum(_cells(found, length) for found in fields.values())
+    return length * len(fields) + inner + (_cells(items, len(items)) if items else 0)
 
 
 def _as_lines(data: bytes) -> bytes:

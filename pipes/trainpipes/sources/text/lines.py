@@ -12,7 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.text.format import Bytes, Cutter, Start, TextFormat, with_endings
+from trainpipes.sources.text.format import (
+    MOST_ROW_BYTES,
+    Bytes,
+    Cutter,
+    Start,
+    TextFormat,
+)
 from trainpipes.sources.text.row_errors import BOM
 
 Unit = Literal["line", "paragraph", "document"]
@@ -100,18 +106,19 @@ class PlainText(TextFormat):
     Args:
         unit: what a row is.
         column: the name of the column that rows are in.
+        max_row_bytes: of a row at most.
     """
 
     name: ClassVar[str] = "text"
     reader: ClassVar[str] = "read_text"
-    suffixes: ClassVar[tuple[str, ...]] = with_endings((".txt", ".text", ".md"))
 
     unit: Unit = "line"
     column: str = "text"
+    max_row_bytes: int = MOST_ROW_BYTES
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"unit": self.unit}
+        return {**super().settings, "unit": self.unit}
 
     @property
     def fixed_schema(self) -> pa.Schema:
@@ -138,6 +145,8 @@ class PlainText(TextFormat):
 
 def _texts(content: bytes, offsets: IntArray) -> pa.Array:
     """Texts that lie one after the other."""
+    if len(content) > MOST_ROW_BYTES:  # once U+FFFD has taken the place of single bytes
+        raise pa.ArrowInvalid(f"the text has {len(content):,} bytes, and Arrow holds 2 GB")
     kept = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]
     return pa.Array.from_buffers(pa.string(), len(offsets) - 1, kept)
 

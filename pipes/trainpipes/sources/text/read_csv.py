@@ -13,6 +13,7 @@ from trainpipes._internal.checks import column_names, several
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.sources.text.csv_rows import Csv
+from trainpipes.sources.text.format import MAX_ROW_BYTES
 from trainpipes.sources.text.text_reader import TextReader
 
 
@@ -41,6 +42,8 @@ class ReadCsv(TextReader):
         infer: "first" infers types from the first blocks; "all" from all rows, read once, and widens types
             that differ, to text if nothing else holds both.
         block_rows: rows in a block; if left out, as many as make about 4 MB.
+        max_row_bytes: bytes of a row at most, decompressed; a file with a longer one is refused, by its line,
+            before much of it is in memory. About 4 times as much are needed to read such a row.
         errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
             U+FFFD in its place.
         index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
@@ -71,6 +74,7 @@ class ReadCsv(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
+    max_row_bytes: int | str = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -98,7 +102,12 @@ class ReadCsv(TextReader):
     def form(self) -> Csv:
         names = None if self.column_names is None else tuple(self.column_names)
         return Csv(
-            self.delimiter, self.quote, names, tuple(self.null_values), exact=self.schema is None
+            self.delimiter,
+            self.quote,
+            names,
+            tuple(self.null_values),
+            exact=self.schema is None,
+            max_row_bytes=self.most_row_bytes,
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from trainpipes.sources.text.format import MAX_ROW_BYTES
 from trainpipes.sources.text.json_rows import Json
 from trainpipes.sources.text.text_reader import TextReader
 
@@ -32,6 +33,8 @@ class ReadJson(TextReader):
         infer: "first" infers columns and types from the first blocks; "all" from all rows, read once, and
             widens types that differ (integers and floats, null and anything).
         block_rows: rows in a block; if left out, as many as make about 4 MB.
+        max_row_bytes: bytes of a row at most, decompressed; a file with a longer one is refused, by its line,
+            before much of it is in memory. About 4 times as much are needed to read such a row.
         errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
             U+FFFD in its place.
         index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
@@ -58,10 +61,11 @@ class ReadJson(TextReader):
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
+    max_row_bytes: int | str = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
 
     @property
     def form(self) -> Json:
-        return Json(exact=self.schema is None)
+        return Json(exact=self.schema is None, max_row_bytes=self.most_row_bytes)

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY
 from typing import Any, Literal
 
 from trainpipes._internal.checks import column_name
+from trainpipes.sources.text.format import MAX_ROW_BYTES
 from trainpipes.sources.text.lines import PlainText
 from trainpipes.sources.text.text_reader import TextReader
 
@@ -23,9 +24,11 @@ class ReadText(TextReader):
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
-            between blank ones, joined by ``\n``. "document": the whole file as it is, up to 1 GiB.
+            between blank ones, joined by ``\n``. "document": the whole file as it is.
         output_column: the name of the column.
         block_rows: rows in a block; if left out, as many as make about 4 MB.
+        max_row_bytes: bytes of a row at most, decompressed; a file with a longer one is refused, by its line,
+            before much of it is in memory. About 4 times as much are needed to read such a row.
         errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
             U+FFFD in its place.
         index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
@@ -52,6 +55,7 @@ class ReadText(TextReader):
     _: KW_ONLY
     output_column: str = "text"
     block_rows: int | None = None
+    max_row_bytes: int | str = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -62,4 +66,4 @@ class ReadText(TextReader):
 
     @property
     def form(self) -> PlainText:
-        return PlainText(self.unit, self.output_column)
+        return PlainText(self.unit, self.output_column, self.most_row_bytes)

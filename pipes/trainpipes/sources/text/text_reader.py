@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.pool import default_threads
 from trainpipes.kinds.stage import Stage
@@ -19,7 +20,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.text.block_scan import PIECE_BYTES
 from trainpipes.sources.text.block_schema import schema_of
 from trainpipes.sources.text.blocks import TextBlocks, TextLayout
-from trainpipes.sources.text.format import TextFormat
+from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
 
 #: Threads that index files of a server, at most.
 MAX_THREADS = 16
@@ -28,11 +29,24 @@ MAX_THREADS = 16
 class TextReader(FileReader):
     """A stage that reads rows of text.
 
-    A class below this one has the options ``block_rows``, ``errors``, ``index`` and ``storage_options``; and
-    ``columns``, ``schema`` and ``infer`` if the rows of its format say which columns they have.
+    A class below this one has the options ``block_rows``, ``max_row_bytes``, ``errors``, ``index`` and
+    ``storage_options``; and ``columns``, ``schema`` and ``infer`` if the rows of its format say which columns
+    they have.
     """
 
     has_blocks = True
+    free = FileReader.free | {"max_row_bytes"}
+
+    def check(self) -> None:
+        super().check()
+        option = f"{self.name}(max_row_bytes)"
+        rule = f"a number of bytes up to {MOST_ROW_BYTES:,}, which Arrow holds in a text"
+        require(self.most_row_bytes <= MOST_ROW_BYTES, option, rule, self.options["max_row_bytes"])
+
+    @property
+    def most_row_bytes(self) -> int:
+        """Bytes of a row at most."""
+        return byte_count(self.options["max_row_bytes"], f"{self.name}(max_row_bytes)")
 
     @property
     @abstractmethod
@@ -45,7 +59,7 @@ class TextReader(FileReader):
         columns, schema = given.get("columns"), given.get("schema")
         infer, block_rows = given.get("infer", "first"), given["block_rows"]
         blocks = TextBlocks(form, replace=given["errors"] == "replace", block_rows=block_rows)
-        listed = self.listed(files, form.suffixes)
+        listed = self.listed(files)
         key = json.dumps([form.settings, block_rows, PIECE_BYTES, infer], sort_keys=True)
         for attempt in range(2):
             store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from trainpipes._internal.checks import refuse_special
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import (
@@ -28,13 +29,11 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.each_file import one_line
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.list_files import FileList, ListFiles
-from trainpipes.sources.files.listing import open_system
+from trainpipes.sources.files.listing import is_local, open_system
 from trainpipes.sources.files.row_names import names_below
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.sources.whole_files.read_bytes import BLOCK_ROWS, WholeFiles
 
-#: Those of torchvision's ImageFolder.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 #: What the column of a labels file with the images' names may be called.
 NAMES = ("file_name", "filename", "file", "path", "image")
 
@@ -92,7 +91,7 @@ class ReadImages(FileReader):
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
         """The images that the stages below list and let through."""
-        listed = self.listed(files, SUFFIXES)
+        listed = self.listed(files)
         more = None
         if self.labels == "folder":
             listed, more = _by_folder(listed, _below(files[0], listed), str(self))
@@ -173,6 +172,8 @@ def _by_folder(files: FileList, below: list[str], asker: str) -> tuple[FileList,
 
 def _read_csv(path: str, options: Mapping[str, Any], seconds: float) -> pa.Table:
     system, inner = open_system(path, options, seconds)
+    if is_local(system):
+        refuse_special(inner)
     try:
         content = Requests(seconds).call(system, "cat_file", inner)
         return pyarrow.csv.read_csv(pa.BufferReader(content))

@@ -256,10 +256,10 @@ class DecodeImage(RunStage):
             return None
         rows, pool = self._rows(run), self._pool
         size = -(-len(rows) // (CHUNKS * self._threads)) or 1
-        tickets = [
+        futures = [
             pool.submit(partial(self._each, rows[n : n + size])) for n in range(0, len(rows), size)
         ]
-        return lambda: self._with(run, rows, [one for t in tickets for one in pool.result(t)])
+        return lambda: self._with(run, rows, [one for t in futures for one in pool.result(t)])
 
     def process(self, run: Run) -> Run:
         rows = self._rows(run)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY
 from typing import Any, Self
 
@@ -81,7 +80,7 @@ class ImageTransform(RunStage):
             Seeded(self.transform, self.column, str(self), name), rng=True, seed=self.seed,
             num_workers=self.num_workers, method="process",
         )  # fmt: skip
-        return found.resolved(_turn=self._turn, _watch=self._draw_watch)
+        return found.resolved(_turn=self._turn, _watch=self._draw_watch, _said=str(self))
 
     @property
     def runs_user_code(self) -> bool:
@@ -95,27 +94,10 @@ class ImageTransform(RunStage):
         self._map.settle(threads)
 
     def process(self, run: Run) -> Run:
-        with self._named():
-            return self._map.process(run)
+        return self._map.process(run)
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        with self._named():
-            wait = self._map.submit_run(run)
-        return None if wait is None else lambda: self._waited(wait)
-
-    def _waited(self, wait: Callable[[], Run]) -> Run:
-        with self._named():
-            return wait()
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Have errors name this stage, and not the ``map`` that it is made of."""
-        try:
-            yield
-        except Exception as error:
-            if hasattr(error, "_trainpipes"):
-                error._trainpipes = str(self), error._trainpipes[1]
-            raise
+        return self._map.submit_run(run)
 
 
 class Seeded:

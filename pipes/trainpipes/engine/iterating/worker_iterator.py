@@ -43,7 +43,7 @@ class RunOptions:
 SERIAL = RunOptions()
 
 
-class ConsumerState(NamedTuple):
+class Standing(NamedTuple):
     """Where a consumer stands after the last item that it gave.
 
     Args:
@@ -61,7 +61,7 @@ class ConsumerState(NamedTuple):
     moved: dict[int, str]
 
 
-class ConsumerIterator:
+class WorkerIterator:
     """What one worker of one rank gets, in order, from a position on.
 
     Args:
@@ -80,7 +80,7 @@ class ConsumerIterator:
         origin: int,
         options: RunOptions = SERIAL,
     ) -> None:
-        self._plan = plan = plan.resized(position.sizes)
+        self._plan = plan = plan.resized(position.sizes, position.m)
         self._topology = topology
         self._first = position
         self._origin = origin
@@ -172,12 +172,12 @@ class ConsumerIterator:
         alone = not ours and (options.threads is None or plan.in_caller)
         return items_of(plan, self._first, self._own, self._pool, alone, options.with_rows)
 
-    def state(self) -> ConsumerState:
+    def state(self) -> Standing:
         """Where this consumer stands after the last item given."""
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
         over = self._plan.counts.known and (self._over or self._m >= self.end)
-        return ConsumerState(self._m, self._next, over, moved)
+        return Standing(self._m, self._next, over, moved)
 
     def close(self) -> None:
         """Let threads and workers go. The state stays."""

@@ -86,7 +86,7 @@ class _Lock(ForkLock):
 
 #: One for all pipelines: held for microseconds.
 _lock = _Lock()
-_counters: WeakSet[PassCounter] = WeakSet()
+_counters: WeakSet[EpochCounter] = WeakSet()
 
 
 def _before_fork() -> None:
@@ -122,7 +122,7 @@ def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
     return info.seed - info.id, mark, iterated
 
 
-class PassCounter:
+class EpochCounter:
     """The number of the next pass, what it starts from, and the passes that workers claimed last.
 
     Forked processes share it, and processes that ``multiprocessing`` spawns with it; a copy by

@@ -9,17 +9,17 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.engine.iterating.consumer_iterator import SERIAL, RunOptions
+from trainpipes.engine.iterating.epoch_counter import Shared, shared_by_workers
 from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.iterating.one_pass import OneAtATime, OnePass
-from trainpipes.engine.iterating.pass_counter import Shared, shared_by_workers
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.iterating.worker_end import end_in_peace
+from trainpipes.engine.iterating.worker_iterator import SERIAL, RunOptions
 from trainpipes.errors import StateError
 from trainpipes.state.format import Position
 
 
-class PassIterator:
+class EpochIterator:
     """One pass over a pipeline, in a training process or in a DataLoader's worker.
 
     Starts at the first ``next`` or ``state_dict``, and is the next epoch from the first ``next`` on. Has
@@ -51,7 +51,7 @@ class PassIterator:
             self._shared = shared_by_workers(self._info, session.iterated)
             session.iterated += 1
 
-    def __iter__(self) -> PassIterator:
+    def __iter__(self) -> EpochIterator:
         return self
 
     def __next__(self) -> Any:
