@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from glob import escape
 from itertools import zip_longest
 from typing import Any
 
@@ -20,8 +21,9 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.patterns import MANIFEST
 from trainpipes.sources.memmap.folder import open_folder
-from trainpipes.sources.memmap.manifest import MANIFEST, Array, Column, is_memmap, refuse_file
+from trainpipes.sources.memmap.manifest import Array, Column, is_memmap, refuse_file
 from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, stretches
 from trainpipes.stages.pad_columns import Ragged, of_arrow
 
@@ -298,7 +300,9 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
     one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
     if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
         return [one], os.path.dirname(one)
-    listed = ListFiles(urls=path, suffix="").files()
+    # As a pattern, so that the folder may hold memory maps that are not finished, which are named below.
+    inside = f"{escape(one)}/**" if one and not bare and os.path.isdir(one) else path
+    listed = ListFiles(urls=inside, suffix="").files()
     names = listed.names
     for number, name in enumerate(names):
         if not is_local(listed.system(number)):

@@ -26,8 +26,8 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import UnreadableError
+from trainpipes.sources.files.patterns import MANIFEST
 
-MANIFEST = "_manifest.json"
 #: What the names of headers end with.
 HEADER = ".json"
 #: What columns can hold, in this machine's byte order.
