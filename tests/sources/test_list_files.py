@@ -201,7 +201,7 @@ def test_a_pipe_in_place_of_what_lies_beside_the_data_is_not_waited_for(tmp_path
     reads: dict[str, Any] = {
         "labels.csv": lambda: tp.read_images(tmp_path / "images", tmp_path / "labels.csv"),
         "saved/state.json": lambda: tp.read_arrow(tmp_path / "saved"),
-        "map/manifest.json": lambda: tp.from_memmap(tmp_path / "map"),
+        "map/_manifest.json": lambda: tp.from_memmap(tmp_path / "map"),
         "bare.bin": lambda: tp.read_memmap(tmp_path / "bare.bin", dtype="uint16", length=2),
     }
     for name, read in reads.items():
