@@ -28,6 +28,7 @@ from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.opener import ShardOpener
 from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
 from trainpipes.kinds.source import MixedWindows
+from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.state.format import Position
 
 #: Runs that workers of a stage are given ahead of their turn.
@@ -237,13 +238,18 @@ def items_of(
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None) -> int:
-    """Lanes of each shard: so many that every thread has a run to make. Rows that come as they stand in
-    the files are best read in one go."""
+    """Lanes of each shard: so many that every thread has a run to make, or that workers of a stage have the
+    next ones. Rows that come as they stand in the files are best read in one go."""
     chain = plan.chain
     as_they_stand = chain.shuffle is None and all(s is chain.batch for s in chain.after_on_rows)
-    if pool is None or not plan.counted or as_they_stand or not shards:
+    if not plan.counted or as_they_stand or not shards:
         return 1
-    return -(-(pool.threads + 1) // shards)
+    if pool is not None:
+        wanted = pool.threads + 1
+    else:
+        submits = any(isinstance(s, RunStage) and s.has_workers for s in chain.after)
+        wanted = SUBMITTED + 1 if submits else 1
+    return -(-wanted // shards)
 
 
 def _keep_pieces(plan: Plan) -> None:
