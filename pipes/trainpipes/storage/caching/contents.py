@@ -3,8 +3,8 @@
 A function is its code, its defaults, what it closes over, and what its global names stand for: values,
 functions, classes, objects, and what it uses of modules of the user's own. An object is its class and its
 state, as it would be pickled; one that cannot be pickled is refused, and ``version=`` stands for it. Of
-installed packages, names and versions count. Called by the thread that plans; a ``Contents`` keeps the digests
-of one chain.
+installed packages, names and versions count. Called by the thread that plans; a ``Contents`` keeps the
+digests of one chain.
 """
 
 from __future__ import annotations
