@@ -87,12 +87,12 @@ def write(
         with os.fdopen(handle, "r+b", closefd=False) as file:
             writer = None
             for table in tables():
-                if writer is None and about is None:
-                    schema = table.schema
-                    writer = pa.ipc.new_file(file, schema, options=OPTIONS)
-                elif writer is None:
-                    schema = _with_about(table.schema, about)
-                    writer = pa.ipc.new_stream(file, schema)
+                if writer is None:
+                    schema = table.schema if about is None else _with_about(table.schema, about)
+                    if about is None:
+                        writer = pa.ipc.new_file(file, schema, options=OPTIONS)
+                    else:
+                        writer = pa.ipc.new_stream(file, schema)
                 writer.write_table(table.replace_schema_metadata(schema.metadata))
                 written += 1
             if writer is None:
