@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,47 @@ def test_a_glob_stands_for_what_it_matches(tmp_path: Path) -> None:
         assert listed("memory://globs/b", "memory:///globs") == ["b/1.parquet", "b/c/3.parquet"]
     finally:
         memory.rm("/globs", recursive=True)
+
+
+def test_in_stores_only_folders_that_match_are_listed_and_many_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = fsspec.filesystem("memory")
+    asked: list[str] = []
+    together = threading.Barrier(4, timeout=30)
+    plain = type(memory).ls
+
+    def ls(self: Any, path: str, **options: Any) -> Any:
+        asked.append(path)
+        if path.startswith("/many/a"):
+            together.wait()
+        return plain(self, path, **options)
+
+    for name in ("a1/x.pq", "a2/x.pq", "a3/x.pq", "a4/.h/x.pq", "b1/x.pq", "_a/x.pq"):
+        memory.pipe(f"/many/{name}", b"x")
+    monkeypatch.setattr(type(memory), "ls", ls)
+    try:
+        found = listed("memory://many/a*/*.pq", "memory:///many")
+        assert found == ["a1/x.pq", "a2/x.pq", "a3/x.pq"]
+        assert sorted(asked) == ["/many", "/many/a1", "/many/a2", "/many/a3", "/many/a4"]
+    finally:
+        memory.rm("/many", recursive=True)
+
+
+def test_archives_are_listed_by_the_same_rules(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("a/1.pq", "a/b/2.pq", "a/b/.3.pq", "_x/3.pq", "c.pq", "n.txt"):
+            archive.writestr(name, "x")
+    expected = {
+        "": ["a/1.pq", "a/b/2.pq", "c.pq"],
+        "a": ["a/1.pq", "a/b/2.pq"],
+        "*.pq": ["c.pq"],
+        "**/*.pq": ["a/1.pq", "a/b/2.pq", "c.pq"],
+        "[a_]*/*.pq": ["a/1.pq"],
+        "_*": ["_x/3.pq"],
+    }
+    for pattern, names in expected.items():
+        assert listed(f"zip://{pattern}::{tmp_path}/a.zip", "zip:/") == names, pattern
 
 
 def test_a_list_keeps_the_order_of_its_items(tmp_path: Path) -> None:
