@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.errors import MissingFilesError
@@ -108,6 +109,10 @@ class StoreFolders:
         walks = (AsyncFileSystem._find, fsspec.AbstractFileSystem.find)
         #: Stores that know no folders list all levels at once.
         self._finds = getattr(find, "__func__", None) not in walks
+        while isinstance(system, CachingFileSystem):
+            system = system.fs
+        #: Others have one connection, which is for one request at a time.
+        self._many_at_once = system.async_impl
         self._known: dict[str, list[Entry]] = {}
 
     def look_up(self, path: str) -> Entry | None:
@@ -145,7 +150,7 @@ class StoreFolders:
         self._known |= known
 
     def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        if len(items) < 2:  # such as the root, of which an error is an answer
+        if len(items) < 2 or not self._many_at_once:  # of the root an error is an answer
             return [what(item) for item in items]
         with ThreadPoolExecutor(MAX_THREADS) as pool:
             try:
