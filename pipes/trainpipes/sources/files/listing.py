@@ -217,6 +217,7 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
                 level, folders.each(entries, level), strict=True
             ):
                 above = len(names_in(folder))
+                so_far = len(found)
                 for entry in inside:
                     names = names_in(entry.path)[above:]
                     if not names:  # a store lists a file as what is in it
@@ -233,7 +234,7 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
                         found[entry.path] = folders.told(entry)
                         if whole is not None:
                             in_whole.setdefault(whole, []).append(entry.path)
-                        progress.advance(1)
+                progress.advance(len(found) - so_far)
             level = below
     for folder, files in in_whole.items():
         check_outputs(folder, files, marks)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 
 from trainpipes.errors import ConfigError
 
@@ -17,6 +18,7 @@ MANIFEST, WORK = "_manifest.json", "_unfinished"
 OURS = re.compile(r"part-\d{5,}\.[\w.]+")
 #: Where a name is that is below a folder that is meant as a whole.
 BELOW = -1
+ALL_BELOW = frozenset({BELOW})
 
 
 def hidden(name: str) -> bool:
@@ -71,6 +73,7 @@ def wild(path: str) -> str:
     return "*" if path.startswith(("http://", "https://")) else "*?["
 
 
+@lru_cache
 def has_magic(path: str) -> bool:
     return any(c in path for c in wild(path))
 
@@ -107,6 +110,8 @@ class Wanted:
 
     def after(self, reached: frozenset[int], name: str) -> frozenset[int]:
         """How far one more name leads; nowhere, if no file of it or below it is meant."""
+        if reached == ALL_BELOW:
+            return frozenset() if hidden(name) else reached
         found: set[int] = set()
         for n in reached:
             if n in (BELOW, len(self.parts)):
