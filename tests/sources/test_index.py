@@ -306,7 +306,7 @@ def test_an_index_of_text_that_lies_is_found_out_and_made_again(
         os.utime(path, (time.time() - 60,) * 2)
     expected = seen(kind, path)
     with pa.memory_map(str(the_file(kept))) as file:
-        about = json.loads(pa.ipc.open_file(file).schema.metadata[b"trainpipes"])["about"]
+        about = json.loads(pa.ipc.open_stream(file).schema.metadata[checked_file.KEY])
     table = checked_file.read(the_file(kept), about)
     assert table is not None
     row = table.to_pylist()[0]

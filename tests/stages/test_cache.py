@@ -311,11 +311,11 @@ def test_an_error_below_names_the_row_and_leaves_nothing_behind(data: Path, kept
 # What is kept
 
 
-def test_an_entry_is_a_plain_arrow_file_mapped_into_memory(data: Path, kept: Path) -> None:
+def test_an_entry_is_an_arrow_stream_mapped_into_memory(data: Path, kept: Path) -> None:
     list(batches(text(data).cache()).pad_collate())
     assert len(entries(kept)) == 15
     with pa.memory_map(str(entries(kept)[0])) as source:
-        table = pa.ipc.open_file(source).read_all()
+        table = pa.ipc.open_stream(source).read_all()
     assert table.schema.field("input_ids").type == pa.list_(pa.int32())
     plan = text(data).cache().batch(8)._session.plan
     before = pa.total_allocated_bytes()
@@ -885,7 +885,7 @@ def lock_of_first(pipe: Pipeline, kept: Path) -> FileLock:
 
 def checked_rows(path: Path) -> list[int]:
     with pa.memory_map(str(path)) as source:
-        return list(pa.ipc.open_file(source).read_all().column("x").to_pylist())
+        return list(pa.ipc.open_stream(source).read_all().column("x").to_pylist())
 
 
 def test_who_finds_an_entry_being_made_takes_others_first_and_then_waits_for_it(

@@ -118,11 +118,6 @@ EDITS: dict[str, dict[str, str]] = {
         "package": "",
         "package.inner": "def do(x): return x * K",
     },
-    "a module that is imported when it is called": {
-        "user": "def f(row):\n from helpers import do\n return {'n': do(row['x'])}",
-        "helpers": "import deeper\ndef do(x): return x * deeper.k()",
-        "deeper": "def k(): return K",
-    },
     "a function that keeps results": {
         "user": "import functools\n@functools.lru_cache\ndef do(x): return x * K\n"
         "def f(row): return {'n': do(row['x'])}"
@@ -202,7 +197,7 @@ class Users:
         monkeypatch.syspath_prepend(str(folder))
 
     def load(self, texts: dict[str, str], k: int) -> Any:
-        for name in ("user", "helpers", "deeper", "package", "package.inner"):
+        for name in ("user", "helpers", "package", "package.inner"):
             self._patch.delitem(sys.modules, name, raising=False)
         for name in texts:
             module = types.ModuleType(name)
@@ -297,6 +292,7 @@ def test_an_expression_is_known_by_all_of_its_values(keeper: str) -> None:
 
 UNTOLD: dict[str, Any] = {
     "a generator": (n for n in range(3)),
+    "an open file": open(os.devnull),  # noqa: SIM115
     "what C keeps to itself": compile("1", "", "eval").co_positions(),
 }
 
@@ -314,6 +310,14 @@ def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str, kee
         KEEPERS[keeper](rows().map(function))._session.plan.inputs.cached_blocks  # noqa: B018
     assert len(list(KEEPERS[keeper](rows().map(function, version="1")))) == 20
     assert len(list(rows().map(function).cache(version="1"))) == 20
+
+
+def test_a_module_of_ones_own_that_is_imported_when_it_is_called_is_refused(users: Users) -> None:
+    text = "def f(row):\n from helpers import do\n return {'n': do(row['x'])}"
+    user = users.load({"user": text, "helpers": "def do(x): return x"}, 1)
+    with pytest.raises(ConfigError, match=r"uses the module 'helpers', imported when it is called"):
+        list(rows().map(user.f).cache())
+    assert len(list(rows().map(user.f, version="1").cache())) == 20
 
 
 def holds_itself() -> Iterator[Any]:

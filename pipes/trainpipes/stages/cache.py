@@ -19,9 +19,10 @@ class Cache(CacheStage):
     their uncompressed rows; from then on a memory-mapped read.
 
     A file of the cache holds a row group (a part of it, if that has more than 65,536 rows or 16 MiB) as
-    an Arrow IPC file. Its key is made of the data (the file's name below the data set's root, size, time of
-    change or etag, footer, row group) and of the stages before the cache: their options, a tokenizer's
-    content, and for a function its ``version=``, or its code with the code and values of yours that it uses.
+    an Arrow IPC stream with a checksum behind it. Its key is made of the data (the file's name below the
+    data set's root, size, time of change or etag, footer, row group) and of the stages before the cache:
+    their options, a tokenizer's content, and for a function its ``version=``, or its code with the code and
+    values of yours that it uses.
     Processes, ranks and threads of one user may share a cache: each entry is made by one of them. A file
     appears when it is whole, and only its owner may read it; one that is cut short, damaged, or another
     user's is made again. Where the disk is full or the folder cannot be written, a warning says so once,

@@ -1,8 +1,9 @@
-"""Arrow files with a checksum: they are whole, or as good as not there.
+"""Arrow streams with a checksum behind them: they are whole, or as good as not there.
 
-A file is written beside its place and renamed, and carries what it is about and a checksum. Read, it
-is memory-mapped. What was cut short or damaged is removed, with one warning; what is another file, or
-another user's, is taken for missing. Owns nothing; called by any thread of any process.
+A file is written beside its place and renamed. Its schema says what it is about, and its last bytes are a
+checksum of all before them, which readers of Arrow streams pass over. Read, it is memory-mapped. What was cut
+short or damaged is removed, with one warning; what is another file, or another user's, is taken for missing.
+Owns nothing; called by any thread of any process.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import check_whole
 from trainpipes.storage.caching.private_file import NotOwnError, make_file, open_file
 
-#: The key of our entry in a file's schema, and what in it the checksum follows.
-KEY = b"trainpipes"
-MARK = b"trainpipes-crc32:"
-BLANK = b"00000000"
-#: Bytes at a file's start in which ours have their checksum.
+#: The key, in a file's schema, of what it is about; and the bytes of a file in which ours have it.
+KEY = b"trainpipes:about"
 HEAD = 1 << 16
-#: Chunks of one column may have dictionaries of their own.
+#: A file's last bytes: this, and the CRC-32 of all bytes before both.
+MAGIC = b"TPSUM001"
+TRAILER = len(MAGIC) + 4
+#: Chunks of one column may have dictionaries of their own, which a file that is no stream has not.
 OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
 #: Where an open file can be opened again by its handle, whatever has become of its name.
 HANDLES = "/dev/fd"
@@ -46,9 +47,14 @@ class ForeignError(OSError):
 def size_of(table: pa.Table, about: dict[str, Any]) -> int:
     """Bytes of the file that ``write`` would make of a table."""
     sink = pa.MockOutputStream()
-    with pa.ipc.new_file(sink, _with_about(table.schema, about), options=OPTIONS) as writer:
+    with pa.ipc.new_stream(sink, _with_about(table.schema, about)) as writer:
         writer.write_table(table)
-    return int(sink.size())
+    return int(sink.size()) + TRAILER
+
+
+def trailer(content: bytes | memoryview | mmap.mmap) -> bytes:
+    """What stands behind these bytes."""
+    return MAGIC + zlib.crc32(content).to_bytes(4, "little")
 
 
 def write(
@@ -83,17 +89,19 @@ def write(
             for table in tables():
                 if writer is None:
                     schema = table.schema if about is None else _with_about(table.schema, about)
-                    writer = pa.ipc.new_file(file, schema, options=OPTIONS)
+                    if about is None:
+                        writer = pa.ipc.new_file(file, schema, options=OPTIONS)
+                    else:
+                        writer = pa.ipc.new_stream(file, schema)
                 writer.write_table(table.replace_schema_metadata(schema.metadata))
                 written += 1
             if writer is None:
                 raise _NothingError
             writer.close()
-        if about is not None:
-            with mmap.mmap(handle, 0) as content, memoryview(content) as view:
-                digits = b"%08x" % zlib.crc32(view)
-                for place in _places(view):
-                    view[place : place + len(BLANK)] = digits
+            if about is not None:
+                file.flush()
+                with mmap.mmap(handle, 0, access=mmap.ACCESS_READ) as content:
+                    file.write(trailer(content))
 
     with suppress(_NothingError):
         make_file(path, fill, own=own)
@@ -153,7 +161,7 @@ def read(
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError):
             good = False
         if not good:
-            if not own and found.st_size and MARK not in os.read(handle, HEAD):
+            if not own and found.st_size and KEY not in os.read(handle, HEAD):
                 raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path))
             _drop_file(path, found)
             return None
@@ -189,13 +197,15 @@ def _parsed(content: pa.Buffer, trusted: bool) -> tuple[pa.Table, Any]:
         ValueError, KeyError, TypeError, OSError: they are damaged.
     """
     if not trusted:
-        _check_checksum(memoryview(content))
-    with pa.ipc.open_file(content) as reader:
+        view = memoryview(content)
+        if bytes(view[-TRAILER:]) != trailer(view[:-TRAILER]):
+            raise ValueError("the checksum differs")
+    with pa.ipc.open_stream(content) as reader:
         table = reader.read_all()
     if not trusted:
         check_whole(table)
     metadata = dict(table.schema.metadata)
-    about = json.loads(metadata.pop(KEY))["about"]
+    about = json.loads(metadata.pop(KEY))
     return table.replace_schema_metadata(metadata or None), about
 
 
@@ -211,34 +221,5 @@ def _drop_file(path: Path, found: os.stat_result) -> None:
     )
 
 
-# The checksum stands in the entry of ours, in the schema at a file's start and in that of its footer
-
-
 def _with_about(schema: pa.Schema, about: dict[str, Any]) -> pa.Schema:
-    entry = json.dumps({"about": about, "sum": (MARK + BLANK).decode()})
-    return schema.with_metadata({**(schema.metadata or {}), KEY: entry})
-
-
-def _places(content: memoryview) -> list[int]:
-    """Where the checksum stands.
-
-    Raises:
-        ValueError: it does not.
-    """
-    start = 16 + int.from_bytes(content[12:16], "little")
-    footer = len(content) - 10 - int.from_bytes(content[-10:-6], "little")
-    if not start <= footer < len(content):
-        raise ValueError("no Arrow file")
-    ends = (0, bytes(content[:start])), (footer, bytes(content[footer:]))
-    return [offset + part.index(MARK) + len(MARK) for offset, part in ends]
-
-
-def _check_checksum(content: memoryview) -> None:
-    """Raise ValueError unless the checksum is that of the file with blanks in its place."""
-    found, done, said = 0, 0, set()
-    for place in _places(content):
-        found = zlib.crc32(BLANK, zlib.crc32(content[done:place], found))
-        done = place + len(BLANK)
-        said.add(bytes(content[place:done]))
-    if said != {b"%08x" % zlib.crc32(content[done:], found)}:
-        raise ValueError("the checksum differs")
+    return schema.with_metadata({**(schema.metadata or {}), KEY: json.dumps(about)})

@@ -2,29 +2,27 @@
 
 A function is its code, its defaults, what it closes over, and what its global names stand for: values,
 functions, classes, objects, and what it uses of modules of the user's own. An object is its class and its
-state, as it would be pickled. Of installed packages and of what is made in C, names count. Called by the
-thread that plans; a ``Contents`` keeps the digests of one chain.
+state, as it would be pickled; one that cannot be pickled is refused, and ``version=`` stands for it. Of
+installed packages, names and versions count. Called by the thread that plans; a ``Contents`` keeps the
+digests of one chain.
 """
 
 from __future__ import annotations
 
 import copyreg
 import dis
-import functools
 import hashlib
-import importlib
 import importlib.util
 import json
 import re
 import sys
-import sysconfig
-import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
-from types import CodeType, FunctionType, ModuleType
+from pathlib import Path
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -41,6 +39,12 @@ READS = ("LOAD_GLOBAL", "LOAD_NAME")
 SETS = ("STORE_GLOBAL", "DELETE_GLOBAL")
 #: Folders of packages that were installed.
 INSTALLED = {"site-packages", "dist-packages"}
+#: Types whose values are their text.
+PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)}
+#: Modules of types that hold no values of their own: locks, and weak references.
+HOLD_NOTHING = {"_thread", "threading", "weakref", "_weakrefset"}
+#: Wrappers that keep what they wrap in an attribute.
+WRAPPED = ("__wrapped__", "__func__", "func", "fget", "fset", "fdel")
 
 
 @cache
@@ -48,52 +52,34 @@ def is_installed(module: str) -> bool:
     """Whether a module comes with Python or an installed package, and not from a script, a notebook or
     a folder of one's own."""
     top = module.partition(".")[0]
-    if top == "trainpipes" or top in sys.builtin_module_names:
+    if top == "trainpipes" or top in sys.stdlib_module_names:
         return True
-    if top in ("__main__", "__mp_main__", ""):
-        return False
-    found = sys.modules.get(module) or sys.modules.get(top)
-    file = getattr(found, "__file__", None)
-    if file is None:
+    file = getattr(sys.modules.get(module) or sys.modules.get(top), "__file__", None)
+    if file is None and top not in ("", "__main__", "__mp_main__"):
         with suppress(ImportError, ValueError):
-            spec = getattr(found, "__spec__", None) or importlib.util.find_spec(top)
+            spec = importlib.util.find_spec(top)
             file = None if spec is None else spec.origin
-    if file is None or file in ("built-in", "frozen"):
-        return file is not None
-    folders = (sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib"))
-    return bool(INSTALLED & {*file.replace("\\", "/").split("/")}) or file.startswith(
-        tuple(folders)
-    )
+    return file is not None and bool(INSTALLED & {*Path(file).parts})
 
 
 def used_by(function: FunctionType) -> dict[str, Any]:
     """What the global names that a function reads stand for, by name; of modules of the user's own, what
-    it uses of them. Names that it sets itself are left out: they count calls, or keep results."""
+    it uses of them. Names that it sets itself are left out: they count calls, or keep results.
+
+    Raises:
+        _UnknownError: it imports a module of the user's own when it is called.
+    """
     space = function.__globals__
-    codes = list(_codes(function.__code__))
-    attributes = {name for code in codes for name in code.co_names}
-    reads: set[str] = set()
-    sets: set[str] = set()
-    imports: set[tuple[str, int, tuple[str, ...]]] = set()
-    for code in codes:
-        level, wanted = None, None  # what the last two instructions put on the stack
-        for step in dis.get_instructions(code):
-            if step.opname in READS:
-                reads.add(step.argval)
-            elif step.opname in SETS:
-                sets.add(step.argval)
-            elif step.opname == "IMPORT_NAME":
-                imports.add((step.argval, int(level or 0), tuple(wanted or ())))
-            level, wanted = wanted, step.argval
-    found = {name: space[name] for name in sorted(reads - sets) if name in space}
-    modules = [(name, value) for name, value in found.items() if isinstance(value, ModuleType)]
-    for name, _ in modules:
-        del found[name]
-    for name, level, wanted in sorted(imports):
-        modules += [(name, module) for module in _imported(name, level, wanted, space)]
-    seen: set[int] = set()
-    for name, module in modules:
-        found.update(_parts(name, module, attributes, seen))
+    steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
+    for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
+        if step.opname == "IMPORT_NAME" and (level.argval or not is_installed(step.argval)):
+            raise _UnknownError(f"the module {step.argval!r}, imported when it is called")
+    sets = {step.argval for step in steps if step.opname in SETS}
+    reads = {step.argval for step in steps if step.opname in READS} - sets
+    attributes = {name for code in _codes(function.__code__) for name in code.co_names}
+    found: dict[str, Any] = {}
+    for name in sorted(reads & space.keys()):
+        found.update(_parts(name, space[name], attributes, set()))
     return found
 
 
@@ -106,54 +92,19 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _parts(
-    path: str, module: ModuleType, attributes: set[str], seen: set[int]
+    path: str, value: Any, attributes: set[str], seen: set[int]
 ) -> Iterator[tuple[str, Any]]:
-    """What names of a user's module, and of modules within it, stand for."""
-    if id(module) in seen or is_installed(module.__name__):
-        return
-    seen.add(id(module))
-    for name in sorted(attributes & vars(module).keys()):
-        value = vars(module)[name]
-        if isinstance(value, ModuleType):
-            yield from _parts(f"{path}.{name}", value, attributes, seen)
-        else:
-            yield f"{path}.{name}", value
+    """A value by its name; of a module, what these names stand for in it and in modules within it."""
+    if not isinstance(value, ModuleType):
+        yield path, value
+    elif id(value) not in seen and not is_installed(value.__name__):
+        seen.add(id(value))
+        for name in sorted(attributes & vars(value).keys()):
+            yield from _parts(f"{path}.{name}", vars(value)[name], attributes, seen)
 
 
-def _imported(
-    name: str, level: int, wanted: tuple[str, ...], space: dict[str, Any]
-) -> Iterator[ModuleType]:
-    """The module that a function imports when it is called, if it is the user's own.
-
-    It is imported here, as the function would: what it holds cannot be told otherwise.
-    """
-    if not level and is_installed(name):
-        return
-    with suppress(Exception):  # it raises for the function, too, which may be ready for it
-        whole = importlib.util.resolve_name("." * level + name, space.get("__package__"))
-        module = importlib.import_module(whole)
-        for inner in wanted:
-            if not hasattr(module, inner):
-                importlib.import_module(f"{whole}.{inner}")
-        yield module if wanted else sys.modules[whole.partition(".")[0]]
-
-
-#: Types whose values are their text.
-PLAIN = {bool, int, float, complex, str, bytes, type(None), type(...), type(NotImplemented)}
-#: Packages of what keeps others out, or leads to the outside world: known by its type.
-OUTSIDE = {
-    "_asyncio", "_contextvars", "_io", "_queue", "_socket", "_ssl", "_thread", "_weakref", "asyncio",
-    "concurrent", "io", "logging", "multiprocessing", "queue", "select", "socket", "ssl", "subprocess",
-    "tempfile", "threading", "weakref",
-}  # fmt: skip
-#: Python's own types of the kind.
-OUTSIDE_TYPES = (types.FrameType, types.TracebackType)
-#: Wrappers that keep what they wrap in an attribute.
-WRAPPED = ("__wrapped__", "__func__", "fget", "func")
-
-
-class _UntoldError(Exception):
-    """An object that does not say what it holds."""
+class _UnknownError(Exception):
+    """What cannot be told from others."""
 
 
 class Contents:
@@ -170,7 +121,6 @@ class Contents:
         self._done: dict[int, tuple[Any, str]] = {}  # the values too, so that no other has their id
         self._open: dict[int, int] = {}
         self._where: list[str] = []
-        self._packages: set[str] = set()
 
     def digest(self, value: Any, name: str) -> str:
         """The digest of an option of a stage.
@@ -183,15 +133,14 @@ class Contents:
             ConfigError: it cannot be told what the value does.
         """
         self._where = [name]
-        self._packages.add(_package(value))
         try:
             with warnings.catch_warnings():  # of what can soon no more be pickled
                 warnings.simplefilter("ignore")
                 return self.of(value)
         except Exception as error:  # looking at an object may call code of its class
-            if not self._strict and not isinstance(error, RecursionError):
+            if not self._strict:
                 return _hash(_kind(value))
-            what = str(error) if isinstance(error, _UntoldError) else f"what raises {error!r:.200}"
+            what = str(error) if isinstance(error, _UnknownError) else f"what raises {error!r:.200}"
             raise ConfigError(
                 f"{self._asker}: rows are kept until a function changes, and whether {show(value)} "
                 f"changes cannot be told: it uses {what} ({', '.join(self._where)}). Give its "
@@ -210,7 +159,7 @@ class Contents:
             return f"up {len(self._open) - self._open[key]}"
         self._open[key] = len(self._open)
         try:
-            found = _hash(json.dumps(self._parts(value)))
+            found = _hash(json.dumps(self._said_of(value)))
         finally:
             del self._open[key]
         self._done[key] = value, found
@@ -227,7 +176,7 @@ class Contents:
 
     # Kinds of values
 
-    def _parts(self, value: Any) -> list[Any]:
+    def _said_of(self, value: Any) -> list[Any]:
         kind = type(value)
         if kind in (list, tuple):
             if PLAIN.issuperset(map(type, value)):
@@ -235,74 +184,61 @@ class Contents:
             return [kind.__name__, [self.of(inner) for inner in value]]
         if kind in (set, frozenset):
             return [kind.__name__, sorted(self.of(inner) for inner in value)]
-        if kind in (dict, types.MappingProxyType):
-            return ["dict", self._parts([*value, *value.values()])]
-        if isinstance(value, types.CodeType):
+        if kind in (dict, MappingProxyType):
+            return ["dict", self._said_of([*value, *value.values()])]
+        if isinstance(value, CodeType):
             return self._code(value)
-        if isinstance(value, types.FunctionType):
+        if isinstance(value, FunctionType):
             return self._function(value)
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, ModuleType):
             return ["module", value.__name__]
         if isinstance(value, type):
             return self._class(value)
-        if isinstance(value, types.MethodType):
+        if isinstance(value, MethodType):
             return ["method", self.of(value.__func__), self.of(value.__self__)]
-        if kind is functools.partial:
-            return ["partial", self.of(value.func), self.of(value.args), self.of(value.keywords)]
-        if isinstance(value, np.ndarray | np.generic):
-            array = np.asarray(value)
-            if array.dtype.hasobject:
-                return ["objects", array.shape, self.of(array.ravel().tolist())]
-            content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-            return ["array", str(array.dtype.descr), array.shape, content]
-        if isinstance(value, pa.Array | pa.ChunkedArray):
-            value = pa.table({"": value})
-        if isinstance(value, pa.RecordBatch):
-            value = pa.Table.from_batches([value])
+        if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+            content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+            return ["array", str(value.dtype.descr), value.shape, content]
         if isinstance(value, pa.Table):
             return ["table", table_digest(value)]
         if kind in (torch.Tensor, torch.nn.Parameter):
             with suppress(RuntimeError, TypeError):  # sparse: as it is pickled
                 return ["tensor", tensor_digest(value)]
-        return self._object(value)
+        if kind.__module__ in HOLD_NOTHING:
+            return ["holds nothing", _name(kind)]
+        if kind.__module__ == "builtins" and hasattr(value, "__objclass__"):  # str.upper, a slot
+            return ["slot", _name(value.__objclass__), value.__name__]
+        if callable(getattr(kind, "fingerprint", None)):
+            return ["fingerprint", json.dumps(identify(value))]
+        wrapped = {name: getattr(value, name, None) for name in WRAPPED}
+        wrapped = {name: inner for name, inner in wrapped.items() if callable(inner)}
+        if wrapped and is_installed(kind.__module__) and kind is not partial:
+            return ["wrapper", self.of(kind), self._each(wrapped)]
+        return ["object", self.of(kind), self._state(value)]
 
-    def _code(self, code: types.CodeType) -> list[Any]:
+    def _code(self, code: CodeType) -> list[Any]:
         content = code.co_code + getattr(code, "co_exceptiontable", b"")
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         return [hashlib.sha256(content).hexdigest(), counts, names, self.of(code.co_consts)]
 
-    def _function(self, function: types.FunctionType) -> list[Any]:
-        home = function.__globals__.get("__name__") or ""
-        followed = self._is_followed(home)
-        # A decorator of a package stands around a function of one's own.
-        around = function.__module__ != home or "<locals>" in function.__qualname__
-        if not followed and not around:
-            return ["function", _name(function)]
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        used = used_by(function) if followed else {}
-        if is_installed(home):  # of its globals, functions count
-            names = {k: v for k, v in used.items() if isinstance(v, types.FunctionType)}
-            used = {k: v for k, v in names.items() if self._is_followed(v.__module__ or "")}
-        return [
-            "function",
-            _name(function),
-            self.of(function.__code__),
-            self.of(function.__defaults__),
-            self.of(function.__kwdefaults__),
-            self._each({name: cell.cell_contents for name, cell in cells if _is_filled(cell)}),
-            self._each(used),
-            self._each(vars(function)),
-        ]
-
-    def _is_followed(self, module: str) -> bool:
-        """Whether what is in a module is looked at: the user's own, or of the package of what was given."""
-        return not is_installed(module) or module.partition(".")[0] in self._packages
+    def _function(self, function: FunctionType) -> list[Any]:
+        held: dict[str, Any] = {}
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            with suppress(ValueError):  # a variable without a value yet
+                held[name] = cell.cell_contents
+        found = [_name(function), self._each(held), self._each(vars(function))]
+        if is_installed(function.__globals__.get("__name__") or ""):
+            return ["function", *found]
+        own = function.__code__, function.__defaults__, function.__kwdefaults__
+        return ["function", *found, *map(self.of, own), self._each(used_by(function))]
 
     def _class(self, kind: type) -> list[Any]:
         if is_installed(kind.__module__ or ""):
             return ["class", _name(kind)]
-        methods = (types.FunctionType, staticmethod, classmethod, property)
+        methods = (FunctionType, staticmethod, classmethod, property)
         own = {
             name: value
             for name, value in vars(kind).items()
@@ -310,59 +246,22 @@ class Contents:
         }
         return ["class", _name(kind), [self.of(b) for b in kind.__bases__], self._each(own)]
 
-    def _object(self, value: Any) -> list[Any]:
-        kind = type(value)
-        if callable(getattr(kind, "fingerprint", None)):
-            return ["fingerprint", json.dumps(identify(value))]
-        about: list[Any] = ["object", self.of(kind)]
-        if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
-            owner = value.__self__
-            module = owner is None or isinstance(owner, types.ModuleType)
-            return [*about, _name(value), None if module else self.of(owner)]
-        if kind.__module__ == "builtins" and hasattr(value, "__objclass__"):  # str.upper, a slot
-            return [*about, _name(value.__objclass__), value.__name__]
-        packages = {(base.__module__ or "").partition(".")[0] for base in kind.__mro__}
-        if isinstance(value, OUTSIDE_TYPES) or packages & OUTSIDE:
-            return [*about, "outside"]
-        inner = {name: getattr(value, name, None) for name in WRAPPED}
-        inner = {name: one for name, one in inner.items() if callable(one)}
-        if isinstance(value, property):
-            inner |= {"fset": value.fset, "fdel": value.fdel}
-        if inner and is_installed(kind.__module__):
-            return [*about, self._each(inner)]
-        return [*about, self._state(value)]
-
     def _state(self, value: Any) -> Any:
-        """What an object would be pickled as; else what it holds."""
-        found: Any = None
-        with suppress(Exception):
-            own = copyreg.dispatch_table.get(type(value))
+        """What an object would be pickled as."""
+        own = copyreg.dispatch_table.get(type(value))
+        try:
             found = value.__reduce_ex__(4) if own is None else own(value)
+        except Exception as error:
+            raise _UnknownError(_kind(value)) from error
         if isinstance(found, str):
-            return ["global", found]
-        if isinstance(found, tuple):
-            rest: list[Any] = [*found, None, None, None, None]
-            make, args, state, items, pairs, setter = rest[:6]
-            named = type(state) is dict and all(type(name) is str for name in state)
-            self._where.append(f"state of {_kind(value)}")
-            rest = [make, args, list(items or ()), list(pairs or ()), setter]
-            said = [self._each(state) if named else self.of(state), *map(self.of, rest)]
-            self._where.pop()
-            return said
-        held = getattr(value, "__dict__", None)
-        if held or (held is not None and not is_installed(type(value).__module__)):
-            return self._each(held)
-        if self._strict:
-            raise _UntoldError(_kind(value))
-        return "untold"
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  (raises where the variable has no value yet)
-    except ValueError:
-        return False
-    return True
+            return ["global", _name(value), found]
+        make, args, state, items, pairs, setter = [*found, None, None, None, None][:6]
+        named = type(state) is dict and all(type(name) is str for name in state)
+        self._where.append(f"state of {_kind(value)}")
+        rest = [make, args, list(items or ()), list(pairs or ()), setter]
+        said = [self._each(state) if named else self.of(state), *map(self.of, rest)]
+        self._where.pop()
+        return said
 
 
 def _hash(text: str) -> str:
@@ -370,23 +269,16 @@ def _hash(text: str) -> str:
 
 
 def _name(value: Any) -> str:
-    """Module and qualified name; the script that was started is a module of another name in processes that
-    it spawns."""
+    """Module and qualified name, and the version of an installed package. The script that was started is a
+    module of another name in processes that it spawns."""
     module = getattr(value, "__module__", None) or ""
     module = "__main__" if module == "__mp_main__" else module
-    return f"{module}.{getattr(value, '__qualname__', '')}"
+    release = getattr(sys.modules.get(module.partition(".")[0]), "__version__", "")
+    return f"{module}.{getattr(value, '__qualname__', '')} {release}"
 
 
 def _kind(value: Any) -> str:
     return f"a {type(value).__module__}.{type(value).__qualname__}"
-
-
-def _package(value: Any) -> str:
-    """The package that a function, or the class of an object, is of."""
-    while isinstance(value, functools.partial | types.MethodType):
-        value = value.func if isinstance(value, functools.partial) else value.__func__
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return (getattr(named, "__module__", None) or "").partition(".")[0]
 
 
 def digest_of(*parts: Any) -> str:

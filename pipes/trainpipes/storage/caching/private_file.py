@@ -1,8 +1,9 @@
-"""Files and locks that only their owner may write: made beside their place and renamed, links not followed.
+"""Files and locks that only their owner may write: made beside their place and renamed.
 
-What another user owns, or may have changed, is not used. The folder of a cache may itself be a link of
-its user's; nothing in it may. Where the system knows no owners, all files are one's own. Owns nothing; called
-by any thread of any process, also while others clear the cache.
+They lie in a folder of mode 0700 that is one's own, such as ``rows`` of a cache: who can come to it has made
+what is in it. The folder of a cache may itself be a link of its user's. Files that another user has put
+there all the same, and links, are not used. Where the system knows no owners, all files are one's own. Owns
+nothing; called by any thread of any process, also while others clear the cache.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ ATTEMPTS = 10
 #: The mode bits that let others write.
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
-_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+#: A pipe in the place of a file would wait for a writer.
+_FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -52,18 +54,15 @@ def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0)
         NotOwnError: it is another user's.
         OSError: it is not there, is no plain file, may have been changed by others, or cannot be opened.
     """
-    wait = getattr(os, "O_NONBLOCK", 0)  # a pipe in its place would wait for a writer
-    mode = 0o600 if own else 0o666
-    handle = os.open(path, flags | _BINARY | wait | (_NO_LINK if own else 0), mode)
+    handle = os.open(path, flags | _FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
     try:
         found = os.fstat(handle)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a file", os.fspath(path))
-        if own and owner() is not None:
-            if found.st_uid != owner():
-                raise NotOwnError(errno.EPERM, f"user {found.st_uid} owns it", os.fspath(path))
-            if found.st_mode & OTHERS and not flags & os.O_CREAT:
-                raise OSError(errno.EPERM, "other users may have changed it", os.fspath(path))
+        if own and owner() not in (None, found.st_uid):
+            raise NotOwnError(errno.EPERM, f"user {found.st_uid} owns it", os.fspath(path))
+        if own and owner() is not None and found.st_mode & OTHERS and not flags & os.O_CREAT:
+            raise OSError(errno.EPERM, "other users may have changed it", os.fspath(path))
     except BaseException:
         os.close(handle)
         raise
@@ -87,13 +86,7 @@ def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> N
         try:
             try:
                 fill(handle)
-                if own and owner() is not None and os.fstat(handle).st_mode & OTHERS:
-                    warn_once(
-                        f"{path.parent} is on a file system that lets all users write all files, so that "
-                        "nothing kept there is used; name another folder by TRAINPIPES_CACHE or "
-                        "cache(path=...)",
-                        ("modes", str(path.parents[1])),
-                    )
+                shared = own and owner() is not None and os.fstat(handle).st_mode & OTHERS
             finally:
                 os.close(handle)
             try:
@@ -106,6 +99,12 @@ def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> N
             with suppress(OSError):
                 os.unlink(beside)
             raise
+    if shared:
+        warn_once(
+            f"{path.parent} is on a file system that lets all users write all files, so that nothing kept "
+            "there is used; name another folder by TRAINPIPES_CACHE or cache(path=...)",
+            ("modes", str(path.parents[1])),
+        )
     if own:
         remove_leftovers(path.parent)
 
@@ -120,22 +119,16 @@ def _new_file(path: Path, flags: int, own: bool) -> int:
     for again in _attempts():
         try:
             if own:
-                _make_own_folders(path)
+                _make_own_folder(path.parent)
             else:
                 os.makedirs(path.parent, 0o700, exist_ok=True)
             return open_file(path, own=own, flags=flags | os.O_RDWR | os.O_CREAT)
         except (FileNotFoundError, FileExistsError) as error:  # gone between two steps of it
-            if not again or _stands_in_the_way(error):
+            there = error.filename
+            in_the_way = os.path.lexists(there) and not os.path.isdir(there)
+            if not again or (isinstance(error, FileExistsError) and in_the_way):
                 raise
     raise AssertionError
-
-
-def _stands_in_the_way(error: OSError) -> bool:
-    """Whether something that is no folder is where one should be made: waiting does not help."""
-    there = error.filename
-    return (
-        isinstance(error, FileExistsError) and os.path.lexists(there) and not os.path.isdir(there)
-    )
 
 
 def _attempts() -> Iterator[bool]:
@@ -148,33 +141,28 @@ def _attempts() -> Iterator[bool]:
             break
 
 
-def _make_own_folders(path: Path) -> None:
-    """The folders of a cache in which a file lies: one's own, and no links."""
-    ours = [path.parent]
-    if len(path.parent.name) == 2:  # one of those that entries are spread over
-        ours.insert(0, path.parent.parent)
-    root = ours[0].parent
-    os.makedirs(root, 0o700, exist_ok=True)
-    found = os.lstat(root)
-    if stat.S_ISLNK(found.st_mode) and owner() is not None and found.st_uid not in (owner(), 0):
-        raise NotOwnError(errno.EPERM, f"{root} is a link of user {found.st_uid}", str(root))
-    for folder in ours:
+def _make_own_folder(folder: Path) -> None:
+    """Make a folder of a cache, if the one that keeps others out of all that is below is one's own."""
+    spread = len(folder.name) == 2  # one of those that entries are spread over
+    top = folder.parent if spread else folder
+    os.makedirs(top.parent, 0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        os.mkdir(top, 0o700)
+    root, found, user = os.lstat(top.parent), os.lstat(top), owner()
+    said = ""
+    if stat.S_ISLNK(root.st_mode) and user is not None and root.st_uid not in (user, 0):
+        said = f"{top.parent} is a link of user {root.st_uid}"
+    elif not stat.S_ISDIR(found.st_mode):
+        said = f"{top} is no folder, or a link"
+    elif user not in (None, found.st_uid):
+        said = f"user {found.st_uid} owns {top}"
+    if said:
+        raise NotOwnError(errno.EPERM, said, str(top))
+    if user is not None and found.st_mode & OTHERS:
+        os.chmod(top, 0o700)
+    if spread:
         with suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode):
-            raise NotOwnError(errno.ENOTDIR, f"{folder} is no folder, or a link", str(folder))
-        if owner() is not None:
-            if found.st_uid != owner():
-                raise NotOwnError(errno.EPERM, f"user {found.st_uid} owns {folder}", str(folder))
-            if found.st_mode & OTHERS:
-                os.chmod(folder, 0o700)
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    return False
 
 
 class FileLock:
@@ -199,19 +187,23 @@ class FileLock:
             OSError: the folder cannot be written, or is another user's.
         """
         handle = _new_file(self._path, 0, own=True)
+        taken = True
         try:
             if fcntl is not None:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(handle)
-            return False
+            taken = False
         except OSError:  # no locks here
             pass
-        if not _is_at(handle, self._path):  # the one who had it has removed it
+        try:  # the one who had it may have removed it
+            taken = taken and os.path.samestat(os.fstat(handle), os.stat(self._path))
+        except FileNotFoundError:
+            taken = False
+        if taken:
+            self._handle = handle
+        else:
             os.close(handle)
-            return False
-        self._handle = handle
-        return True
+        return taken
 
     def beat(self) -> None:
         """Say that its holder goes on. Costs nothing more often than once a second."""
