@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
+import zipfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import numpy as np
@@ -14,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from fsspec.asyn import AsyncFileSystem
 
 import trainpipes as tp
 from trainpipes.errors import (
@@ -149,6 +152,51 @@ def test_a_glob_stands_for_what_it_matches(tmp_path: Path) -> None:
         assert listed("memory://globs/b", "memory:///globs") == ["b/1.parquet", "b/c/3.parquet"]
     finally:
         memory.rm("/globs", recursive=True)
+
+
+class TalkingStore(AsyncFileSystem):
+    """A store that answers for folders whose names begin with "a" once all four are asked for."""
+
+    protocol = "talking"
+    asked: ClassVar[list[str]] = []
+
+    async def _ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        self.asked.append(path)
+        for _ in range(1000):
+            if "/a" not in path or sum("/a" in other for other in self.asked) == 4:
+                return fsspec.filesystem("memory").ls(path, detail=detail)
+            await asyncio.sleep(0.01)
+        raise ValueError("nobody else is asked")
+
+
+def test_in_stores_only_folders_that_match_are_listed_and_many_at_once() -> None:
+    memory = fsspec.filesystem("memory")
+    fsspec.register_implementation("talking", TalkingStore, clobber=True)
+    for name in ("a1/x.pq", "a2/x.pq", "a3/x.pq", "a4/.h/x.pq", "b1/x.pq", "_a/x.pq"):
+        memory.pipe(f"/many/{name}", b"x")
+    try:
+        found = listed("talking://many/a*/*.pq", "talking:///many")
+        assert found == ["a1/x.pq", "a2/x.pq", "a3/x.pq"]
+        asked = [path.strip("/") for path in TalkingStore.asked]
+        assert sorted(asked) == ["many", "many/a1", "many/a2", "many/a3", "many/a4"]
+    finally:
+        memory.rm("/many", recursive=True)
+
+
+def test_archives_are_listed_by_the_same_rules(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name in ("a/1.pq", "a/b/2.pq", "a/b/.3.pq", "_x/3.pq", "c.pq", "n.txt"):
+            archive.writestr(name, "x")
+    expected = {
+        "": ["a/1.pq", "a/b/2.pq", "c.pq"],
+        "a": ["a/1.pq", "a/b/2.pq"],
+        "*.pq": ["c.pq"],
+        "**/*.pq": ["a/1.pq", "a/b/2.pq", "c.pq"],
+        "[a_]*/*.pq": ["a/1.pq"],
+        "_*": ["_x/3.pq"],
+    }
+    for pattern, names in expected.items():
+        assert listed(f"zip://{pattern}::{tmp_path}/a.zip", "zip:/") == names, pattern
 
 
 def test_a_list_keeps_the_order_of_its_items(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """``concat``: the rows of several sources, one after the other.
 
-A ``Joined`` owns the sources of all pipelines, and any thread may ask it; each of its readers is one thread's
-at a time.
+A ``Joined`` owns the sources of all pipelines, and any thread may ask it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import numpy as np
 
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.source import LooksAhead, Place, RandomAccessSource, Reader
-from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
+from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRows, JoiningSource
 from trainpipes.sources.files.row_names import file_names
 
 
@@ -85,8 +84,9 @@ class Joined(JoinedRows):
         """Names of the files, each with its source's number."""
         return self._names
 
-    def reader(self) -> Reader:
-        return _JoinedReader(self)
+    def cut(self, block: int, start: int, stop: int) -> list[Cut]:
+        part, own = self.where(block)
+        return [Cut(part, int(self.firsts[part.number]), [(own, start, stop)])]
 
     def where(self, block: int) -> tuple[JoinedInput, int]:
         """The source of a block, and its number in there."""
@@ -126,36 +126,3 @@ class JoinedByNumber(Joined, RandomAccessSource):
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
         return take_payload(join_payloads(parts), back)
-
-
-class _JoinedReader:
-    """Reads the blocks of several sources."""
-
-    def __init__(self, source: Joined) -> None:
-        self._source = source
-        self._readers: dict[int, Reader] = {}
-
-    def _reader(self, part: JoinedInput) -> Reader:
-        if part.number not in self._readers:
-            self._readers[part.number] = part.source.reader()
-        return self._readers[part.number]
-
-    def read(self, block: int, start: int, stop: int) -> Payload:
-        part, own = self._source.where(block)
-        first = int(self._source.firsts[part.number])
-        return part.read(self._reader(part), own, start, stop, first)
-
-    def expect(self, blocks: Sequence[int]) -> None:
-        """Tell each source's reader which of its blocks come next."""
-        found: dict[int, list[int]] = {}
-        for block in blocks:
-            part, own = self._source.where(block)
-            found.setdefault(part.number, []).append(own)
-        for number, own_blocks in found.items():
-            reader = self._reader(self._source.parts[number])
-            if isinstance(reader, LooksAhead):
-                reader.expect(own_blocks)
-
-    def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()

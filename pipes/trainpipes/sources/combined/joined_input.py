@@ -9,22 +9,43 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from trainpipes.columns.block import Block
-from trainpipes.columns.payload import Payload
+from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import Place, RandomAccessSource, Reader, RowSource, read_rows
+from trainpipes.kinds.source import (
+    LooksAhead,
+    Place,
+    RandomAccessSource,
+    Reader,
+    RowSource,
+    read_rows,
+)
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, Source, put_through
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
 from trainpipes.storage.caching.contents import cache_key
+
+#: Blocks of a source that one block is cut of, up to which they are asked for together although not all may
+#: be needed.
+FEW_BLOCKS = 3
+
+
+class Cut(NamedTuple):
+    """Rows of one pipeline: its input, the number of its first row among those of all, and of which blocks
+    they are: the number, the first row in it, and the one after the last."""
+
+    part: JoinedInput
+    first: int
+    stretches: Sequence[tuple[int, int, int]]
 
 
 class JoiningSource(Source):
@@ -149,8 +170,68 @@ class JoinedRows(RowSource):
     def __reduce__(self) -> Any:
         return _reopened, (self.stage, [part.source for part in self.parts])
 
+    @abstractmethod
+    def cut(self, block: int, start: int, stop: int) -> list[Cut]:
+        """Of which rows of the pipelines some rows of a block are made."""
+
+    def joined(self, parts: Sequence[Payload]) -> Payload:
+        """The rows that are made of those of each cut."""
+        (found,) = parts
+        return found
+
+    def reader(self) -> Reader:
+        return _JoinedReader(self)
+
     def fingerprint(self) -> dict[str, Any]:
         return {"sources": [part.source.fingerprint() for part in self.parts]}
+
+
+class _JoinedReader:
+    """Reads the blocks of several sources; one thread's at a time."""
+
+    def __init__(self, source: JoinedRows) -> None:
+        self._source = source
+        self._readers: dict[int, Reader] = {}
+
+    def _reader(self, part: JoinedInput) -> Reader:
+        if part.number not in self._readers:
+            self._readers[part.number] = part.source.reader()
+        return self._readers[part.number]
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        rows = []
+        for part, first, stretches in self._source.cut(block, start, stop):
+            reader = self._reader(part)
+            found = [part.read(reader, own, low, high, first) for own, low, high in stretches]
+            rows.append(_one_after_the_other(found))
+        return self._source.joined(rows)
+
+    def expect(self, blocks: Sequence[int]) -> None:
+        """Tell each source's reader which of its blocks come next: of the first and last of ``blocks``, which
+        may be needed in part only, those of sources with many small ones are asked for when they are read."""
+        wanted: dict[int, dict[int, None]] = {}
+        for block in blocks:
+            for part, _, stretches in self._source.cut(block, 0, int(self._source.lengths[block])):
+                own = wanted.setdefault(part.number, {})
+                if len(stretches) <= FEW_BLOCKS or block not in (blocks[0], blocks[-1]):
+                    own |= dict.fromkeys(number for number, _, _ in stretches)
+        for number, own in wanted.items():
+            reader = self._reader(self._source.parts[number])
+            if isinstance(reader, LooksAhead):
+                reader.expect(list(own))
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+
+
+def _one_after_the_other(parts: list[Payload]) -> Payload:
+    """Rows of a source's blocks; Arrow columns in as many chunks."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(isinstance(part, pa.Table) for part in parts) and len({p.schema for p in parts}) == 1:  # type: ignore[union-attr]
+        return pa.concat_tables(parts)
+    return join_payloads(parts)
 
 
 def _reopened(stage: JoiningSource, sources: Sequence[RowSource]) -> RowSource:

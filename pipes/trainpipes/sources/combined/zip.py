@@ -1,7 +1,6 @@
 """``zip``: the columns of several sources, side by side.
 
-A ``Zipped`` owns the sources of all pipelines, and any thread may ask it; each of its readers is one thread's
-at a time.
+A ``Zipped`` owns the sources of all pipelines, and any thread may ask it.
 """
 
 from __future__ import annotations
@@ -13,17 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.payload import Payload, join_payloads
+from trainpipes.columns.payload import Payload
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.source import LooksAhead, Place, RandomAccessSource, Reader
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.sources.combined.common_columns import Joined
-from trainpipes.sources.combined.joined_input import JoinedInput, JoinedRows, JoiningSource
+from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRows, JoiningSource
 from trainpipes.sources.combined.row_kinds import Clash, NoColumns, check_names, side_by_side
-
-#: Blocks of a source that one block of the zip is cut of, up to which they are asked for together although
-#: not all may be needed.
-FEW_BLOCKS = 3
 
 
 class Zip(JoiningSource):
@@ -119,8 +114,9 @@ class Zipped(JoinedRows):
             found += np.diff(np.interp(self.edges, ends, before[last]))
         return found
 
-    def reader(self) -> Reader:
-        return _ZippedReader(self)
+    def cut(self, block: int, start: int, stop: int) -> list[Cut]:
+        first = int(self.edges[block])
+        return [Cut(part, 0, stretches(part, first + start, first + stop)) for part in self.parts]
 
     def place(self, block: int, row: int) -> Place:
         return self.parts[0].place(int(self.edges[block]) + row)
@@ -135,12 +131,9 @@ class Zipped(JoinedRows):
 
     def block_key(self, block: int) -> Any:
         """The keys of the blocks that it is cut of, and where in them."""
-        start, stop = self.edges[block : block + 2].tolist()
         found = []
-        for part in self.parts:
-            keys = [
-                [part.block_key(own), low, high] for own, low, high in stretches(part, start, stop)
-            ]
+        for part, _, pieces in self.cut(block, 0, int(self.lengths[block])):
+            keys = [[part.block_key(own), low, high] for own, low, high in pieces]
             if any(key is None for key, _, _ in keys):
                 return None
             found.append(keys)
@@ -199,47 +192,6 @@ class ZippedByNumber(Zipped, RandomAccessSource):
             part.source.will_need(start + part.skipped, stop + part.skipped)
 
 
-class _ZippedReader:
-    """Reads the blocks of several sources."""
-
-    def __init__(self, source: Zipped) -> None:
-        self._source = source
-        self._readers: list[Reader] = [part.source.reader() for part in source.parts]
-
-    def read(self, block: int, start: int, stop: int) -> Payload:
-        source = self._source
-        first = int(source.edges[block])
-        rows: list[Payload] = []
-        for part, reader in zip(source.parts, self._readers, strict=True):
-            found = [
-                part.read(reader, own, low, high, 0)
-                for own, low, high in stretches(part, first + start, first + stop)
-            ]
-            rows.append(_one_after_the_other(found))
-        return source.joined(rows)
-
-    def expect(self, blocks: Sequence[int]) -> None:
-        """Tell each source's reader which of its blocks come next: of the first and last of ``blocks``, which
-        may be needed in part only, those of sources with many small ones are asked for when they are read."""
-        if not blocks:
-            return
-        edges = self._source.edges
-        ends = (blocks[0], blocks[-1])
-        for part, reader in zip(self._source.parts, self._readers, strict=True):
-            if not isinstance(reader, LooksAhead):
-                continue
-            wanted: dict[int, None] = {}
-            for block in blocks:
-                own = [n for n, _, _ in stretches(part, *edges[block : block + 2].tolist())]
-                if len(own) <= FEW_BLOCKS or block not in ends:
-                    wanted |= dict.fromkeys(own)
-            reader.expect(list(wanted))
-
-    def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
-
-
 def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, int]]:
     """The blocks of a source that rows ``start`` to ``stop`` lie in, and where in each; of no rows, where
     they would."""
@@ -252,15 +204,6 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
         if low < high or start == stop:
             found.append((block, low, max(low, high)))
     return found
-
-
-def _one_after_the_other(parts: list[Payload]) -> Payload:
-    """Rows of a source's blocks; Arrow columns in as many chunks."""
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, pa.Table) for part in parts) and len({p.schema for p in parts}) == 1:  # type: ignore[union-attr]
-        return pa.concat_tables(parts)
-    return join_payloads(parts)
 
 
 def _by_number(part: JoinedInput) -> bool:

@@ -1,7 +1,7 @@
 """Which files there are, and what all formats need of them.
 
-patterns        patterns of paths, and names that are no data
-remote_listing  files of stores that fsspec knows
+patterns        which files a folder or a pattern stands for
+folders         what is in folders, here and in stores
 listing         what a path, a folder, a glob or a URL stands for
 file_errors     what is said of a file that cannot be read
 range_file      bytes of a file as a file that Arrow reads

@@ -20,9 +20,9 @@ import pyarrow as pa
 from trainpipes.errors import DataChangedError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.file_errors import changed, check_unchanged, unreadable
+from trainpipes.sources.files.folders import told
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.range_file import RangeFile
-from trainpipes.sources.files.remote_listing import told
 from trainpipes.sources.remote.request import is_checked
 from trainpipes.sources.remote.retry import Requests
 

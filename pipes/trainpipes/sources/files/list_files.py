@@ -25,8 +25,9 @@ from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.cached_bytes import DiskCache
+from trainpipes.sources.files.folders import Told
 from trainpipes.sources.files.listing import expand, is_local, open_system
-from trainpipes.sources.files.patterns import Told
+from trainpipes.sources.files.patterns import Wanted
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
 from trainpipes.sources.remote.retry import RETRY_SECONDS, Requests, Retry
 from trainpipes.storage import cache
@@ -46,15 +47,13 @@ class Listed:
 
     Args:
         url: as it was given.
-        path: in the words of its file system.
         system: the file system.
-        suffixes: what the names of files found in folders end with, in lower case.
+        wanted: which files it stands for.
     """
 
     url: str
-    path: str
     system: Any
-    suffixes: tuple[str, ...]
+    wanted: Wanted
 
 
 @dataclass(eq=False)
@@ -295,7 +294,7 @@ class ListFiles(Source):
         systems: dict[int, Any] = {}
         names: dict[str, str] = {}
         paths, system_of, about = [], [], []
-        for url, (system, _), files in zip(urls, opened, found, strict=True):
+        for url, (system, _), (files, _) in zip(urls, opened, found, strict=True):
             systems.setdefault(id(system), system)
             number = list(systems).index(id(system))
             for path, told in files.items():
@@ -313,9 +312,9 @@ class ListFiles(Source):
         _say_versions(names, about)
         sizes = [-1 if one.size is None else one.size for one in about]
         listed = tuple(
-            Listed(url, path, system, suffixes)
-            for url, (system, path), files in zip(urls, opened, found, strict=True)
-            if [*files] != [path]
+            Listed(url, system, wanted)
+            for url, (system, _), (_, wanted) in zip(urls, opened, found, strict=True)
+            if wanted is not None
         )
         return FileList(
             list(names),

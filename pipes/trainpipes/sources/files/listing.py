@@ -1,15 +1,10 @@
-"""What a path, a folder, a glob or a URL stands for: files and their sizes, in natural order.
-
-Local names are matched here, so that links are followed and no folder is passed over in silence;
-``remote_listing`` asks fsspec for all others.
-"""
+"""What a path, a folder, a glob or a URL stands for: files and their sizes, in natural order."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -17,10 +12,10 @@ from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
-from trainpipes._internal.checks import pip_install, refuse_special
+from trainpipes._internal.checks import pip_install
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.messages import nearest
-from trainpipes._internal.progress import counted
+from trainpipes._internal.progress import Progress
 from trainpipes.errors import (
     ConfigError,
     MissingExtraError,
@@ -28,20 +23,23 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.sources.files.folders import Entry, Found, LocalFolders, StoreFolders
 from trainpipes.sources.files.patterns import (
-    Found,
-    Told,
+    MANIFEST,
+    WORK,
+    Wanted,
     check_outputs,
-    fixed_root,
     has_magic,
-    hidden,
+    names_in,
+    wild,
 )
-from trainpipes.sources.files.remote_listing import list_remote
 from trainpipes.sources.remote.request import try_once
 from trainpipes.sources.remote.retry import Requests, try_seconds
 
 #: Connections to one store, at most.
 CONNECTIONS = 64
+#: Where folders are looked into.
+Folders = LocalFolders | StoreFolders
 #: Names shown of a folder that does not hold what was asked for.
 SHOWN = 6
 
@@ -142,8 +140,11 @@ async def _refuse_redirection(response: Any) -> None:
         )
 
 
-def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str], requests: Requests) -> Found:
-    """The files that a path, folder, glob or URL stands for, in natural order.
+def expand(
+    url: str, opened: tuple[Any, str], suffixes: tuple[str, ...], requests: Requests
+) -> tuple[Found, Wanted | None]:
+    """The files that a path, folder, glob or URL stands for, in natural order; and the rule by which they
+    were found, None for a file.
 
     Args:
         url: what to look for.
@@ -157,115 +158,87 @@ def expand(url: str, opened: tuple[Any, str], suffixes: Sequence[str], requests:
         UnreadableError: a folder or bucket cannot be listed.
     """
     system, path = opened
+    folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
+    found: Found = {}
+    wanted = None
     try:
-        local = is_local(system)
-        found = _local(path, suffixes) if local else list_remote(*opened, suffixes, requests)
-    except (UnreachableError, ConfigError):
+        there = folders.look_up(path)
+        if there is not None and not there.is_folder:
+            found = {there.path: folders.told(there)}
+        else:
+            wanted = _wanted(system, path, there, suffixes)
+            found = _walk(folders, wanted)
+        folders.complete(found)
+    except (UnreachableError, ConfigError, MissingFilesError):
         raise
-    except FileNotFoundError as error:
-        if isinstance(error, MissingFilesError):
-            raise
+    except FileNotFoundError:
         found = {}
     except Exception as error:
         raise _unlistable(url, error) from error
     if not found:
-        raise _nothing(url, system, path, suffixes, requests)
-    return {name: found[name] for name in sorted(found, key=natural)}
+        raise _nothing(url, system, path, suffixes, folders)
+    return {name: found[name] for name in sorted(found, key=natural)}, wanted
 
 
-# This machine
+def _wanted(system: Any, path: str, folder: Entry | None, suffixes: tuple[str, ...]) -> Wanted:
+    if folder is not None:
+        return Wanted(path, (), suffixes)
+    first = min(path.index(c) for c in wild(path) if c in path)
+    cut = path.rfind("/", 0, first) + 1
+    return Wanted(system._strip_protocol(path[:cut]), tuple(path[cut:].split("/")), suffixes)
 
 
-def _local(path: str, suffixes: Sequence[str]) -> Found:
-    if os.path.isdir(path):
-        found = _sized(_below(path, suffixes))
-        check_outputs(path, found, os.path.exists)
-        return found
-    if os.path.lexists(path) or not has_magic(path):
-        return _sized([path])
-    root, parts = fixed_root(path)
-    matches = dict.fromkeys(_matches("/" + "/".join(root), parts))
-    names: dict[str, None] = {}
-    for match in matches:
-        if not os.path.isdir(match):
-            names[match] = None
-        elif parts[-1] != "**":
-            names.update(dict.fromkeys(_below(match, suffixes)))
-    return _sized(list(names))
+def _walk(folders: Folders, wanted: Wanted) -> Found:
+    """The files that are meant, level by level.
 
-
-def _sized(paths: Sequence[str] | Iterator[str]) -> Found:
+    Raises:
+        FileNotFoundError: the root is not there.
+        ConfigError: output of trainpipes is among other files.
+    """
     found: Found = {}
-    for path in counted(paths, "listing", None, "files"):
+    marks: set[str] = set()
+    in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
+    start = wanted.start()
+    level = [(wanted.root, start, wanted.root if wanted.is_whole(start) else None)]
+
+    def entries(step: tuple[str, frozenset[int], str | None]) -> list[Entry]:
+        folder, reached, _ = step
         try:
-            about = os.stat(path)
-            found[path] = Told(about.st_size, str(about.st_mtime_ns), about.st_ino)
-        except FileNotFoundError:
-            if not os.path.islink(path):
+            return folders.entries(folder, wanted.all_below(reached))
+        except (FileNotFoundError, NotADirectoryError):
+            if folder == wanted.root:
                 raise
-            raise MissingFilesError(
-                f"{path} is a link to {os.readlink(path)}, which does not exist; repair the link or "
-                "remove it",
-                path=path,
-            ) from None
-        refuse_special(path, about.st_mode)
+            return []  # gone meanwhile, or a link to nothing on a web page
+
+    with Progress("listing", None, "files") as progress:
+        while level:
+            below = []
+            for (folder, before, whole), inside in zip(
+                level, folders.each(entries, level), strict=True
+            ):
+                above = len(names_in(folder))
+                so_far = len(found)
+                for entry in inside:
+                    names = names_in(entry.path)[above:]
+                    if not names:  # a store lists a file as what is in it
+                        continue
+                    if names[-1] in (MANIFEST, WORK):
+                        marks.add(entry.path)
+                    reached = before
+                    for name in names:
+                        reached = wanted.after(reached, name)
+                    if entry.is_folder and reached:
+                        its = entry.path if wanted.is_whole(reached) else None
+                        below.append((entry.path, reached, whole or its))
+                    elif not entry.is_folder and wanted.holds(reached, entry.path):
+                        found[entry.path] = folders.told(entry)
+                        if whole is not None:
+                            in_whole.setdefault(whole, []).append(entry.path)
+                progress.advance(len(found) - so_far)
+            level = below
+    for folder, files in in_whole.items():
+        check_outputs(folder, files, marks)
     return found
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return list(entries)
-
-
-def _enters(entry: os.DirEntry[str]) -> bool:
-    """Whether to go into an entry: a folder, and not a link back to one above it."""
-    if not entry.is_dir():
-        return False
-    if not entry.is_symlink():
-        return True
-    target = os.path.realpath(entry.path)
-    here = os.path.realpath(os.path.dirname(entry.path))
-    return os.path.commonpath([target, here]) != target
-
-
-def _below(folder: str, suffixes: Sequence[str]) -> Iterator[str]:
-    for entry in _entries(folder):
-        if hidden(entry.name):
-            continue
-        if entry.is_dir():
-            if _enters(entry):
-                yield from _below(entry.path, suffixes)
-        elif entry.name.lower().endswith(tuple(suffixes)):
-            yield entry.path
-
-
-def _matches(folder: str, parts: Sequence[str]) -> Iterator[str]:
-    """Paths below a folder that match a pattern, part by part."""
-    part, rest = parts[0], parts[1:]
-    if part == "**":
-        if rest:
-            yield from _matches(folder, rest)
-        for entry in _entries(folder):
-            if hidden(entry.name):
-                continue
-            if _enters(entry):
-                yield from _matches(entry.path, parts)
-            elif not rest and not entry.is_dir():
-                yield entry.path
-    elif not has_magic(part):
-        path = os.path.join(folder, part)
-        if rest and os.path.isdir(path):
-            yield from _matches(path, rest)
-        elif not rest and os.path.lexists(path):
-            yield path
-    else:
-        for entry in _entries(folder):
-            if not fnmatchcase(entry.name, part) or (hidden(entry.name) and part[0] not in "._"):
-                continue
-            if not rest:
-                yield entry.path
-            elif entry.is_dir():
-                yield from _matches(entry.path, rest)
 
 
 # What to say
@@ -289,9 +262,9 @@ def _unlistable(url: str, error: Exception) -> UnreadableError:
 
 
 def _nothing(
-    url: str, system: Any, path: str, suffixes: Sequence[str], requests: Requests
+    url: str, system: Any, path: str, suffixes: Sequence[str], folders: Folders
 ) -> MissingFilesError:
-    folder, names = _nearest_folder(system, path, requests)
+    folder, names = _nearest_folder(folders, path)
     if folder == path:
         there = "it is empty"
         if names:
@@ -325,25 +298,19 @@ def _that_ends(suffixes: Sequence[str]) -> str:
     return f" that ends in {said}" + (", compressed or not," if len(plain) < len(suffixes) else "")
 
 
-def _nearest_folder(system: Any, path: str, requests: Requests) -> tuple[str | None, list[str]]:
+def _nearest_folder(folders: Folders, path: str) -> tuple[str | None, list[str]]:
     """The lowest folder above or at a path that exists, and the names in it."""
     folder = path
     while folder:
         if not has_magic(folder):
             try:
-                if is_local(system):
-                    names = [e.name + "/" * e.is_dir() for e in _entries(folder)]
-                else:
-                    names = [
-                        info["name"].rstrip("/").rsplit("/", 1)[-1]
-                        + "/" * (info["type"] == "directory")
-                        for info in requests.call(system, "ls", folder, detail=True)
-                    ]
+                inside = folders.entries(folder)
+                names = [names_in(one.path)[-1] + "/" * one.is_folder for one in inside]
                 return folder, sorted(names, key=natural)
             except UnreachableError:
                 break
             except Exception:
-                names = []  # not there, no folder, or not ours to list: look above it
+                pass  # not there, no folder, or not ours to list: look above it
         above = folder.rpartition("/")[0]
         folder = above or ("/" if folder != "/" and folder.startswith("/") else "")
     return None, []

@@ -1,12 +1,13 @@
-"""Patterns of paths, names of files that are not data, and folders that trainpipes has written."""
+"""Which files a folder or a pattern stands for, and folders that trainpipes has written."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from functools import lru_cache
 
 from trainpipes.errors import ConfigError
 
@@ -15,19 +16,9 @@ log = logging.getLogger("trainpipes")
 #: Of a folder that is written: what appears last, the folder of what is not finished, and names of its files.
 MANIFEST, WORK = "_manifest.json", "_unfinished"
 OURS = re.compile(r"part-\d{5,}\.[\w.]+")
-
-
-class Told(NamedTuple):
-    """What a listing says of a file: bytes, None where that is not known; time of change or etag, ""
-    where neither is known; and on this machine its inode."""
-
-    size: int | None
-    stamp: str
-    inode: int = 0
-
-
-#: Files by path.
-Found = dict[str, Told]
+#: Where a name is that is below a folder that is meant as a whole.
+BELOW = -1
+ALL_BELOW = frozenset({BELOW})
 
 
 def hidden(name: str) -> bool:
@@ -38,7 +29,7 @@ def hidden(name: str) -> bool:
     )
 
 
-def check_outputs(folder: str, files: Iterable[str], is_there: Callable[[str], bool]) -> None:
+def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> None:
     """Look for output of trainpipes among the files that a folder stands for.
 
     What is not finished is logged. Output below other files was mostly made of them, so that their rows would
@@ -47,7 +38,7 @@ def check_outputs(folder: str, files: Iterable[str], is_there: Callable[[str], b
     Args:
         folder: its path.
         files: their paths.
-        is_there: whether there is a file or folder of a path.
+        marks: paths of the manifests and work folders that are there.
 
     Raises:
         ConfigError: there is output below the folder, and other files too.
@@ -59,8 +50,8 @@ def check_outputs(folder: str, files: Iterable[str], is_there: Callable[[str], b
         counts[place] = counts.get(place, 0) + 1
         if OURS.fullmatch(name):
             written[place] = written.get(place, 0) + 1
-    unfinished = {place for place in written if is_there(f"{place}/{WORK}")}
-    outputs = {place for place in written if place in unfinished or is_there(f"{place}/{MANIFEST}")}
+    unfinished = {place for place in written if f"{place}/{WORK}" in marks}
+    outputs = unfinished | {place for place in written if f"{place}/{MANIFEST}" in marks}
     inner = sorted(outputs - {folder.rstrip("/")})
     if inner and outputs < counts.keys() and folder.rstrip("/") not in outputs:
         raise ConfigError(
@@ -82,62 +73,88 @@ def wild(path: str) -> str:
     return "*" if path.startswith(("http://", "https://")) else "*?["
 
 
+@lru_cache
 def has_magic(path: str) -> bool:
     return any(c in path for c in wild(path))
 
 
-def fixed_root(path: str) -> tuple[list[str], list[str]]:
-    """The parts of a pattern before the first that is one, and the rest."""
-    parts = path.strip("/").split("/")
-    first = next(n for n, part in enumerate(parts) if has_magic(part))
-    return parts[:first], parts[first:]
+def names_in(path: str) -> list[str]:
+    """The names that a path consists of."""
+    path = path.strip("/")
+    return path.split("/") if path else []
 
 
-def stands_for(path: str, is_folder: bool, suffixes: Sequence[str], file: str) -> bool:
-    """Whether a file would be listed for a folder or a pattern, if it were there.
+@dataclass(frozen=True)
+class Wanted:
+    """The files that a folder or a pattern stands for, whether they are there or not.
+
+    A path below the root is followed name by name: ``start`` and ``after`` say how far in the pattern it
+    leads, as the numbers of parts that may have been matched.
 
     Args:
-        path: of the folder, or the pattern.
-        is_folder: whether it is a folder.
+        root: the folder, or the lowest one above all that the pattern matches.
+        parts: of the pattern below it; none for a folder.
         suffixes: what the names of files found in folders end with, in lower case.
-        file: its path.
 
-    >>> names = ["d/a.txt", "d/out/a.txt", "d/out.txt/a.txt"]
-    >>> [stands_for("d/*.txt", False, [".txt"], name) for name in names]
+    >>> pattern = Wanted("d", ("*.txt",), (".txt",))
+    >>> [pattern.stands_for(path) for path in ("d/a.txt", "d/out/a.txt", "d/out.txt/a.txt")]
     [True, False, True]
     """
-    own, root = file.strip("/").split("/"), path.strip("/").split("/")
-    parts: list[str] = []
-    if not is_folder:
-        root, parts = fixed_root(path)
-    root = [part for part in root if part]
-    inner = own[len(root) :]
-    if own[: len(root)] != root or not inner:
-        return False
-    if parts and _matches(inner, parts):
-        return True
-    if not file.lower().endswith(tuple(suffixes)) or parts[-1:] == ["**"]:
-        return False
-    folders = range(1, len(inner)) if parts else [0]
-    return any(
-        (not parts or _matches(inner[:n], parts)) and not any(map(hidden, inner[n:]))
-        for n in folders
-    )
 
+    root: str
+    parts: tuple[str, ...]
+    suffixes: tuple[str, ...]
 
-def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether the names of folders and of a file match a pattern, part by part."""
-    if not parts or not names:
-        return not parts and not names
-    part, rest = parts[0], parts[1:]
-    if part == "**":
-        if rest and _matches(names, rest):
-            return True
-        if hidden(names[0]):
+    def start(self) -> frozenset[int]:
+        return self._without_folders({0})
+
+    def after(self, reached: frozenset[int], name: str) -> frozenset[int]:
+        """How far one more name leads; nowhere, if no file of it or below it is meant."""
+        if reached == ALL_BELOW:
+            return frozenset() if hidden(name) else reached
+        found: set[int] = set()
+        for n in reached:
+            if n in (BELOW, len(self.parts)):
+                found |= set() if hidden(name) else {BELOW}
+            elif self.parts[n] == "**":
+                found |= set() if hidden(name) else {n, n + 1}
+            elif _fits(name, self.parts[n]):
+                found.add(n + 1)
+        return self._without_folders(found)
+
+    def _without_folders(self, reached: set[int]) -> frozenset[int]:
+        """Also what follows a ``**``, which may stand for no folder; the last one stands for a name."""
+        for n, part in enumerate(self.parts[:-1]):
+            if n in reached and part == "**":
+                reached.add(n + 1)
+        return frozenset(reached)
+
+    def is_whole(self, reached: frozenset[int]) -> bool:
+        """Whether the pattern matches here: a folder stands for the files in it."""
+        return len(self.parts) in reached and self.parts[-1:] != ("**",)
+
+    def all_below(self, reached: frozenset[int]) -> bool:
+        """Whether files at any depth below a folder may be meant."""
+        return any(n in (BELOW, len(self.parts)) or self.parts[n] == "**" for n in reached)
+
+    def holds(self, reached: frozenset[int], path: str) -> bool:
+        """Whether a file is meant."""
+        return len(self.parts) in reached or (
+            BELOW in reached and path.lower().endswith(self.suffixes)
+        )
+
+    def stands_for(self, path: str) -> bool:
+        """Whether a file would be listed, if it were there."""
+        names, root = names_in(path), names_in(self.root)
+        if names[: len(root)] != root or len(names) == len(root):
             return False
-        return _matches(names[1:], parts) or (not rest and len(names) == 1)
+        reached = self.start()
+        for name in names[len(root) :]:
+            reached = self.after(reached, name)
+        return self.holds(reached, path)
+
+
+def _fits(name: str, part: str) -> bool:
     if not has_magic(part):
-        return names[0] == part and _matches(names[1:], rest)
-    if not fnmatchcase(names[0], part) or (hidden(names[0]) and part[0] not in "._"):
-        return False
-    return _matches(names[1:], rest)
+        return name == part
+    return fnmatchcase(name, part) and (part[0] in "._" or not hidden(name))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes.errors import ConfigError
-from trainpipes.sources.files.list_files import FileList, Listed
+from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.patterns import fixed_root, has_magic, stands_for
+from trainpipes.sources.files.patterns import Wanted
 from trainpipes.state.cursor import checksum
 
 #: Options of file systems that say which server a path is of.
@@ -87,8 +88,10 @@ def refuse_own_input(
                     path=root,
                 )
         for listed in files.listed:
-            ends = listed.suffixes if suffixes is None else tuple(suffixes)
-            if _finds(listed, ends, files, target, names, system):
+            wanted = listed.wanted
+            if suffixes is not None:
+                wanted = replace(wanted, suffixes=tuple(suffixes))
+            if _same_store(listed.system, system) and _finds(wanted, files, target, names, system):
                 raise ConfigError(
                     f"{caller}(): the folder {root} is within the input {listed.url!r}, so that the next run "
                     "would read what is written there, too: give a folder beside the input",
@@ -107,27 +110,16 @@ def _paths(files: FileList, system: Any) -> Iterator[str]:
 
 
 def _finds(
-    listed: Listed,
-    suffixes: tuple[str, ...],
-    files: FileList,
-    target: str,
-    names: Collection[str],
-    system: Any,
+    wanted: Wanted, files: FileList, target: str, names: Collection[str], system: Any
 ) -> bool:
     """Whether a file of one of the names would be listed, if it were in the target."""
-    if not _same_store(listed.system, system):
-        return False
-    path = listed.path
     if system is not None:
-        is_folder = not has_magic(path)
-        return any(stands_for(path, is_folder, suffixes, f"{target}/{name}") for name in names)
-    is_folder = os.path.isdir(path)
-    base = path if is_folder else "/" + "/".join(fixed_root(path)[0])
-    for folder in _folders(base.rstrip("/"), files.paths):
+        return any(wanted.stands_for(f"{target}/{name}") for name in names)
+    for folder in _folders(wanted.root.rstrip("/"), files.paths):
         real = os.path.realpath(folder or "/").rstrip("/")
         if f"{target}/".startswith(f"{real}/"):
             inner = f"{folder}{target[len(real) :]}"
-            if any(stands_for(path, is_folder, suffixes, f"{inner}/{name}") for name in names):
+            if any(wanted.stands_for(f"{inner}/{name}") for name in names):
                 return True
     return False
 

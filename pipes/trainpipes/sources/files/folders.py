@@ -1,0 +1,194 @@
+"""What is in folders: of this machine, and of the stores that fsspec knows.
+
+On this machine links are followed, but for those back to a folder above them. Stores are asked by ``info``,
+``ls`` and ``find``; not by ``glob``, nor by a ``find`` that walks the folders: those of fsspec leave out,
+without a word, what could not be listed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.cached import CachingFileSystem
+
+from trainpipes._internal.checks import refuse_special
+from trainpipes.errors import MissingFilesError
+from trainpipes.sources.files.patterns import has_magic
+from trainpipes.sources.remote.retry import Requests
+
+T = TypeVar("T")
+
+#: Requests to a store at once.
+MAX_THREADS = 16
+#: What a store's listing may say of a file that changes when the file does, the surest first.
+STAMPS = (
+    "ETag", "etag", "e_tag", "md5Hash", "content_md5", "blob_id", "sha256", "oid", "sha", "LastModified",
+    "last_modified", "Last-Modified", "mtime", "modified", "updated",
+)  # fmt: skip
+
+
+class Told(NamedTuple):
+    """What a listing says of a file: bytes, None where that is not known; time of change or etag, ""
+    where neither is known; and on this machine its inode."""
+
+    size: int | None
+    stamp: str
+    inode: int = 0
+
+
+#: Files by path.
+Found = dict[str, Told]
+
+
+class Entry(NamedTuple):
+    """A file or a folder; with what a store's listing says of it."""
+
+    path: str
+    is_folder: bool
+    info: Mapping[str, Any] = {}
+
+
+class LocalFolders:
+    """The folders of this machine."""
+
+    def look_up(self, path: str) -> Entry | None:
+        """The file or folder of a path; None if it is a pattern."""
+        there = os.path.lexists(path) or not has_magic(path)
+        return Entry(path, os.path.isdir(path)) if there else None
+
+    def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
+        """What is in a folder.
+
+        Args:
+            folder: its path.
+            all_below: whether all folders below it will be asked for, too.
+        """
+        with os.scandir(folder) as found:
+            return [Entry(one.path, one.is_dir()) for one in found if not _leads_back(one)]
+
+    def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        """What is found of each item."""
+        return [what(item) for item in items]
+
+    def told(self, file: Entry) -> Told:
+        """What is known of a file."""
+        try:
+            about = os.stat(file.path)
+        except FileNotFoundError:
+            if not os.path.islink(file.path):
+                raise
+            raise MissingFilesError(
+                f"{file.path} is a link to {os.readlink(file.path)}, which does not exist; repair the link "
+                "or remove it",
+                path=file.path,
+            ) from None
+        refuse_special(file.path, about.st_mode)
+        return Told(about.st_size, str(about.st_mtime_ns), about.st_ino)
+
+    def complete(self, files: Found) -> None:
+        """Ask for sizes that no listing has told."""
+
+
+class StoreFolders:
+    """The folders of a store.
+
+    Args:
+        system: its fsspec file system.
+        requests: makes those to it.
+    """
+
+    def __init__(self, system: Any, requests: Requests) -> None:
+        self._system = system
+        self._requests = requests
+        find = getattr(system.find, "__wrapped__", system.find)
+        walks = (AsyncFileSystem._find, fsspec.AbstractFileSystem.find)
+        #: Stores that know no folders list all levels at once.
+        self._finds = getattr(find, "__func__", None) not in walks
+        while isinstance(system, CachingFileSystem):
+            system = system.fs
+        #: Others have one connection, which is for one request at a time.
+        self._many_at_once = system.async_impl
+        self._known: dict[str, list[Entry]] = {}
+
+    def look_up(self, path: str) -> Entry | None:
+        if has_magic(path):
+            return None
+        info = self._requests.call(self._system, "info", path)
+        if info["type"] == "directory":
+            return Entry(path, True)
+        return Entry(info.get("name", path), False, info)
+
+    def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
+        if all_below and self._finds and folder not in self._known:
+            self._find(folder)
+        if folder in self._known:
+            return self._known[folder]
+        infos = self._requests.call(self._system, "ls", folder, detail=True)
+        found = map(_entry, infos)
+        return [one for one in found if not one.is_folder or one.path != folder.rstrip("/")]
+
+    def _find(self, folder: str) -> None:
+        """Look up all files below a folder, in one request."""
+        found = self._requests.call(self._system, "find", folder, detail=True)
+        above = folder and f"{folder}/"
+        known: dict[str, list[Entry]] = {folder: []}
+        for info in found.values():
+            entry = _entry(info)
+            if entry.is_folder or not entry.path.startswith(above):
+                continue
+            is_new = True
+            while is_new:  # it, and the folders that it is in
+                place = entry.path.rpartition("/")[0]
+                is_new = place not in known
+                known.setdefault(place, []).append(entry)
+                entry = Entry(place, True)
+        self._known |= known
+
+    def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+        if len(items) < 2 or not self._many_at_once:  # of the root an error is an answer
+            return [what(item) for item in items]
+        with ThreadPoolExecutor(MAX_THREADS) as pool:
+            try:
+                return list(pool.map(what, items))
+            except BaseException:
+                self._requests.stop()  # nobody waits for what is under way
+                raise
+
+    def told(self, file: Entry) -> Told:
+        return told(file.info)
+
+    def complete(self, files: Found) -> None:
+        unknown = [name for name, one in files.items() if one.size is None]  # of index pages
+
+        def ask(name: str) -> Told:
+            try:
+                return told(self._requests.call(self._system, "info", name))
+            except FileNotFoundError:  # whoever reads it says so
+                return files[name]
+
+        files.update(zip(unknown, self.each(ask, unknown), strict=True))
+
+
+def told(info: Mapping[str, Any]) -> Told:
+    """Size and stamp of a file, as a store's listing tells them."""
+    stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
+    return Told(info.get("size"), stamp)
+
+
+def _entry(info: Mapping[str, Any]) -> Entry:
+    is_folder = info["type"] == "directory"
+    return Entry(info["name"].rstrip("/") if is_folder else info["name"], is_folder, info)
+
+
+def _leads_back(entry: os.DirEntry[str]) -> bool:
+    """Whether an entry is a link to a folder above it."""
+    if not entry.is_symlink() or not entry.is_dir():
+        return False
+    target = os.path.realpath(entry.path)
+    here = os.path.realpath(os.path.dirname(entry.path))
+    return os.path.commonpath([target, here]) == target
