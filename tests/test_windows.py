@@ -153,3 +153,30 @@ def test_a_block_that_spans_share_is_decoded_once(monkeypatch, filtered):
     pipe = pipe.filter(lambda row: True) if filtered else pipe
     assert len(list(pipe.batch(5))) == 200
     assert OneGroupRows.decoded == 1000
+
+
+def test_a_window_is_read_from_the_first_row_that_any_shard_needs(monkeypatch):
+    """Shards of a resume stand at different rows of one window, and ask in any order."""
+    read = []
+    original = windows.Windows.get
+
+    def last_first(found, user, key, state, first=0):
+        for other in sorted(found._firsts, reverse=True):  # the farthest asks first
+            if found._needs[other] == key:
+                read.append(original(found, other, key, state, found._firsts[other]))
+        return original(found, user, key, state, first)
+
+    def make():
+        return rows(4000).sharding_filter(4, split="stride").batch(25)
+
+    wanted = [batch for batch in make()]
+    iterator = iter(make())
+    for _ in range(30):
+        next(iterator)
+    state = iterator.state_dict()
+    monkeypatch.setattr(windows.Windows, "get", last_first)
+    again = make()
+    again.load_state_dict(state)
+    assert list(again) == wanted[30:]
+    assert len(read) > 1
+    assert len({id(window) for window in read if window is not None}) == 1

@@ -189,6 +189,7 @@ class Windows:
         self._last = last
         self._held: dict[WindowKey, Window] = {}
         self._needs: dict[int, WindowKey] = {}  # where each user is
+        self._firsts: dict[int, int] = {}  # the first position of users that have not asked yet
         self._lock = threading.Lock()
 
     def planned(self, key: WindowKey) -> int | None:
@@ -200,10 +201,11 @@ class Windows:
         with self._lock:
             return self._loader.start(epoch)
 
-    def expect(self, user: int, key: WindowKey) -> None:
-        """Say that ``user`` will ask for this window and later ones of the span."""
+    def expect(self, user: int, key: WindowKey, first: int) -> None:
+        """Say that ``user`` will ask for this window, from a position on, and for later ones of the span."""
         with self._lock:
             self._move(user, key)
+            self._firsts[user] = first
 
     def get(
         self, user: int, key: WindowKey, state: dict[str, Any], first: int = 0
@@ -215,10 +217,13 @@ class Windows:
         """
         with self._lock:
             self._move(user, key)
+            self._firsts.pop(user, None)
             found = self._held.get(key)
             if found is None or found.failed is not None or first < found.first:
                 self._limit(key.span)
-                found = self._loader.window(key, state, first)
+                # Whoever asks first, those before it find their rows there.
+                others = [n for one, n in self._firsts.items() if self._needs[one] == key]
+                found = self._loader.window(key, state, min([first, *others]))
                 if found is None:
                     return None
                 self._held[key] = found
@@ -229,7 +234,7 @@ class Windows:
     def close(self) -> None:
         """Let go of all rows: the pass is over."""
         with self._lock:
-            self._held, self._needs = {}, {}
+            self._held, self._needs, self._firsts = {}, {}, {}
             self._loader.close()
 
     def _move(self, user: int, key: WindowKey) -> None:

@@ -83,7 +83,8 @@ class ShardOpener:
             self.windows.expect(shard, place, self._shards)
             return
         span = self.plan.counts.span(shard, place["epoch"], first_epoch)
-        self.windows.expect(shard, WindowKey(place["epoch"], span, place["window"]))
+        key = WindowKey(place["epoch"], span, place["window"])
+        self.windows.expect(shard, key, int(place["row"]))
 
     def open(
         self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False

@@ -49,7 +49,7 @@ from trainpipes.storage.writers.write import check_lengths
 
 #: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
 #: keeps; and while keys are read, with what is read ahead and DuckDB's own memory.
-COPIES, COPIES_OF_KEYS = 8, 16
+COPIES, COPIES_OF_KEYS = 6, 8
 #: Rows at the start that say how large rows are, and bytes of them, at most.
 FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 
