@@ -169,7 +169,7 @@ def test_a_window_is_read_from_the_first_row_that_any_shard_needs(monkeypatch):
     def make():
         return rows(4000).sharding_filter(4, split="stride").batch(25)
 
-    wanted = [batch for batch in make()]
+    wanted = list(make())
     iterator = iter(make())
     for _ in range(30):
         next(iterator)
