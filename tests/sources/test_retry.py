@@ -105,6 +105,15 @@ def test_a_server_that_fails_for_a_while_gives_the_same_rows(
     assert [digest(b) for b in shuffled] == [digest(b) for b in wanted]
 
 
+def test_an_error_that_is_being_handled_is_no_reason_to_try_again(server: FaultyServer) -> None:
+    try:
+        raise ConnectionResetError("of something else")
+    except ConnectionResetError:
+        with pytest.raises(tp.MissingFilesError):
+            len(tp.list_files(f"{server.url}/none.parquet").read_parquet())
+    assert len(server.asked) < 8  # once for each way to look for it
+
+
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_fork_does_not_wait_for_a_server_that_does_not_answer(
     server: FaultyServer, threads: int

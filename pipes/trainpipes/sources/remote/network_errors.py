@@ -88,9 +88,14 @@ class Failure:
     wait: float = 0.0
 
 
-def understand(error: Exception) -> Failure:
-    """What an error is about: of all that led to it, a status of the server tells most."""
-    chain = list(_chain(error))
+def understand(error: Exception, handled: BaseException | None = None) -> Failure:
+    """What an error is about: of all that led to it, a status of the server tells most.
+
+    Args:
+        error: what a request came to.
+        handled: the error that was being handled when the request was made, and says nothing of it.
+    """
+    chain = list(_chain(error, handled))
     for one in chain:
         if isinstance(one, ssl.SSLCertVerificationError):
             return Failure("rejected", _line(one))
@@ -121,10 +126,10 @@ def understand(error: Exception) -> Failure:
     return Failure("missing" if missing else "other", _line(error))
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, the one that led to it, and so on."""
+def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
+    """An error, the one that led to it, and so on up to ``end``."""
     seen = set()
-    while error is not None and id(error) not in seen:
+    while error is not None and error is not end and id(error) not in seen:
         seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

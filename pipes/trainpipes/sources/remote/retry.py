@@ -12,6 +12,7 @@ import atexit
 import logging
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -225,7 +226,7 @@ class Requests:
         """
         began = time.monotonic()
         end = math.inf if long else began + self._seconds + more
-        tries, pause = 0, FIRST_PAUSE
+        tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]
         while True:
             tries += 1
             try:
@@ -233,7 +234,7 @@ class Requests:
             except (Stopped, UnreachableError):
                 raise
             except Exception as error:
-                failure, last = understand(error), error
+                failure, last = understand(error, handled), error
             if failure.kind == "changed" and not changes:
                 failure = replace(failure, kind="rejected")
             now = time.monotonic()
