@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from s3_store import s3_store
 from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
 from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.prepare import tokenize
@@ -29,6 +28,7 @@ from trainpipes.tokenizers.engine import File
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 
+from s3_store import s3_store
 from unfinished import begun_again, noted
 
 FILES, ROWS = 6, 400
