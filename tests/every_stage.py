@@ -647,6 +647,9 @@ FINITE: dict[str, Make] = {
     "pack": lambda f: sharded(f, 4).pack(12, column="tokens", buffer_size=8).batch(2).pad_collate(),
     "pack / rows": lambda f: sharded(f).pack(6, method="first_fit", column="tokens", max_documents=2),
     "pack / concat": lambda f: sharded(f, 4).pack(7, method="concat", column="tokens").batch(3),
+    "tokenized_by": lambda f: (
+        sharded(f).tokenized_by("bytes", "tokens").select("tokens").batch(4).pad_collate()
+    ),
     "pack / tokenized": lambda f: (
         sharded(f, 4).tokenize("bytes", concat=["text", "answer"], add_eos=True, labels="answer")
         .pack(96, buffer_size=8).batch(2).pad_collate()
@@ -785,7 +788,7 @@ def needed(stage: type[Stage]) -> dict[str, Any]:
         "Resize": {"size": 8}, "CenterCrop": {"size": 8}, "RandomCrop": {"size": 8},
         "RandomResizedCrop": {"size": 8}, "ImageTransform": {"transform": len},
         "Concat": {"pipelines": [tp.from_tensors([1])]}, "Zip": {"pipelines": [tp.from_tensors([1])]},
-        "Tokenize": {"tokenizer": "bytes"},
+        "Tokenize": {"tokenizer": "bytes"}, "TokenizedBy": {"tokenizer": "bytes"},
         "FromMemmap": {"path": "x"},
         "Pack": {"max_length": 8}, "Truncate": {"max_length": 8}, "Sample": {"fraction": 0.5},
         "To": {"device": "cpu"}, "Take": {"count": 1}, "Skip": {"count": 1},

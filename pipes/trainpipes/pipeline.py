@@ -72,6 +72,7 @@ from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.sample import Sample, Split, checked_parts
 from trainpipes.stages.tokenize import Tokenize
+from trainpipes.stages.tokenized_by import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.storage.writers import formats
 
@@ -243,6 +244,7 @@ class Pipeline(IterableDataset[Any]):
     enumerate = Method(Enumerate)
     rename = Method(Rename)
     tokenize = Method(Tokenize)
+    tokenized_by = Method(TokenizedBy)
     chat_template = Method(ChatTemplate)
     truncate = Method(Truncate)
     add_labels = Method(AddLabels)

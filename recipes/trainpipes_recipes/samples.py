@@ -55,7 +55,7 @@ def write_samples(folder: Path, every: int = 1) -> None:
         every: use every n-th file of the standard library only.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    pairs = [pair for pair in function_pairs(every) if pair[1]]
+    pairs = [pair for pair in function_pairs(every) if pair[1].strip()]
     texts = ["\n".join(pair) for pair in pairs]
     write_tokenizer(folder / "tokenizer", pairs)
     write_parquet(pairs, folder / "functions")

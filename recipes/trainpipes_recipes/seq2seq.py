@@ -90,8 +90,8 @@ def seq2seq(
         rows = rows.tokenize(
             tokenizer, columns, max_length=max_length, add_eos=True, on_error=on_error
         )
-    elif keep_in_memory and ready is not None:
-        rows = rows.then(ready.stages[-1])  # what says which tokenizer made the ids
+    elif keep_in_memory:
+        rows = rows.tokenized_by(tokenizer, ["input_ids", "labels"], on_error=on_error)
     rows = given.arrange(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )

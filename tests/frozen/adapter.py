@@ -20,7 +20,7 @@ import trainpipes as tp
 from frozen import data, functions
 
 #: Words of the chains that the library has no more. Chains that have one of them are left out.
-GONE: set[str] = {"recipe evaluation", "recipe tabular", "tokenized_by", "unbatch"}
+GONE: set[str] = {"recipe evaluation", "recipe tabular", "unbatch"}
 
 #: The method for each stage, where it has another name than in the chains.
 METHODS = {

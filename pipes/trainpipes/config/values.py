@@ -21,7 +21,6 @@ from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.pipeline import Pipeline
 from trainpipes.stage_methods import Method
-from trainpipes.stages.tokenized_by import TokenizedBy
 
 
 @functools.cache
@@ -30,7 +29,6 @@ def stage_classes() -> dict[str, type[Stage]]:
     kinds: list[Any] = [one._stage for one in vars(Pipeline).values() if isinstance(one, Method)]
     for module in (inspect.getmodule(Pipeline), start):
         kinds += filter(inspect.isclass, vars(module).values())
-    kinds.append(TokenizedBy)  # has no method: files that were tokenized ahead have it
     found = [kind for kind in kinds if issubclass(kind, Stage) and kind not in (Stage, Source)]
     return {snake_case(kind.__name__): kind for kind in found}
 

@@ -20,12 +20,14 @@ LOOKED_AT = 65_536
 
 
 class TokenizedBy(Tokenizes):
-    """Stands in the place of ``tokenize`` on files that were tokenized ahead: says which tokenizer made the
-    ids, and what becomes of rows without a target, whose labels are all -100.
+    """Says which tokenizer made the ids that rows hold already, for later stages that need it: ``pack`` and
+    ``pad_collate`` for the pad token and the padding side, ``mask_tokens`` for the mask token. Says too what
+    becomes of rows without a target, whose labels are all -100.
 
-    In and out: rows. Cursor: none of its own. Costs a look at labels, about 1 ns a token: of the first 65,536
-    rows in each process, and of all with ``on_error`` "raise" or "skip". What ``tokenize`` and recipes put
-    there; for ``pack`` and ``pad_collate`` it is what their option ``tokenizer`` says.
+    In and out: rows. Cursor: none of its own. The tokenizer is loaded when a stage needs it. Costs a look at
+    labels, about 1 ns a token: of the first 65,536 rows in each process, and of all with ``on_error`` "raise"
+    or "skip".
+    See docs/prepare.md for files that are tokenized ahead.
 
     Args:
         tokenizer: whatever ``tokenize`` takes.
@@ -38,6 +40,12 @@ class TokenizedBy(Tokenizes):
         DataError: with ``on_error="raise"`` a row has no target; names the row.
         ConfigError: the tokenizer is not there.
         MissingExtraError: the tokenizer's package is not installed.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"input_ids": [[104, 105], [33]]}))
+    >>> rows.tokenized_by("bytes").batch(2).pad_collate().peek()["input_ids"]
+    tensor([[104, 105],
+            [ 33, 257]])
     """
 
     free = frozenset({"engine"})
