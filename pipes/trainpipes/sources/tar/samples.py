@@ -22,8 +22,8 @@ from trainpipes.errors import SchemaError, UnreachableError, UnreadableError
 from trainpipes.sources.compressed.streams import (
     Decompressed,
     ReadAgain,
+    Stream,
     kind_by_content,
-    open_stream,
 )
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
@@ -115,7 +115,7 @@ class TarSamples(Format):
                 samples = samples_of(members_of(Forward(more)))
             else:
                 with closing(file.stream()) as source:
-                    stream = open_stream(source, kind)
+                    stream = Stream(source.read, kind)
                     samples = samples_of(members_of(Forward(stream.read)))
         extra = packed(compression=kind, **samples)
         rows, first, last = np.array([len(samples["keys"])]), np.array([0]), np.array([file.size])
