@@ -32,7 +32,7 @@ from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.tar.members import (
     BLOCK,
-    Forward,
+    Archive,
     is_header,
     members_of,
     members_of_index,
@@ -110,13 +110,12 @@ class TarSamples(Format):
         kind = kind_by_content(bytes(file.read([(0, min(file.size, 16))])[0]))
         if samples is None or kind:
             mapped = None if kind else file.mapped()
-            if mapped is not None:
-                more = partial(next, iter([memoryview(mapped)]), b"")
-                samples = samples_of(members_of(Forward(more)))
-            else:
-                with closing(file.stream()) as source:
-                    stream = Stream(source.read, kind)
-                    samples = samples_of(members_of(Forward(stream.read)))
+            with closing(file.stream()) as opened:
+                parts = iter([] if mapped is None else [memoryview(mapped)])
+                more = (
+                    Stream(opened.read, kind).read if mapped is None else partial(next, parts, b"")
+                )
+                samples = samples_of(members_of(Archive(more)))
         extra = packed(compression=kind, **samples)
         rows, first, last = np.array([len(samples["keys"])]), np.array([0]), np.array([file.size])
         return Layout(rows, first, last, pa.schema([]), extra)

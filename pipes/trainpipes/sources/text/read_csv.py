@@ -65,18 +65,14 @@ class ReadCsv(TextReader):
         column_names: names of the columns, for files without a header line.
         null_values: texts of unquoted cells that mean null, such as ``["", "NA"]``.
         schema: columns and types to read, instead of inferring them; other columns are left out.
-        infer: "first" infers types from the first blocks; "all" from all rows, read once, and widens types
-            that differ, to text if nothing else holds both.
+        infer: "first" infers types from the first blocks; "all" from all rows, and widens types that differ.
         block_rows: rows in a block; if left out, as many as make about 4 MB.
-        max_row_bytes: bytes of a row at most, decompressed; a file with a longer one is refused, by its line,
-            before much of it is in memory. About 4 times as much are needed to read such a row.
-        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
-            U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
-            (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the files are
-            remote, 64 or more, or 4 MiB or more in all.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
+        max_row_bytes: bytes of a row at most; a file with a longer one is refused, by its line.
+        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", a folder, True for the cache folder, or
+            False for nowhere. If left out: the cache folder, if the files are remote, 64 or more, or 4 MiB
+            or more.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
 
     Raises:
         ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from CSV.
