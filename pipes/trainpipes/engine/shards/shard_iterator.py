@@ -107,7 +107,9 @@ class ShardIterator:
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
         if self._result is None and not self._ended:
-            self._result = partial(_next_run, self._runs, self._unroll)  # a method would make a cycle
+            self._result = partial(
+                _next_run, self._runs, self._unroll
+            )  # a method would make a cycle
             if self._pool is None:
                 self._runs.begin()
             else:
