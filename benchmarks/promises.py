@@ -47,7 +47,7 @@ def most(
 SPEED, DATASETS, PACKING, MIXING = (
     "benchmarks/README.md",
     "docs/datasets.md",
-    "docs/packing.md",
+    "docs/tokens.md",
     "docs/mixing.md",
 )
 STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
