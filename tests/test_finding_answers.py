@@ -13,7 +13,7 @@ ANSWERS = {
     "how do I install it": "README.md#install",
     "my files are JSON lines": "docs/formats.md#json-lines-and-json",
     "I use the Hugging Face Trainer": "docs/frameworks.md#hugging-face-trainer",
-    "how well is it shuffled": "docs/datasets.md#how-well-is-it-shuffled",
+    "how well is it shuffled": "docs/datasets.md#how-to-measure-a-shuffle",
     "how many steps has an epoch": "docs/faq.md#how-many-steps-has-an-epoch",
     "how do I evaluate every row once": "docs/evaluation.md#evaluate-every-row-once",
     "how do I train on several GPUs": "docs/distributed.md#distributed-runs-and-checkpoints",
