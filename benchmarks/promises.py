@@ -116,7 +116,7 @@ PROMISES = (
     most("state of a counted pipeline, bytes", 1024, alone("state", "bytes, counted"),
          where="docs/resume.md"),
     most("a shard in a checkpoint, about 80 bytes", 90, alone("state", "bytes a shard"),
-         where="docs/distributed.md"),
+         where="docs/resume.md"),
     most("a delivered batch, us", 5, alone("state", "delivered, us"), where=STATE),
     most("state_dict(), us a shard", 10, alone("state", "us a shard"), where=STATE),
     # Starting, functions, memory.

@@ -16,8 +16,8 @@ ANSWERS = {
     "how well is it shuffled": "docs/datasets.md#how-to-measure-a-shuffle",
     "how many steps has an epoch": "docs/faq.md#how-many-steps-has-an-epoch",
     "how do I evaluate every row once": "docs/evaluation.md#evaluate-every-row-once",
-    "how do I train on several GPUs": "docs/distributed.md#distributed-runs-and-checkpoints",
-    "how do I resume": "docs/resume.md#resuming",
+    "how do I train on several GPUs": "docs/resume.md#several-ranks",
+    "how do I resume": "docs/resume.md#resume-and-distributed-training",
     "workers or threads": "docs/performance.md#how-a-pipeline-runs",
     "how do I look at a row": "docs/faq.md#how-do-i-look-at-a-row",
 }

@@ -1,4 +1,4 @@
-"""The scripts that docs/distributed.md shows train on one sequence, killed and resumed on other ranks."""
+"""The scripts that docs/resume.md shows train on one sequence, killed and resumed on other ranks."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_example_killed_on_two_ranks_goes_on_on_three(
 
 
 def test_what_the_page_shows_of_a_script_is_in_it() -> None:
-    page = (DOCS / "distributed.md").read_text()
+    page = (DOCS / "resume.md").read_text()
     for name in ("ddp", "fsdp_checkpoint"):
         lines = [line.strip() for line in (EXAMPLES / f"{name}.py").read_text().splitlines()]
         shown = (
