@@ -15,7 +15,7 @@ ANSWERS = {
     "I use the Hugging Face Trainer": "docs/frameworks.md#hugging-face-trainer",
     "how well is it shuffled": "docs/datasets.md#how-to-measure-a-shuffle",
     "how many steps has an epoch": "docs/faq.md#how-many-steps-has-an-epoch",
-    "how do I evaluate every row once": "docs/evaluation.md#evaluate-every-row-once",
+    "how do I evaluate every row once": "docs/evaluation.md#evaluation",
     "how do I train on several GPUs": "docs/resume.md#several-ranks",
     "how do I resume": "docs/resume.md#resume-and-distributed-training",
     "workers or threads": "docs/performance.md#how-a-pipeline-runs",
