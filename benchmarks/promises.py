@@ -120,9 +120,9 @@ PROMISES = (
     most("a delivered batch, us", 5, alone("state", "delivered, us"), where=STATE),
     most("state_dict(), us a shard", 10, alone("state", "us a shard"), where=STATE),
     # Starting, functions, memory.
-    most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/cache.md"),
+    most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/speed.md"),
     most("1,000 files with an index, about 20 ms", 30, alone("footers", "ms with the index"),
-         where="docs/cache.md"),
+         where="docs/speed.md"),
     most("import trainpipes, of import torch, 1.3", 1.5, alone("imports", "of torch"), where=SPEED),
     # Formats.
     most("Parquet, of pyarrow", 1.15, alone("formats", "Parquet"), where=FORMATS),
@@ -146,5 +146,5 @@ PROMISES = (
     least("images decoded, 1.5 times a DataLoader with 2 workers", 1.5,
           alone("images_decode", "of a DataLoader"), where="docs/images.md"),
     most("memory after epoch 8, against epoch 3", 1.1, alone("memory", "grown"),
-         where="docs/performance.md"),
+         where="docs/speed.md"),
 )  # fmt: skip
