@@ -1,4 +1,4 @@
-"""What a newcomer asks is answered within two clicks of the README; docs/questions.md has messages as they are."""
+"""What a newcomer asks is answered within two clicks of the README; headings of errors are their messages."""
 
 from __future__ import annotations
 
