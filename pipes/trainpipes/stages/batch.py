@@ -23,13 +23,7 @@ NOT_BOTH = "left out where max_tokens is given", "for both limits pass max_rows"
 
 
 class Budget:
-    """At most so many cells and rows.
-
-    Args:
-        max_tokens: N: rows times the longest of them, padding included.
-        max_rows: rows at most.
-        overflow: what becomes of a row longer than N: refused, or a rectangle of its own.
-    """
+    """At most so many cells and rows."""
 
     def __init__(self, max_tokens: int, max_rows: int | None, overflow: LongRow | None) -> None:
         self.max_tokens = max_tokens
@@ -50,10 +44,8 @@ class Budget:
         raise at_row(message, asker, ids[place])
 
     def cut(self, lengths: IntArray) -> IntArray:
-        """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles + 1]``.
-
-        Each takes rows as long as the next one fits; the last one might have room for more. Costs a few
-        NumPy calls a rectangle.
+        """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles +
+        1]``.
 
         >>> Budget(12, None, None).cut(np.array([3, 4, 4, 6, 6, 1])).tolist()
         [0, 3, 5, 6]
@@ -82,31 +74,27 @@ class Budget:
 
 
 class Batch(BatchingStage):
-    """Cuts rows into batches.
+    """Group rows into batches of ``batch_size`` rows, or of at most ``max_tokens`` tokens.
 
-    In: rows. Out: batches; without a collate after it, each is a list of rows. An epoch has as many
-    batches as with a plain ``DataLoader``, and at most one of them is short. After a stage that changes
-    how many rows there are (``filter``, ``flat_map``, ``sample``, ``pack``, ...) the last one of each shard
-    may be short, since the rows that other shards have left are on other ranks: up to ``num_shards`` in an
-    epoch. Cursor: that of the last row; nothing of an unfinished batch is kept. Costs nothing.
-
-    With ``max_tokens`` a batch takes rows in order, as many as fit: padded to the longest, they have
-    at most ``max_tokens`` tokens. How many batches an epoch has is then not known in advance: see
-    ``filter``. Costs about 10 us a batch.
+    Without a collate after it, a batch is a list of rows. An epoch has as many batches as with a
+    plain ``DataLoader``, at most one of them short. After a stage that changes the number of rows
+    (``filter``, ``flat_map``, ``sample``, ``pack``, ...) each shard may end with a short batch.
+    With ``max_tokens`` a batch takes as many rows in order as fit once they are padded to the
+    longest.
 
     Args:
-        batch_size: B, rows in a batch.
-        drop_last: leave out a short batch at the end of an epoch, or of each shard where each may have
-            one; with ``max_tokens``, the last one of each shard if it has room for another row.
+        batch_size: B, rows in a batch; 1 if left out.
+        drop_last: leave out short batches; with ``max_tokens``, the last one of each shard if
+            another row would fit.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
         max_rows: with ``max_tokens``: the most rows in a batch.
-        column: with ``max_tokens``: the column that tells a row's length, of lists, or of integers that say
-            it; "input_ids" if left out.
-        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
-            batch of its own.
+        column: with ``max_tokens``: the column that gives a row's length, of lists or of integers;
+            "input_ids" if left out.
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
+            a batch of its own.
 
     Raises:
-        DataError: a row is longer than ``max_tokens``; names the row.
+        DataError: a row is longer than ``max_tokens``.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: "abcde").batch(2))

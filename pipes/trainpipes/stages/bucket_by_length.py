@@ -28,35 +28,31 @@ RUN_ROWS = 512
 
 
 class BucketByLength(BatchingStage):
-    """Cuts batches of rows of about the same length, so that little is padded.
+    """Group rows of similar length into batches, so that little is padded.
 
-    In: rows. Out: batches, as ``batch`` makes them. The rows of a window are sorted into buckets by
-    length, and each bucket is cut into batches in the order in which its rows came; rows left over in
-    the buckets make the last ones. The batches of a window then come in an order that is drawn with
-    ``seed``: anew every epoch where the chain shuffles, else the same each time. How many there are is not
-    known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
-
-    Cursor: that of the source before the window, and how many of the window's batches were delivered.
-    A resume reads that window again. After ``repeat()``, with ``batch_size``, a window holds rows of 8 epochs
-    at most, unless these are less than a batch. Memory: a window for each shard. Costs about 1 us a
-    row.
+    The rows of a buffer are sorted into buckets by length, and each bucket is cut into batches in
+    the order in which its rows came. The batches of a buffer come in an order drawn with ``seed``:
+    anew every epoch if the chain shuffles, else the same each time. With ``batch_size``, at most
+    one batch of a shard and epoch is short. A resume reads one buffer again. After ``repeat()``,
+    with ``batch_size``, a buffer holds rows of at most 8 epochs, or of as many as make a batch.
 
     Args:
-        batch_size: B, rows in a batch.
+        batch_size: B, rows in a batch; 1 if left out.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
-        boundaries: ascending lengths at which one bucket ends and the next begins; n of them make n + 1
-            buckets. A row as long as a boundary is in the longer bucket.
-        num_buckets: instead of ``boundaries``: this many buckets with equal numbers of rows; 32 if left out.
-        column: tells a row's length: a column of lists, or of integers that say it.
-        buffer_size: rows that are sorted together; rounded up to a multiple of ``batch_size``.
+        boundaries: n ascending lengths make n + 1 buckets. A row as long as a boundary is in the
+            longer bucket.
+        num_buckets: instead of ``boundaries``: this many buckets of equal numbers of rows; 32 if
+            left out.
+        column: gives a row's length: a column of lists or of integers.
+        buffer_size: rows that are sorted together, rounded up to a multiple of ``batch_size``.
         max_rows: with ``max_tokens``: the most rows in a batch.
-        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
-            batch of its own.
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
+            a batch of its own.
         drop_last: leave out short batches (with ``batch_size``).
-        seed: for the order of a window's batches.
+        seed: for the order of a buffer's batches.
 
     Raises:
-        DataError: a row is longer than ``max_tokens``; names the row.
+        DataError: a row is longer than ``max_tokens``.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"ids": [1] * n} for n in (9, 1, 8, 2, 1, 7)])

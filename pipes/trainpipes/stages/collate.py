@@ -84,15 +84,7 @@ def _layout(row: Array) -> tuple[Any, ...]:
 
 
 def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:
-    """What ``default_collate`` makes of the rows of each batch; small ones when they are taken.
-
-    Args:
-        table: the rows.
-        edges: first row of each batch, and the end.
-
-    Raises:
-        Exception: torch makes nothing of the rows of one, or there is a null.
-    """
+    """What ``default_collate`` makes of the rows of each batch; small ones when they are taken."""
     columns = {field.name: _cells(table.column(n)) for n, field in enumerate(table.schema)}
     if len(columns) < table.num_columns:
         raise ValueError("two columns have the same name")
@@ -124,22 +116,20 @@ def _cells(column: pa.ChunkedArray) -> Array | list[Any]:
 
 
 class Collate(RunStage):
-    """Collates the rows of each batch.
+    """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
-    In: batches. Out: what the function returns. Cursor: none of its own. Costs a Python call a
-    batch, and with ``format="rows"`` a Python object a row. Without ``fn``, columns of numbers are
-    stacked without such objects. To pad token ids, ``pad_collate`` is faster.
+    Columns of numbers are stacked without Python objects. ``pad_collate`` pads rows of different
+    lengths.
 
     Args:
-        fn: function of one batch. Left out, torch's ``default_collate``, which stacks rows: arrays of
-            one shape, and Arrow's fixed-size lists, become tensors ``[B, ...]``.
-        format: what the function takes: "rows", a list of rows as ``DataLoader`` gives to its
-            ``collate_fn``; or the columns as "arrow", "numpy" or "torch" (see ``map_batches``).
+        fn: function of one batch. Left out, ``default_collate``: arrays of one shape, and Arrow's
+            fixed-size lists, become tensors ``[B, ...]``.
+        format: what the function gets: "rows", a list as in ``DataLoader``; or the columns as
+            "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
 
     Raises:
-        DataError: without ``fn``: a null, rows of different shapes, or values that make no tensor; names the
-            row.
+        DataError: without ``fn``: a null, rows of different shapes, or values that make no tensor.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: [(1, 0.5), (2, 1.5)]).batch(2).collate())
@@ -221,8 +211,8 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
 
 
 def with_same_keys(rows: Sequence[Any]) -> list[Any]:
-    """Rows, of which those that are dicts have the same keys: torch leaves out those that the first one
-    lacks."""
+    """Rows, of which those that are dicts have the same keys: torch leaves out those that the first
+    one lacks."""
     if rows and isinstance(rows[0], Mapping):
         # Of as many keys each, one that lacks a key is found when the rows are stacked.
         alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1

@@ -1,4 +1,5 @@
-"""``select``, ``drop_columns``, ``rename``, ``enumerate``: which columns go on, and what they are called."""
+"""``select``, ``drop_columns``, ``rename``, ``enumerate``: which columns go on, and what they are
+called."""
 
 from __future__ import annotations
 
@@ -23,16 +24,13 @@ from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 
 
 class Select(RunStage):
-    """Keeps some columns, in the order given.
-
-    In: rows with columns. Out: the same rows, fewer columns. Cursor: none of its own. Costs nothing.
-    Columns that no stage needs are better not read at all: ``read_parquet(columns=...)``.
+    """Keep some columns, in the order given.
 
     Args:
         columns: names to keep.
 
     Raises:
-        SchemaError: a column is not there; names the nearest.
+        SchemaError: a column is not there.
     """
 
     needs_columns = True
@@ -56,9 +54,7 @@ class Select(RunStage):
 
 
 class Rename(RunStage):
-    """Gives columns other names.
-
-    In: rows with columns. Out: the same rows. Cursor: none of its own. Costs nothing.
+    """Give columns other names.
 
     Args:
         names: new name of each old one.
@@ -101,11 +97,7 @@ def columns_of(block: Block, asker: object) -> Block:
 
 
 def columns_as(block: Block, format: str, asker: Stage) -> Any:
-    """Rows in the form that a user's function takes: "arrow", "numpy" or "torch".
-
-    Raises:
-        DataError: a null where the array of a column has no place for one; names the row.
-    """
+    """Rows in the form that a user's function takes: "arrow", "numpy" or "torch"."""
     try:
         return to_columns(table_of(block.data, asker), format)
     except BadCell as bad:
@@ -115,12 +107,7 @@ def columns_as(block: Block, format: str, asker: Stage) -> Any:
 
 
 def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
-    """The rows of a run as Arrow columns: a block of them, and its table.
-
-    Raises:
-        ConfigError: they are tensors or other finished items by now.
-        SchemaError: they have no columns.
-    """
+    """The rows of a run as Arrow columns: a block of them, and its table."""
     asker._check_rows(run)
     block = columns_of(run.block, asker)
     table = block.data
@@ -144,17 +131,14 @@ def taken(name: str, asker: Stage) -> SchemaError:
 
 
 class DropColumns(RunStage):
-    """Leaves some columns out, and keeps all others, in their order.
-
-    In: rows with columns. Out: the same rows, fewer columns. Cursor: none of its own. Costs nothing.
-    Columns that no stage needs are better not read at all: ``read_parquet(columns=...)``.
+    """Leave out some columns, and keep all others in their order.
 
     Args:
         columns: names to leave out.
 
     Raises:
         ConfigError: no column would be left.
-        SchemaError: a column is not there; names the nearest.
+        SchemaError: a column is not there.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> list(tp.from_arrow(pa.table({"x": [1, 2], "y": [3, 4]})).drop_columns("y"))
@@ -188,18 +172,14 @@ class DropColumns(RunStage):
 
 
 class Enumerate(RunStage):
-    """Gives each row its number in file order over all files, from ``start``.
+    """Add each row's number in file order over all files.
 
-    In: rows, before any stage that drops or reorders them. Out: the same rows with one more column, int64;
-    rows that are not dicts become pairs ``(number, row)``, as Python's ``enumerate`` gives them. A row has
-    the same number in every epoch and on every rank, also after a shuffle. Cursor: none of its own. Costs
-    nothing for columns.
-
-    To number the batches in training, count in the loop.
+    Stands before stages that drop or reorder rows, so that a row has the same number in every epoch
+    and on every rank. Rows that are not dicts become pairs ``(number, row)``.
 
     Args:
         start: the number of the first row.
-        output_column: name of the new column.
+        output_column: the new column, int64.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> list(tp.from_dataset(["a", "b"]).enumerate(start=1))

@@ -1,8 +1,4 @@
-"""Rows that wait for others before they are cut into something larger, and where they stand.
-
-What batch, bucket_by_length and pack share: rows come in runs of any length, and leave in numbers that do
-not depend on those.
-"""
+"""Rows that wait for others before they are cut into something larger, and where they stand."""
 
 from __future__ import annotations
 
@@ -36,15 +32,7 @@ def _part(run: Run, first: int, stop: int) -> Run:
 
 
 class Held:
-    """Rows of one shard that wait.
-
-    Args:
-        below: where they come from.
-        epochs: of which rows may wait together: the end of the last one closes what waits, and rows of the
-            next one are kept apart.
-        rounds: the same of a mix, within its epoch: how often each of its sources is gone through.
-        least: rows that may wait together, no matter how many epochs they are of.
-    """
+    """Rows of one shard that wait."""
 
     def __init__(
         self,
@@ -79,12 +67,7 @@ class Held:
         return found
 
     def fill(self, rows: int, least: int = 0) -> bool:
-        """Read until so many rows wait, or nothing joins them. False where none waits, and ever after.
-
-        Args:
-            rows: how many.
-            least: of those that wait now, no matter how many epochs they are of.
-        """
+        """Read until so many rows wait, or nothing joins them."""
         self._least = max(self._own_least, least)
         after, self._after = self._after, None
         if after is not None:
@@ -153,11 +136,7 @@ class Held:
         return taken
 
     def gave(self, something: bool, stage: object) -> None:
-        """Say whether rows of an epoch came to something; where none do for many, nothing ever may.
-
-        Raises:
-            DataError: too many epochs came to nothing.
-        """
+        """Say whether rows of an epoch came to something; where none do for many, nothing ever may."""
         if something:
             self._seen.clear()
         elif len(self._seen) > MOST_EMPTY_EPOCHS + 1:

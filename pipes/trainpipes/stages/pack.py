@@ -42,66 +42,53 @@ PIECE_BITS = 40
 
 
 class Pack(CutStage):
-    """Packs documents into rows of one length.
+    """Pack documents into rows of one length.
 
-    In: rows with a column of token ids, each a document. Out: rows of ``max_length`` tokens, each of
-    one document or more, with the columns (fixed-size lists of int32, ``[max_length]``)
+    Each row holds one document or more, in the columns (fixed-size lists of int32,
+    ``[max_length]``)
 
     - input_ids: the documents' tokens one after the other, then padding
-    - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document, so
-      that none is predicted from the one before it, and on padding
+    - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document
+      and on padding
     - position_ids: from 0 in each document; 0 on padding
-    - segment_ids: 1 on the row's first document, 2 on its second, …; 0 on padding
+    - segment_ids: 1 on the row's first document, 2 on its second, ...; 0 on padding
 
-    Other columns are left out, unless ``along`` names them. ``pad_collate`` makes tensors ``[B, max_length]``
-    of them, and adds ``cu_seqlens`` and ``max_seqlen`` for attention over sequences of variable length.
-    How many rows come out is not known in advance: see ``filter``.
+    and those that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``. The
+    number of rows is not known in advance, as after ``filter``. A resume reads one buffer again.
 
-    Methods, with the share of padding in rows of 4,096 tokens, for documents of 831 tokens on average
-    (lognormal, sigma 1.0):
+    With "best_fit" and "first_fit" no document is split that would fit (Ding et al., "Fewer
+    truncations improve language modeling", arXiv 2404.10830), and the rows of a buffer come in an
+    order drawn with ``seed``: anew every epoch if the chain shuffles, else the same each time.
 
-    - "best_fit": longest first, each into the row that it fills best: 0.1 %. No document is split that
-      would fit (Ding et al., "Fewer truncations improve language modeling", arXiv 2404.10830). The rows of
-      a window come in an order that is drawn with ``seed``: anew every epoch where the chain shuffles, else
-      the same each time.
-    - "first_fit": in the order in which they come, each into the first row with room for it: 0.8 %.
-      Otherwise as "best_fit".
-    - "concat": one after the other, split wherever a row is full: none but at an epoch's end. A sixth of
-      the documents that would fit are split. Starts at once: needs no window.
-
-    Cursor: that of the source before the oldest document still needed, and how many rows of its window
-    (concat: tokens of that document) were delivered. A resume reads that window again. Memory: the token ids
-    of a window of documents for each shard. Costs about 10 ns a token.
-
-    ``.pack().repeat()`` packs each epoch by itself. With ``.repeat().pack()``, and after an endless ``mix``,
-    a window may hold documents of several epochs: of 8, or of as many as fill 8 rows. ("concat" has no
-    window, and reads as many epochs as fill a row.)
+    ``.pack().repeat()`` packs each epoch by itself. With ``.repeat().pack()``, and after an endless
+    ``mix``, a buffer may hold documents of 8 epochs, or of as many as fill 8 rows.
 
     Args:
         max_length: tokens of a row.
-        method: "best_fit", "first_fit" or "concat".
+        method: "best_fit": longest first, each into the row that it fills best; about 0.1 % of
+            padding. "first_fit": in order, each into the first row with room; about 0.8 %.
+            "concat": one after the other, split wherever a row is full; padding only at an epoch's
+            end, and no buffer.
         column: the documents' token ids: lists of integers. Empty documents are passed over.
-        buffer_size: the most documents that are packed together (``best_fit`` takes up to a sixteenth fewer
-            where they fill their rows better). A larger window leaves less padding and starts later.
+        buffer_size: the most documents that are packed together (``best_fit`` takes up to a
+            sixteenth fewer). A larger buffer leaves less padding and starts later.
         max_documents: the most documents in a row.
-        overflow: documents longer than a row are cut into several ("split"; all pieces but the last fill a
-            row), cut to its length ("truncate"), left out ("drop"), or refused ("raise"). What is left out
-            is counted: the logger ``trainpipes`` warns of it, and ``explain()`` says how much so far.
-        along: other columns to pack the same way, of lists as long as those of ``column``; padded with 0.
-        on_error: for rows whose labels are all -100, where documents have their own "labels": such as a row
-            of a piece of a long prompt. None warns of the first such rows in each process, and keeps them;
-            "raise" refuses the first; "skip" leaves them out, and the log counts them; "keep" keeps them and
-            says nothing.
-        seed: for the order of a window's rows.
-        pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this stage, or 0.
-            Must be given where a function tokenizes.
-        tokenizer: that made the ids which the rows hold already: its pad token is taken. Given as for
+        overflow: documents longer than a row are cut into several ("split"), cut to its length
+            ("truncate"), left out and counted ("drop"), or refused ("raise").
+        along: other columns of lists as long as those of ``column``, packed the same way and padded
+            with 0.
+        on_error: for rows whose labels are all -100, where documents have their own "labels"; as in
             ``tokenize``.
+        seed: for the order of a buffer's rows.
+        pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this
+            stage, or 0. Must be given if a function tokenizes.
+        tokenizer: that made the ids which the rows hold already: its pad token is taken. Given as
+            in ``tokenize``.
 
     Raises:
-        DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a document
-            is too long and ``overflow="raise"``, or a row has no target and ``on_error="raise"``; names the
-            row, or the first one that it is made of.
+        DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a
+            document is too long with ``overflow="raise"``, or a row has no target with
+            ``on_error="raise"``.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -204,13 +191,7 @@ class Pack(CutStage):
         object.__setattr__(self, "keeps_pieces", True)
 
     def documents(self, block: Block) -> Documents:
-        """The documents of some rows.
-
-        Raises:
-            SchemaError: a column is not there, or holds something else.
-            DataError: a null, an id beyond int32, columns of different lengths, or a document that is too
-                long under "raise"; names the row.
-        """
+        """The documents of some rows."""
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
         given = ["labels"] if "labels" in names_of(block, self) else []
@@ -273,13 +254,7 @@ class Pack(CutStage):
 
 
 class _Packer(ABC):
-    """Rows made of the documents that wait, in small lots.
-
-    Args:
-        stage: the stage.
-        held: the documents that wait.
-        used: of what stands before them, how much a cursor says is used up.
-    """
+    """Rows made of the documents that wait, in small lots."""
 
     def __init__(self, stage: Pack, held: Held, used: int) -> None:
         self._stage = stage
@@ -342,7 +317,7 @@ class _Packer(ABC):
 
 
 class _Fitted(_Packer):
-    """Windows of documents, each packed by itself. Its cursor counts rows of a window."""
+    """Windows of documents, each packed by itself."""
 
     def _place(self) -> None:
         stage, held, least = self._stage, self._held, 0
@@ -389,7 +364,7 @@ class _Fitted(_Packer):
 
 
 class _Concatenated(_Packer):
-    """Documents one after the other. Its cursor counts tokens of the first document."""
+    """Documents one after the other."""
 
     def _place(self) -> None:
         stage, held = self._stage, self._held

@@ -1,8 +1,5 @@
-"""Which documents share a row of fixed length, and where in it they stand: functions of lengths alone.
-
-Documents are ordered numbers of tokens; a piece is a stretch of one document; a row is some pieces, one
-after the other, of together at most ``capacity`` tokens.
-"""
+"""Which documents share a row of fixed length, and where in it they stand: functions of lengths
+alone."""
 
 from __future__ import annotations
 
@@ -26,13 +23,8 @@ Fit = Callable[[IntArray, int, "int | None"], IntArray]
 
 @dataclass(frozen=True)
 class Placing:
-    """Rows made of pieces of documents.
-
-    Args:
-        document: of each piece, int64 ``[pieces]``.
-        start: first token of each piece within its document, int64 ``[pieces]``.
-        length: tokens of each piece, int64 ``[pieces]``.
-        bounds: first piece of each row and the end, int64 ``[rows + 1]``.
+    """Rows made of pieces of documents: document, first token and length of each piece, int64
+    ``[pieces]``; and the first piece of each row and the end, int64 ``[rows + 1]``.
     """
 
     document: IntArray
@@ -53,13 +45,7 @@ class Placing:
         return Placing(self.document[piece], self.start[piece], self.length[piece], bounds)
 
     def pieces(self, first: int, stop: int, documents: Block) -> Pieces:
-        """Which rows the pieces of packed rows ``first`` to ``stop`` are of.
-
-        Args:
-            first: row.
-            stop: the row after the last.
-            documents: a row each.
-        """
+        """Which rows the pieces of packed rows ``first`` to ``stop`` are of."""
         bounds = self.bounds[first : stop + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         document, epoch = self.document[pieces], documents.epoch
@@ -72,9 +58,6 @@ class Placing:
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:
     """Documents cut into pieces of at most ``capacity`` tokens: all full but each one's last.
-
-    Returns:
-        Document, first token and length of each piece; an empty document has none.
 
     >>> [found.tolist() for found in pieces_of(np.array([2, 7, 0]), 3)]
     [[0, 1, 1, 1], [0, 0, 3, 6], [2, 3, 3, 1]]
@@ -89,15 +72,11 @@ def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, Int
 
 
 def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
-    """The row of each piece: in the order in which they come, each in the first row with room for it.
+    """The row of each piece (lengths 1 to ``capacity``), in order, each in the first row with room for
+    it.
 
-    The first row is found in a tree of the most room in each half of the rows (Johnson, "Near-optimal
-    bin packing algorithms", 1973): about 0.7 us a piece for 1,024 of them.
-
-    Args:
-        lengths: of pieces, 1 to ``capacity``, int64 ``[pieces]``.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
+    The row is found in a tree of the most room in each half of the rows (Johnson, "Near-optimal bin
+    packing algorithms", 1973).
 
     >>> first_fit(np.array([6, 5, 4, 3]), 10).tolist()
     [0, 1, 0, 1]
@@ -127,11 +106,11 @@ def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None
 
 
 def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
-    """The row of each piece: longest first, each in the row that it fills best, the earliest of equals.
+    """The row of each piece: longest first, each in the row that it fills best, the earliest of
+    equals.
 
-    Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, "Worst-case performance bounds for
-    simple one-dimensional packing algorithms", SIAM J. Comput. 3, 1974): never more than 11/9 of the
-    fewest rows possible + 4. About 0.3 us a piece for 1,024 of them. Arguments as in ``first_fit``.
+    Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, SIAM J. Comput. 3, 1974): never
+    more than 11/9 of the fewest rows possible + 4.
 
     >>> best_fit(np.array([3, 4, 5, 6]), 10).tolist()
     [1, 0, 1, 0]
@@ -161,14 +140,8 @@ def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None)
 
 
 def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit) -> Placing:
-    """Documents in rows as ``fit`` says, those longer than a row cut; within a row they keep their order.
-
-    Args:
-        lengths: of documents, int64 ``[documents]``; empty ones get no place.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
-        fit: ``first_fit`` or ``best_fit``.
-    """
+    """Documents in rows as ``fit`` says, those longer than a row cut; within a row they keep their
+    order."""
     document, start, length = pieces_of(lengths, capacity)
     row = np.empty(len(length), dtype=np.int64)
     full = length == capacity
@@ -182,18 +155,10 @@ def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit
 
 
 def best_window(lengths: IntArray, capacity: int, max_documents: int | None) -> tuple[int, Placing]:
-    """Where to end a window of documents, and how best-fit packs it.
+    """How many of n documents to pack, and their rows by best-fit.
 
-    Of n documents, n or up to n // 16 fewer are taken: as many as leave the smallest share of their rows
-    empty, of four numbers that are tried. The last row of a window is else half empty on average.
-
-    Args:
-        lengths: of the documents that may be taken, int64 ``[n]``.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
-
-    Returns:
-        How many documents, and their rows.
+    From n - n // 16 to n, as many as leave the smallest share of their rows empty, of four numbers
+    that are tried. Otherwise the last row of a window is half empty on average.
     """
     least = len(lengths) - len(lengths) // SPARE + 1
     numbers = np.arange(min(least, len(lengths)), len(lengths) + 1)
@@ -224,18 +189,8 @@ def _share(tokens: int, rows: int) -> float:
 def concat(
     lengths: IntArray, skip: int, capacity: int, max_documents: int | None, ended: bool
 ) -> tuple[Placing, IntArray]:
-    """Documents one after the other, cut wherever a row is full.
-
-    Args:
-        lengths: of documents, int64 ``[documents]``.
-        skip: tokens of the first one that are used up.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
-        ended: whether no document follows, so that the last row may be short.
-
-    Returns:
-        The rows, and the tokens before each of them and at the end, counted from the first document's
-        first one: int64 ``[rows + 1]``.
+    """Documents one after the other, from token ``skip`` on, cut wherever a row is full; and the
+    tokens before each row and at the end. Only if ``ended`` the last row may be short.
 
     >>> rows, edges = concat(np.array([5, 2, 4]), 1, 4, None, True)
     >>> rows.document.tolist(), rows.length.tolist(), rows.bounds.tolist(), edges.tolist()

@@ -21,15 +21,8 @@ Overflow = Literal["split", "truncate", "drop", "raise"]
 
 @dataclass(frozen=True)
 class Documents:
-    """Some documents, as flat columns.
-
-    Args:
-        columns: of each name the values of all documents, ``[tokens]``: "input_ids" int32, "labels"
-            int32 if they are given, and what is packed along.
-        starts: where each document starts, int64 ``[documents]``.
-        lengths: tokens of each that are packed, int64 ``[documents]``.
-        dropped: tokens of each that is left out as too long, 0 for the others, int64 ``[documents]``;
-            None where there is none.
+    """Documents as flat columns ``[tokens]``, with the start and length of each; and the tokens of
+    those that are left out as too long, 0 for the others (None if there are none).
     """
 
     columns: dict[str, Array]
@@ -41,16 +34,7 @@ class Documents:
 def rows_of(
     documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int
 ) -> pa.Table:
-    """Packed rows ``first`` to ``stop``: fixed-size lists of ``length`` numbers.
-
-    Args:
-        documents: that the rows are made of.
-        placing: of their pieces.
-        first: row.
-        stop: the row after the last.
-        length: tokens of a row.
-        pad_id: what input_ids are padded with.
-    """
+    """Packed rows ``first`` to ``stop``: fixed-size lists of ``length`` numbers."""
     low, high = int(placing.bounds[first]), int(placing.bounds[stop])
     lengths = placing.length[low:high]
     from_ = documents.starts[placing.document[low:high]] + placing.start[low:high]

@@ -60,55 +60,50 @@ Writers: TypeAlias = "Sequence[Writer]"
 
 
 class PadCollate(RunStage):
-    """Turns the columns of each batch into tensors; lists of numbers are padded.
+    """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
-    In: batches of rows with columns. Out: a dict for each. The type of a column says what it becomes:
+    The type of a column says what it becomes:
 
-    - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as float32, float16
-      as float16
+    - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
+      float32, float16 as float16
     - lists of fixed-size lists of n numbers: ``[B, L, n]``, with the same dtypes
     - integers: int64 ``[B]``; bools, float32, float64: their own dtype, ``[B]``
-    - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, …]``
+    - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, ...]``
     - anything else (strings, times, structs): a list of B Python objects
 
-    Rows that ``pack`` made get the dtypes of lists, and no mask. ``cu_seqlens`` (int32 ``[sequences + 1]``)
-    and ``max_seqlen`` (int) are added: they say where documents start in the B * L tokens of the batch;
-    the padding at a row's end is a sequence of its own.
+    Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32 ``[sequences + 1]``) and
+    ``max_seqlen`` (int): where documents start in the B * L tokens of the batch. The padding at a
+    row's end is a sequence of its own.
 
     L is the length of the longest row of the batch, or ``max_length``, rounded up to
-    ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), types are found in each batch:
-    lists and arrays of one dimension are padded, arrays of more dimensions are stacked; integers become
-    int64, Python floats float64. Tensors are contiguous, writable and share no memory. Cursor: none of its
-    own. Costs 1 to 2 us for a row of 150 tokens with its mask, 2 us a batch for a column of numbers,
-    and several times that where rows are Python dicts.
+    ``pad_to_multiple_of``. If rows are Python dicts (after ``map``), types are found in each batch:
+    arrays of more than one dimension are stacked, integers become int64, Python floats float64.
+    Tensors are contiguous, writable and share no memory.
 
     Args:
         max_length: L of every ragged column; longer rows are cut.
-        pad_to_multiple_of: L is rounded up to a multiple of it, even if that is more than ``max_length``.
-        padding_side: the side that is filled up: "right" (the default, unless the tokenizer before
-            pads on the left) or "left".
+        pad_to_multiple_of: L is rounded up to a multiple of it, even beyond ``max_length``.
+        padding_side: "right" (the default, unless the tokenizer before pads on the left) or "left".
         truncation_side: the side on which rows longer than ``max_length`` are cut: "right" (the
             default) or "left".
-        value: pads ragged columns. Left out, columns of token ids get the pad token of the ``tokenize``
-            before this stage, others 0. Must be given where a function tokenizes, which does not say what
-            its pad token is. "labels" get -100, "attention_mask" and "token_type_ids" 0, unless
-            ``columns`` says otherwise.
+        value: pads ragged columns. By default token ids get the pad token of the ``tokenize``
+            before this stage, "labels" -100, others 0. Must be given if a function tokenizes.
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
-            token) unless the rows have a column of that name. False for none, or a dict of ragged
-            columns and the names of their masks.
-        columns: other options for some columns, by name: dicts of ``max_length``, ``pad_to_multiple_of``,
-            ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or ``mask`` (a name). ``dtype`` here
-            also applies to columns of numbers.
-        dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns of
-            floats, while ids stay int64.
-        tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding side are
-            taken. Given as for ``tokenize``; left out, that of the ``tokenize`` before this stage.
+            token) unless the rows have one. False for none, or a dict of ragged columns and the
+            names of their masks.
+        columns: other options for some columns, by name: dicts of ``max_length``,
+            ``pad_to_multiple_of``, ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or
+            ``mask`` (a name). ``dtype`` here also applies to columns of numbers.
+        dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns
+            of floats, while ids stay int64.
+        tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding
+            side are taken. Given as in ``tokenize``.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
             hold; names column and row.
-        SchemaError: a column named in ``columns`` or ``mask`` is not there, or a column holds lists of
-            lists.
+        SchemaError: a column named in ``columns`` or ``mask`` is not there, or a column holds lists
+            of lists.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = pa.table({"input_ids": [[1, 2, 3], [4]], "labels": [[1, 2, 3], [4]]})
@@ -236,8 +231,8 @@ class PadCollate(RunStage):
         return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
 
     def _of_columns(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
-        """Batches of Arrow rows, each made when it is taken, where it is small and nothing can be wrong
-        with it."""
+        """Batches of Arrow rows, each made when it is taken, where it is small and nothing can be
+        wrong with it."""
         writes: list[Sequence[Write]] = []
         places: list[int] = []
         row_bytes = 0.0
@@ -269,8 +264,8 @@ class PadCollate(RunStage):
         return ByTable()
 
     def _try_writers(self, table: pa.Table) -> Writers | None:
-        """What cuts batches out of all rows of a table; None where some rows may be refused, or more
-        than columns is wrong: then each batch is looked at by itself."""
+        """What cuts batches out of all rows of a table; None where some rows may be refused, or
+        more than columns is wrong: then each batch is looked at by itself."""
         try:
             return self._of_arrow(table, None)
         except (TrainpipesError, BadCell):
@@ -342,13 +337,7 @@ class PadCollate(RunStage):
         read: Callable[[Any, str], Column],
         ids: IntArray | None,
     ) -> Writers:
-        """What cuts batches out of columns.
-
-        Args:
-            columns: by name.
-            read: makes of one what it is to a batch.
-            ids: of the rows, int64 ``[rows]``, for messages; None to raise ``BadCell`` as it is.
-        """
+        """What cuts batches out of columns."""
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)

@@ -32,12 +32,7 @@ from trainpipes.engine.layout import IntArray
 
 @dataclass(frozen=True)
 class Ragged:
-    """A list of numbers a row.
-
-    Args:
-        values: the rows' values, one row after the other, ``[values, ...]``.
-        lengths: of each row, int64 ``[rows]``.
-    """
+    """A list of numbers a row."""
 
     values: Array
     lengths: IntArray
@@ -67,15 +62,7 @@ TWO_RAGGED = (
 
 
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
-    """A column of a table.
-
-    Args:
-        column: the column.
-        name: its name, for messages.
-
-    Raises:
-        BadCell: a null among numbers, or lists of lists.
-    """
+    """A column of a table."""
     array = one_chunk(column)
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -164,14 +151,7 @@ NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_b
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
-    """A column of one batch, as Python values, arrays or tensors.
-
-    Numbers, and arrays of two dimensions or more, are even; lists of numbers, and arrays of one
-    dimension, are ragged.
-
-    Raises:
-        BadCell: values of several kinds, or shapes that differ in more than one length.
-    """
+    """A column of one batch, as Python values, arrays or tensors."""
     kinds = [_kind(value) for value in values]
     known = {kind for kind in kinds if kind != "none"}
     if known <= {"other"}:
@@ -277,13 +257,7 @@ Write: TypeAlias = Callable[[dict[str, Any], int], None]
 
 @dataclass(frozen=True)
 class Writer:
-    """A column of many rows.
-
-    Args:
-        row_bytes: bytes that an average row takes in a batch; inf where Python objects are made.
-        writes: what puts the column into batches of some rows: of the rows' numbers, int64 ``[rows]``, or
-            None for all; and the first of them in each batch, and the end, int64 ``[batches + 1]``.
-    """
+    """A column of many rows."""
 
     row_bytes: float
     writes: Callable[[IntArray | None, IntArray], Write]
@@ -344,12 +318,6 @@ def object_writer(name: str, objects: Sequence[Any] | pa.Array) -> Writer:
 
 def add_sequences(batch: dict[str, Any]) -> None:
     """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
-
-    They are about its tokens as one sequence of B * L (``batch["input_ids"].view(-1)``), in which each
-    document, and the padding at a row's end, is a sequence of its own:
-
-    - cu_seqlens: first token of each, and B * L; int32 ``[sequences + 1]``
-    - max_seqlen: tokens of the longest, an int
 
     >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])}
     >>> add_sequences(batch)

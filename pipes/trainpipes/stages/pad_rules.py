@@ -56,8 +56,7 @@ PadValue = Annotated[float, number]
 
 @dataclass(frozen=True)
 class Rule:
-    """How one column is padded; None leaves it to the tokenizer or the column's type. Options are
-    those of ``PadCollate``."""
+    """How one column is padded; None leaves it to the tokenizer or the column's type."""
 
     max_length: Cells | None = None
     pad_to_multiple_of: Cells | None = None

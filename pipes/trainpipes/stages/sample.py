@@ -24,8 +24,8 @@ EVERY = 2.0
 
 
 class Drawn(RunStage):
-    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is, and of the
-    options ``key`` and ``seed``."""
+    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is,
+    and of the options ``key`` and ``seed``."""
 
     keeps_rows = False
     by_place = True
@@ -76,21 +76,18 @@ class Drawn(RunStage):
 
 
 class Sample(Drawn):
-    """Keeps a fraction of the rows: always the same ones, whatever else is read beside them.
+    """Keep a fraction of the rows: always the same ones.
 
-    The choice is made by a hash of the row's file name, relative to the folder that was given, and of its
-    number in the file. So a row's choice stays the same when files are added or removed, and in any epoch,
-    shard and order. A smaller fraction keeps some of the rows that a larger one keeps with the same seed.
-    So a second ``sample`` in one chain needs a seed of its own, and so does a second ``split``.
-
-    In: rows. Out: those kept, in order. Cursor: none of its own. Costs about 20 ns a row, and 20 ns
-    more for each key. How many rows an epoch has is then not known in advance: see ``filter``.
+    A hash of the row's file name, relative to the folder given, and of its number in the file
+    chooses. So the choice stays when files are added or removed, and in any epoch, shard and order.
+    A smaller fraction keeps some of the rows of a larger one; a second ``sample`` or ``split`` in
+    one chain needs another seed. The number of rows is not known in advance, as after ``filter``.
 
     Args:
         fraction: of the rows to keep, 0 to 1.
         key: a column, or several, whose values are hashed instead: rows of the same key (a user, a
-            document) are kept or dropped together, whichever file they are in.
-        seed: for the choice; another seed keeps other rows.
+            document) are kept or dropped together.
+        seed: for the choice.
 
     Raises:
         DataError: a row's key is null.
@@ -117,18 +114,16 @@ class Sample(Drawn):
 
 
 class Split(Drawn):
-    """Keeps one of several parts of the rows; each row is in exactly one part.
+    """Keep one of several parts of the rows; each row is in exactly one part.
 
-    The part is chosen by a hash of the row, as in ``sample``: a row stays in its part when files are added,
-    and in any epoch, shard and order, on any machine. The hash is a number from 0 to 1, and parts are ranges
-    of it in the order given: a new part that is taken from the last one leaves the others as they are.
-
-    In: rows. Out: those of the part, in order. Cursor: none of its own. Costs what ``sample`` costs.
+    The part is chosen by a hash of the row, as in ``sample``. Parts are ranges of this hash in the
+    order given: a new part that is taken from the last one leaves the others as they are.
 
     Args:
         parts: fraction of each part, by name; they sum to 1.
         part: which one.
-        key: a column, or several, whose values are hashed instead: rows of the same key are in the same part.
+        key: a column, or several, whose values are hashed instead: rows of the same key are in the
+            same part.
         seed: for the choice.
 
     Raises:
@@ -178,11 +173,7 @@ class Split(Drawn):
 
 
 def checked_parts(parts: Any) -> dict[str, float]:
-    """Fractions by name.
-
-    Raises:
-        ConfigError: not a dict of numbers above 0 that sum to 1.
-    """
+    """Fractions by name."""
     rule = 'a dict such as {"train": 0.9, "valid": 0.1}'
     require(isinstance(parts, Mapping) and parts, "split(parts)", rule, parts)
     for name, fraction in parts.items():

@@ -27,14 +27,7 @@ Texts: TypeAlias = "pa.LargeStringArray"
 
 
 class Template:
-    """A text made of columns.
-
-    Args:
-        text: like those of ``str.format``, with names of columns only: ``"Q: {question}"``.
-
-    Raises:
-        ConfigError: no column is named, or something else than one.
-    """
+    """A text made of columns."""
 
     def __init__(self, text: str) -> None:
         try:
@@ -76,18 +69,7 @@ def _scalar(text: str) -> Any:
 def text_columns(
     block: Block, names: Sequence[str], asker: Stage, numbers: bool = False
 ) -> dict[str, Texts]:
-    """Columns of text, each in one array of Arrow's ``large_string``.
-
-    Args:
-        block: rows: a table, or dicts.
-        names: columns.
-        asker: the stage, for messages.
-        numbers: accept integers, written in decimal.
-
-    Raises:
-        SchemaError: a column is not there, or holds no text.
-        DataError: a null; names column and row.
-    """
+    """Columns of text, each in one array of Arrow's ``large_string``."""
     data = block.data
     if isinstance(data, TensorRows):
         raise SchemaError(f"{asker} works on columns of text, got tensors", stage=str(asker))
@@ -108,8 +90,8 @@ def text_columns(
 
 
 def null_texts(block: Block, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which rows have a null in one of some columns, bool ``[rows]``; none where a column is not there, which
-    ``text_columns`` says."""
+    """Which rows have a null in one of some columns, bool ``[rows]``; none where a column is not
+    there, which ``text_columns`` says."""
     data = block.data
     found = np.zeros(len(block), dtype=np.bool_)
     for name in names:
@@ -235,8 +217,7 @@ T = TypeVar("T")
 
 
 class ByTable(Generic[T]):
-    """What was made of tables, each known by itself, not by what it holds. Threads that ask at once may
-    both make it."""
+    """What was made of tables, each known by itself, not by what it holds."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Any, T]] = {}

@@ -1,4 +1,5 @@
-"""Which tokenizer has made the token ids that rows hold already, for files that were tokenized ahead."""
+"""Which tokenizer has made the token ids that rows hold already, for files that were tokenized
+ahead."""
 
 from __future__ import annotations
 
@@ -20,24 +21,21 @@ LOOKED_AT = 65_536
 
 
 class TokenizedBy(Tokenizes):
-    """Says which tokenizer made the ids that rows hold already, for later stages that need it: ``pack`` and
-    ``pad_collate`` for the pad token and the padding side, ``mask_tokens`` for the mask token. Says too what
-    becomes of rows without a target, whose labels are all -100.
+    """Say which tokenizer made the ids that rows hold already.
 
-    In and out: rows. Cursor: none of its own. The tokenizer is loaded when a stage needs it. Costs a look at
-    labels, about 1 ns a token: of the first 65,536 rows in each process, and of all with ``on_error`` "raise"
-    or "skip".
-    See docs/prepare.md for files that are tokenized ahead.
+    Later stages take its pad token and padding side (``pack``, ``pad_collate``) or its mask token
+    (``mask_tokens``). Rows stay as they are. Labels are looked at: of the first 65,536 rows in each
+    process, or of all with ``on_error`` "raise" or "skip".
 
     Args:
-        tokenizer: whatever ``tokenize`` takes.
+        tokenizer: as in ``tokenize``.
         columns: the columns of its ids.
-        on_error: as in ``tokenize``, for "labels" beside "input_ids", and so on ("chosen_labels" beside
-            "chosen_input_ids").
+        on_error: as in ``tokenize``, for "labels" beside "input_ids" ("chosen_labels" beside
+            "chosen_input_ids", and so on).
         engine: as in ``tokenize``.
 
     Raises:
-        DataError: with ``on_error="raise"`` a row has no target; names the row.
+        DataError: with ``on_error="raise"`` a row has no target.
         ConfigError: the tokenizer is not there.
         MissingExtraError: the tokenizer's package is not installed.
 

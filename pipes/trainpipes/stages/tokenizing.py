@@ -15,8 +15,8 @@ from trainpipes.tokenizers.parallelism import take_turns
 
 
 class Tokenizes(RunStage):
-    """A stage that makes token ids of its option ``tokenizer``, and says by ``on_error`` what becomes of rows
-    without a target."""
+    """A stage that makes token ids of its option ``tokenizer``, and says by ``on_error`` what
+    becomes of rows without a target."""
 
     asks_inputs = True
 

@@ -24,25 +24,19 @@ USUAL = ("input_ids", "labels", "attention_mask", "token_type_ids")
 
 
 class Truncate(RunStage):
-    """Cuts lists of numbers to a length.
+    """Cut lists of numbers to a length.
 
-    In: rows with columns of lists of numbers. Out: the same rows, no list longer than ``max_length``. Cursor:
-    none of its own. Costs about 1 ns a number, and nothing where all fit.
-
-    For text, ``tokenize(max_length=...)`` is better: it knows which tokens are special, and keeps them.
+    For text use ``tokenize(max_length=...)``, which keeps special tokens.
 
     Args:
         max_length: the most numbers that a list keeps.
         columns: the columns to cut; by default "input_ids", and "labels", "attention_mask" and
-            "token_type_ids" where they are there.
+            "token_type_ids" if they are there.
         truncation_side: "right" cuts the end off, "left" the start.
-        on_error: for rows whose "labels" are all -100 once they are cut. None warns of the first such rows in
-            each process, and keeps them; "raise" refuses the first; "skip" leaves them out, and the log
-            counts them, so that how many rows an epoch has is not known in advance; "keep" keeps them and
-            says nothing.
+        on_error: for rows whose "labels" are all -100 once they are cut; as in ``tokenize``.
 
     Raises:
-        DataError: a null, or with ``on_error="raise"`` a row without a target; names the row.
+        DataError: a null, or with ``on_error="raise"`` a row without a target.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp

@@ -18,10 +18,7 @@ VOCABULARY = 258
 
 
 class Bytes(Engine):
-    """The UTF-8 bytes of a text, 0 to 255; 256 ends a text, 257 pads.
-
-    Reads Arrow's buffers, about 1 ns a byte.
-    """
+    """The UTF-8 bytes of a text, 0 to 255; 256 ends a text, 257 pads."""
 
     def __repr__(self) -> str:
         return "bytes"

@@ -16,15 +16,7 @@ from trainpipes.tokenizers.ragged import Ragged
 
 
 class Function(Engine):
-    """A function of one's own.
-
-    It is known in checkpoints by its module and name, or by what its ``fingerprint()`` says. It
-    must treat each text by itself: how many come at a time is not fixed. Threads call it one at a
-    time, in no fixed order.
-
-    Args:
-        function: from a list of texts to as many lists (or arrays) of ids.
-    """
+    """A function of one's own."""
 
     def __init__(self, function: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
         super().__init__()
@@ -49,11 +41,7 @@ class Function(Engine):
 
 
 def ids_of(rows: Any, count: int, asker: object) -> Ragged:
-    """Rows of ids that a function gave for ``count`` texts.
-
-    Raises:
-        DataError: another number of rows, or something else than ids.
-    """
+    """Rows of ids that a function gave for ``count`` texts."""
     rule = f"the tokenizer {asker} gives a list of ids for each text"
     try:
         rows = list(rows)

@@ -1,8 +1,8 @@
 """gigatoken: the ids of ``tokenizers``, a hundred times as fast on one core.
 
-It goes from Arrow's buffers to flat ids, with no Python object for a text or a token, and works on the
-thread that calls: its own pool of threads would not survive a fork. It writes the regular expressions of
-published tokenizers out by hand, so it is compared with ``tokenizers`` while it runs (``Checked``).
+It writes the regular expressions of published tokenizers out by hand, so it is compared with
+``tokenizers`` while it runs (``Checked``). Its own pool of threads would not survive a fork: it
+works on the thread that calls.
 """
 
 from __future__ import annotations
@@ -51,12 +51,7 @@ YOUNG = (
 
 
 def why_not(content: Mapping[str, Any], splits_special: bool = False) -> str | None:
-    """Why a tokenizer is left to ``tokenizers``; None if gigatoken does the work.
-
-    Args:
-        content: a ``tokenizer.json``.
-        splits_special: names of special tokens in a text are read as plain text.
-    """
+    """Why a tokenizer is left to ``tokenizers``; None if gigatoken does the work."""
     try:
         version("gigatoken")
     except PackageNotFoundError:
@@ -95,14 +90,7 @@ def _added(content: Mapping[str, Any]) -> str | None:
 
 
 class Gigatoken:
-    """Ids without special tokens, as gigatoken makes them of a ``tokenizer.json``.
-
-    Args:
-        text: the ``tokenizer.json``, without truncation, padding and post-processor.
-
-    Raises:
-        RuntimeError: gigatoken has no code for it.
-    """
+    """Ids without special tokens, as gigatoken makes them of a ``tokenizer.json``."""
 
     def __init__(self, text: str) -> None:
         import awkward
@@ -114,7 +102,7 @@ class Gigatoken:
         self._read = 0
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
-        """Ids of each text. Several threads may call at once."""
+        """Ids of each text."""
         if not len(texts):
             return Ragged(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
         self._read += texts.nbytes
@@ -145,16 +133,8 @@ class Fast(Protocol):
 
 
 class Checked:
-    """Ids by gigatoken, compared with the reference's on the first texts of a process and then on every
-    1,000th row by its number. Several threads may call.
-
-    Texts with a code point that the two packages know differently go to the reference.
-
-    Args:
-        make: starts the faster engine, in about half a second.
-        reference: what is right.
-        name: of the tokenizer, for errors.
-    """
+    """Ids by gigatoken, compared with the reference's on the first texts of a process and then on
+    every 1,000th row by its number."""
 
     def __init__(
         self,
@@ -167,15 +147,7 @@ class Checked:
         self._starting = threading.Lock()
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
-        """Ids of each text.
-
-        Args:
-            texts: without null.
-            numbers: of their rows, int64 ``[texts]``; if left out, only the first texts are compared.
-
-        Raises:
-            ConfigError: gigatoken fails, or gives other ids than ``tokenizers``.
-        """
+        """Ids of each text."""
         sampled = np.empty(0, dtype=np.int64)
         if numbers is not None:
             sampled = np.flatnonzero(numbers % EVERY == 0)

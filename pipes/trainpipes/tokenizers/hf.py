@@ -1,4 +1,5 @@
-"""``tokenizers`` (``tokenizer.json``), and the fast tokenizers of transformers that are built on it."""
+"""``tokenizers`` (``tokenizer.json``), and the fast tokenizers of transformers that are built on
+it."""
 
 from __future__ import annotations
 
@@ -23,13 +24,7 @@ from trainpipes.tokenizers.ragged import Ragged, assemble
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around and between two texts.
-
-    Args:
-        order: which text comes first, and which second: (0, 1) or (1, 0).
-        ids: special tokens before, between and behind.
-        types: type ids of what is before, of one text, between, of the other, behind.
-    """
+    """What stands around and between two texts."""
 
     order: tuple[int, int]
     ids: tuple[list[int], list[int], list[int]]
@@ -73,8 +68,7 @@ class Frame:
 
 def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:
     """Cut pairs to ``room`` tokens together: the longer text down to the other's length, then both.
-    Of an odd number of tokens the one that was longer, else the second, keeps one more.
-    """
+    Of an odd number the one that was longer, else the second, keeps one more."""
     a, b = first.lengths, second.lengths
     short, long = np.minimum(a, b), np.maximum(a, b)
     too_long = short + long > room
@@ -103,13 +97,7 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 
 @dataclass(frozen=True)
 class Named:
-    """What a tokenizer's settings, kept beside its model, say of it.
-
-    Args:
-        eos: token that ends a text.
-        pad: padding token.
-        padding_side: "left" or "right".
-    """
+    """What a tokenizer's settings, kept beside its model, say of it."""
 
     eos: str | None = None
     pad: str | None = None
@@ -135,23 +123,13 @@ def _token(entry: Any) -> str | None:
 
 @dataclass(frozen=True)
 class TokenizerJson:
-    """Facts of a ``tokenizer.json``.
-
-    Args:
-        fingerprint: of all that shapes ids: what truncates and pads is left out, and so is what
-            only differs by the version of the package that wrote the file.
-        tokens: id of each added token, and of each token with a known name.
-    """
+    """Facts of a ``tokenizer.json``."""
 
     fingerprint: str
     tokens: dict[str, int]
 
     @staticmethod
     def of(text: str) -> TokenizerJson:
-        """
-        Raises:
-            ValueError: not a ``tokenizer.json``.
-        """
         content = json.loads(text)
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ValueError('it is no JSON object with a "model"')
@@ -183,15 +161,7 @@ def _set_only(value: Any) -> Any:
 
 
 class HuggingFace(Engine):
-    """A tokenizer of the ``tokenizers`` package.
-
-    Works on a copy of its own, made from the tokenizer's JSON at first use, that neither truncates
-    nor pads: what the file or object is set to do of that changes nothing here.
-
-    Args:
-        tokenizer: a file, a ``tokenizers.Tokenizer``, or a transformers fast tokenizer.
-        fast: whether gigatoken may do the work.
-    """
+    """A tokenizer of the ``tokenizers`` package."""
 
     def __init__(self, tokenizer: Any, fast: bool = True) -> None:
         super().__init__()
@@ -391,11 +361,7 @@ class HuggingFace(Engine):
 
 
 class _Copy:
-    """A tokenizer of one's own: never changed once somebody may encode with it.
-
-    So several threads may: "Already borrowed" is what ``tokenizers`` says to one that changes a
-    tokenizer while another encodes. A copy for each thread was no faster.
-    """
+    """A tokenizer of its own: changing it while a thread encodes raises "Already borrowed"."""
 
     def __init__(self, tokenizer: Any, splits_special: bool) -> None:
         tokenizer.no_truncation()

@@ -26,16 +26,7 @@ KINDS = (
 
 
 def load(tokenizer: Any, engine: str = "auto") -> Engine:
-    """The engine for what a user gave; nothing heavy is read or imported yet.
-
-    Args:
-        tokenizer: what ``tokenize`` takes.
-        engine: "auto", or "tokenizers" to leave faster engines out.
-
-    Raises:
-        ConfigError: it is no tokenizer, or a path that is not there.
-        MissingExtraError: the package for it is not installed.
-    """
+    """The engine for what a user gave; nothing heavy is read or imported yet."""
     if isinstance(tokenizer, Engine):
         return tokenizer
     fast = engine == "auto"

@@ -21,12 +21,7 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths.
-
-    Args:
-        values: all rows, one after the other, int32 ``[tokens]``.
-        offsets: where each row starts, and the end, int64 ``[rows + 1]``; starts with 0.
-    """
+    """Rows of different lengths."""
 
     values: Ids
     offsets: IntArray
@@ -72,11 +67,7 @@ class Ragged:
         )
 
     def to_arrow(self) -> pa.ListArray:
-        """The rows as an Arrow ``list<int32>``.
-
-        Raises:
-            DataError: more tokens than the offsets of such an array can count.
-        """
+        """The rows as an Arrow ``list<int32>``."""
         if self.offsets[-1] > np.iinfo(np.int32).max:
             raise DataError(
                 f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than one Arrow list "
@@ -97,18 +88,8 @@ def assemble(
     room: int | None = None,
     side: str = "right",
 ) -> tuple[Ragged, IntArray]:
-    """Each row's segments joined, cut to ``room`` tokens, between a prefix and a suffix.
-
-    Args:
-        segments: parts of the rows in order, all with as many rows.
-        prefix: ids before each row.
-        suffix: ids after each row.
-        room: the most tokens that a row keeps of its segments; None for all.
-        side: "right" cuts at the end of the joined segments, "left" at their start.
-
-    Returns:
-        The rows, and how long each piece of each row is, int64 ``[rows, segments + 2]``: prefix,
-        segments, suffix.
+    """Each row's segments joined, cut to ``room`` tokens, between a prefix and a suffix; and the
+    tokens of each piece, int64 ``[rows, pieces]``, prefix and suffix included.
     """
     count = len(segments[0])
     lengths = np.stack([segment.lengths for segment in segments], axis=1)

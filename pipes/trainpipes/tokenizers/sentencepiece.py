@@ -15,15 +15,7 @@ from trainpipes.tokenizers.ragged import Ragged
 
 
 class SentencePiece(Engine):
-    """A SentencePiece model.
-
-    A model does not say which special tokens surround a text: there are none, unless a processor
-    is given that was made with ``add_bos`` or ``add_eos``. A processor's sampling is left out: it
-    would not be the same again after a resume.
-
-    Args:
-        model: a file, or a ``SentencePieceProcessor``.
-    """
+    """A SentencePiece model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -17,13 +17,7 @@ from trainpipes.tokenizers.ragged import Ragged
 
 
 class Tiktoken(Engine):
-    """A tiktoken encoding.
-
-    Special tokens written out in a text are plain text. tiktoken adds none by itself.
-
-    Args:
-        encoding: a ``tiktoken.Encoding``, or the name of one that tiktoken knows.
-    """
+    """A tiktoken encoding."""
 
     def __init__(self, encoding: Any) -> None:
         super().__init__()

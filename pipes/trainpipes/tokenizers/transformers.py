@@ -19,11 +19,7 @@ from trainpipes.tokenizers.ragged import Ragged
 
 
 class Slow(Engine):
-    """A transformers tokenizer written in Python, used by calling it, one thread at a time.
-
-    Args:
-        tokenizer: a ``PreTrainedTokenizer``.
-    """
+    """A transformers tokenizer written in Python, used by calling it, one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
@@ -116,14 +112,8 @@ def is_hub_name(text: str) -> bool:
 
 
 def auto_tokenizer(name: str) -> Any:
-    """What ``transformers.AutoTokenizer`` makes of a folder, which fetches nothing, or of a name on the
-    Hugging Face hub, which it finds on disk or fetches.
-
-    Raises:
-        UnreadableError: it makes nothing of the folder.
-        ConfigError: there is no tokenizer of that name.
-        MissingExtraError: transformers is not installed.
-    """
+    """What ``transformers.AutoTokenizer`` makes of a folder, which fetches nothing, or of a name on
+    the Hugging Face hub, which it finds on disk or fetches."""
     need("transformers", f"the tokenizer {name}")
     from transformers import AutoTokenizer
 
