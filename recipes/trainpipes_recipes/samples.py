@@ -48,12 +48,7 @@ PICTURES, SIDE = 40, 96
 
 
 def write_samples(folder: Path, every: int = 1) -> None:
-    """Write all of them.
-
-    Args:
-        folder: where; made if it is not there.
-        every: use every n-th file of the standard library only.
-    """
+    """Write all of them."""
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [pair for pair in function_pairs(every) if pair[1].strip()]
     texts = ["\n".join(pair) for pair in pairs]

@@ -136,7 +136,7 @@ def over_ranks(tensor: Tensor) -> Tensor:
 
 
 def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
-    """One file for all ranks, whole or not there. All ranks call it."""
+    """One file for all ranks, whole or not there."""
     states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
     states["loader"] = parts["loader"].gather_state()
     if RANK == 0:

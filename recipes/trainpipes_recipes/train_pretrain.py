@@ -117,8 +117,8 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
 
 
 def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
-    """The mean loss of a packed batch, in which a document sees no other one: told by where positions begin
-    anew, or with flash attention by ``cu_seqlens``. A cache or a mask of padding would hide that."""
+    """The mean loss of a packed batch, in which a document sees no other one: told by where
+    positions begin anew, or with flash attention by ``cu_seqlens``."""
     starts, longest = batch["cu_seqlens"], batch["max_seqlen"]
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
         logits = model(
@@ -145,7 +145,7 @@ def over_ranks(tensor: Tensor) -> Tensor:
 
 
 def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
-    """One file for all ranks, whole or not there. All ranks call it."""
+    """One file for all ranks, whole or not there."""
     states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
     states["loader"] = parts["loader"].gather_state()
     if RANK == 0:

@@ -1,9 +1,6 @@
 """Run a training script and log a hash of each batch and each loss, to compare it with another run.
 
-    python -m trainpipes_recipes.demo.logged train_sft --model ... --output runs/one
-
-Each rank writes "log.jsonl" of its own beside the checkpoints, rank 1 to "log-1.jsonl". torch computes alike
-each time, on one thread.
+python -m trainpipes_recipes.demo.logged train_sft --model ... --output runs/one
 """
 
 from __future__ import annotations
@@ -27,13 +24,7 @@ __all__ = ["Comparison", "Log", "Step", "compare", "read_log"]
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a log.
-
-    Args:
-        number: of the step, from 1.
-        batch: hash of all tensors of its batches.
-        loss: before the step.
-    """
+    """One line of a log."""
 
     number: int
     batch: str
@@ -41,7 +32,7 @@ class Step:
 
 
 class Log:
-    """The steps of a run. Those that are made again, as they came after a checkpoint, are replaced."""
+    """The steps of a run."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._begun = path, False
@@ -71,14 +62,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a run differs from a reference. Steps are named by their place in the log, from 1.
-
-    Args:
-        compared: places at which both logs have a step.
-        lost: places in the reference whose batch the other run never had (or not as often).
-        more: places in the other run whose batch the reference never had (or not as often).
-        differs: places at which number, batch or loss is another one, to the last bit.
-    """
+    """How a run differs from a reference."""
 
     compared: int
     lost: tuple[int, ...] = ()
