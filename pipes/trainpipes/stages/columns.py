@@ -62,6 +62,10 @@ class Rename(RunStage):
     Raises:
         ConfigError: two columns would have the same name.
         SchemaError: a column is not there.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_dataset([{"text": "hi"}]).rename({"text": "prompt"}))
+    [{'prompt': 'hi'}]
     """
 
     needs_columns = True

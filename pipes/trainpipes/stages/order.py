@@ -138,6 +138,11 @@ class ShardingFilter(DealStage):
             batches; "ragged" delivers all, so that ranks may end a step or more apart: for
             evaluation without collectives in the loop. A state saved at such an end loads on the
             same number of ranks only.
+
+    >>> import trainpipes as tp
+    >>> pipe = tp.from_dataset(list(range(8))).sharding_filter(num_shards=2).batch(2)
+    >>> [list(pipe.distributed(rank=rank, world_size=2)) for rank in range(2)]
+    [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     """
 
     free = frozenset({"tail"})
@@ -161,6 +166,12 @@ class Repeat(RepeatStage):
 
     Raises:
         DataError: the stages before it give nothing in a whole epoch.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: range(3)).repeat(2).batch(2))
+    [[0, 1], [2, 0], [1, 2]]
+    >>> list(tp.from_iterable(lambda: range(3)).batch(2).repeat(2))
+    [[0, 1], [2], [0, 1], [2]]
     """
 
     times: Count | None = None
@@ -201,6 +212,10 @@ class Skip(_Counted):
 
     Args:
         count: items.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: range(4)).skip(2))
+    [2, 3]
     """
 
     role = "skip"
