@@ -3,6 +3,7 @@ called."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Self
@@ -23,7 +24,31 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 
 
-class Select(RunStage):
+class ChooseStage(RunStage):
+    """A stage that only chooses or renames columns: ``_chosen`` says of a table which."""
+
+    needs_columns = True
+    names_only = True
+
+    def process(self, run: Run) -> Run:
+        block = columns_of(run.block, self)
+        return run.with_block(block.with_columns(self._chosen))
+
+    @abstractmethod
+    def _chosen(self, table: pa.Table) -> pa.Table: ...
+
+
+class _ByName(ChooseStage):
+    columns: Sequence[str]
+
+    def check(self) -> None:
+        self._set(columns=column_names(self.columns, f"{self.name}(columns)"))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.columns))})"
+
+
+class Select(_ByName):
     """Keep some columns, in the order given.
 
     Args:
@@ -33,27 +58,38 @@ class Select(RunStage):
         SchemaError: a column is not there.
     """
 
-    needs_columns = True
-    names_only = True
-
-    columns: Sequence[str]
-
-    def check(self) -> None:
-        self._set(columns=column_names(self.columns, "select(columns)"))
-
-    def __repr__(self) -> str:
-        return f"{self.name}({', '.join(map(repr, self.columns))})"
-
-    def process(self, run: Run) -> Run:
-        block = columns_of(run.block, self)
-        return run.with_block(block.with_columns(self._chosen))
-
     def _chosen(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, self.columns, self)
         return table.select(self.columns)
 
 
-class Rename(RunStage):
+class DropColumns(_ByName):
+    """Leave out some columns, and keep all others in their order.
+
+    Args:
+        columns: names to leave out.
+
+    Raises:
+        ConfigError: no column would be left.
+        SchemaError: a column is not there.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> list(tp.from_arrow(pa.table({"x": [1, 2], "y": [3, 4]})).drop_columns("y"))
+    [{'x': 1}, {'x': 2}]
+    """
+
+    def _chosen(self, table: pa.Table) -> pa.Table:
+        need_columns(table.column_names, self.columns, self)
+        left = [name for name in table.column_names if name not in self.columns]
+        if not left:
+            raise ConfigError(
+                f"{self}: rows keep one column at least, and have {', '.join(table.column_names)}; "
+                "leave one of them in"
+            )
+        return table.select(left)
+
+
+class Rename(ChooseStage):
     """Give columns other names.
 
     Args:
@@ -68,9 +104,6 @@ class Rename(RunStage):
     [{'prompt': 'hi'}]
     """
 
-    needs_columns = True
-    names_only = True
-
     names: Mapping[str, str]
 
     def check(self) -> None:
@@ -80,11 +113,7 @@ class Rename(RunStage):
         require(good, "rename(names)", "a dict of old names to new ones", names)
         self._set(names=dict(names))
 
-    def process(self, run: Run) -> Run:
-        block = columns_of(run.block, self)
-        return run.with_block(block.with_columns(self._renamed))
-
-    def _renamed(self, table: pa.Table) -> pa.Table:
+    def _chosen(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, list(self.names), self)
         renamed = [self.names.get(name, name) for name in table.column_names]
         twice = sorted(repeated(renamed))
@@ -132,47 +161,6 @@ def taken(name: str, asker: Stage) -> SchemaError:
         f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
         stage=str(asker),
     )
-
-
-class DropColumns(RunStage):
-    """Leave out some columns, and keep all others in their order.
-
-    Args:
-        columns: names to leave out.
-
-    Raises:
-        ConfigError: no column would be left.
-        SchemaError: a column is not there.
-
-    >>> import pyarrow as pa, trainpipes as tp
-    >>> list(tp.from_arrow(pa.table({"x": [1, 2], "y": [3, 4]})).drop_columns("y"))
-    [{'x': 1}, {'x': 2}]
-    """
-
-    needs_columns = True
-    names_only = True
-
-    columns: Sequence[str]
-
-    def check(self) -> None:
-        self._set(columns=column_names(self.columns, "drop_columns(columns)"))
-
-    def __repr__(self) -> str:
-        return f"{self.name}({', '.join(map(repr, self.columns))})"
-
-    def process(self, run: Run) -> Run:
-        block = columns_of(run.block, self)
-        return run.with_block(block.with_columns(self._left))
-
-    def _left(self, table: pa.Table) -> pa.Table:
-        need_columns(table.column_names, self.columns, self)
-        left = [name for name in table.column_names if name not in self.columns]
-        if not left:
-            raise ConfigError(
-                f"{self}: rows keep one column at least, and have {', '.join(table.column_names)}; "
-                "leave one of them in"
-            )
-        return table.select(left)
 
 
 class Enumerate(RunStage):
