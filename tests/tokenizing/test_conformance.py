@@ -150,7 +150,7 @@ def test_added_tokens_with_habits_of_their_own_are_left_to_tokenizers(flag: str)
 
     tokenizer = tokenizer_of("gpt 2")
     tokenizer.add_tokens([AddedToken("<x>", **{flag: True})])
-    assert flag in str(HuggingFace(tokenizer)._refusal())
+    assert flag in str(HuggingFace(tokenizer)._refusal)
     assert HuggingFace(tokenizer).package() == "tokenizers"
 
 

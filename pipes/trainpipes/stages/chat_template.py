@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, require, whole_number
+from trainpipes._internal.checks import ColumnName, Count, Text, require
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
@@ -58,25 +58,21 @@ class ChatTemplate(Tokenizes):
     thread_safe = True
 
     tokenizer: Any
-    column: str = "messages"
+    column: ColumnName = "messages"
     _: KW_ONLY
     labels: bool = True
-    max_length: int | None = None
-    template: str | None = None
+    max_length: Count | None = None
+    template: Text | None = None
     prompt: str | None = None
     tools: str | None = None
     parse_arguments: bool = True
     on_error: OnError | None = None
 
     def check(self) -> None:
-        column_name(self.column, "chat_template(column)")
         for name in ("prompt", "tools"):
             own = getattr(self, name)
             good = own is None or (isinstance(own, str) and own != self.column)
             require(good, f"chat_template({name})", "the name of another column", own)
-        if self.max_length is not None:
-            whole_number(self.max_length, 1, "chat_template(max_length)", "tokens of a row")
-        self._require(isinstance(self.template, str | None), "template", "Jinja as text")
         _ = self._chat, self._engine  # raises unless both are there
 
     @made_once
@@ -96,7 +92,7 @@ class ChatTemplate(Tokenizes):
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,
-            "on_error": self._shaping_error(),
+            "on_error": None if self.keeps_rows else "skip",
         }  # fmt: skip
         return {k: v for k, v in found.items() if v is not None}
 

@@ -27,8 +27,7 @@ from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, f
 from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, rows_of
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
 from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
-from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 
 Method = Literal["concat", "first_fit", "best_fit"]
 

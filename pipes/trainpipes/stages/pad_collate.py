@@ -53,8 +53,7 @@ from trainpipes.stages.pad_rules import (
     numpy_dtype,
 )
 from trainpipes.stages.text_columns import ByTable
-from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 
 Writers: TypeAlias = "Sequence[Writer]"
 

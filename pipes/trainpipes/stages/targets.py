@@ -14,6 +14,8 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
+from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.stage_kinds import RunStage
 
 #: What torch's ``cross_entropy`` leaves out unless told otherwise.
 IGNORED = -100
@@ -152,3 +154,27 @@ class Targets:
 
     def __str__(self) -> str:
         return str(self.left_out) if self.left_out.documents else ""
+
+
+class TargetStage(RunStage):
+    """A stage whose option ``on_error`` says what becomes of rows without a target."""
+
+    asks_inputs = True
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        return bool(self.options["on_error"] != "skip")
+
+    @made_once
+    def _targets(self) -> Targets:
+        length = self.options.get("max_length")
+        return Targets(self, f"raise max_length={length}" if length else "")
+
+    def report(self) -> str:
+        return str(self._targets)
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        if self.keeps_rows:  # only "skip" shapes the rows
+            found.pop("on_error", None)
+        return found

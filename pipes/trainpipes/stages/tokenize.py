@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import Count, Text, whole_number
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -25,9 +25,15 @@ from trainpipes.stages.text_columns import (
     text_columns,
 )
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Affixes
 from trainpipes.tokenizers.ragged import Ragged, assemble
+from trainpipes.tokenizers.simple import Function
+
+
+def end_token(value: Any, option: str) -> None:
+    """Raise ConfigError unless a value says which token ends a text."""
+    if not isinstance(value, bool | str):
+        whole_number(value, 0, option, "True, False, a token or its id", most=2**31 - 1)
 
 
 class Tokenize(Tokenizes):
@@ -113,28 +119,17 @@ class Tokenize(Tokenizes):
     _: KW_ONLY
     concat: Sequence[str] | None = None
     pair: bool = False
-    template: str | None = None
-    max_length: int | None = None
+    template: Text | None = None
+    max_length: Count | None = None
     truncation_side: Literal["right", "left"] = "right"
     add_special_tokens: bool = True
-    add_eos: bool | str | int = False
+    add_eos: Annotated[bool | str | int, end_token] = False
     labels: bool | str | Sequence[str] | None = None
     keep_text: bool = False
     on_error: OnError | None = None
     engine: Literal["auto", "tokenizers"] = "auto"
 
     def check(self) -> None:
-        if self.max_length is not None:
-            whole_number(self.max_length, 1, "tokenize(max_length)", "tokens in a sequence")
-        if not isinstance(self.add_eos, bool | str):
-            whole_number(
-                self.add_eos,
-                0,
-                "tokenize(add_eos)",
-                "True, False, a token or its id",
-                most=2**31 - 1,
-            )
-        self._require(isinstance(self.template, str | None), "template", "a text")
         _ = self._template, self._outputs, self._labelled  # raises for what does not fit
         taken = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and taken:
@@ -187,7 +182,10 @@ class Tokenize(Tokenizes):
             shaping["columns"] = shaping.pop("concat")
         elif "input_ids" not in self._outputs:  # of a list, as of a dict that names the same
             shaping["columns"] = identify({name: ids for ids, (name,) in self._outputs.items()})
-        shaping |= {"on_error": self._shaping_error(), "engine": self._engine.package()}
+        shaping |= {
+            "on_error": None if self.keeps_rows else "skip",
+            "engine": self._engine.package(),
+        }
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}

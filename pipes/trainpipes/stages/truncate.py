@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import Any
 
 import numpy as np
 
@@ -13,17 +12,15 @@ from trainpipes.columns.arrays import list_array
 from trainpipes.columns.byte_rows import cut_rows
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.targets import OnError, Targets, have_target
+from trainpipes.stages.targets import OnError, TargetStage, have_target
 from trainpipes.stages.token_columns import numbers_of
 
 #: What is cut where nothing is said, if it is there.
 USUAL = ("input_ids", "labels", "attention_mask", "token_type_ids")
 
 
-class Truncate(RunStage):
+class Truncate(TargetStage):
     """Cut lists of numbers to a length.
 
     For text use ``tokenize(max_length=...)``, which keeps special tokens.
@@ -47,30 +44,12 @@ class Truncate(RunStage):
 
     needs_columns = True
     thread_safe = True
-    asks_inputs = True
 
     max_length: Natural
     _: KW_ONLY
     columns: ColumnNames | None = None
     truncation_side: Side = "right"
     on_error: OnError | None = None
-
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        return self.on_error != "skip"
-
-    @made_once
-    def _targets(self) -> Targets:
-        return Targets(self, f"raise max_length={self.max_length}")
-
-    def report(self) -> str:
-        return str(self._targets)
-
-    def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        if self.keeps_rows:
-            found.pop("on_error", None)
-        return found
 
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)

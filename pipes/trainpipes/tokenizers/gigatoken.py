@@ -13,7 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,7 +21,7 @@ from trainpipes._internal.secrets import hidden
 from trainpipes.columns.arrays import apart, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.ragged import Ids, Ragged
 
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some
 #: 10 MiB of them in so much prose or code, where words are random letters up to 60 bytes for each.
@@ -163,14 +162,19 @@ class Checked:
         rows = np.union1d(sampled, young)
         if not len(rows):
             return found
-        right = self._reference(texts.take(to_arrow(rows)))
-        wrong = differing(found, rows, right)
-        unexpected = rows[wrong][~np.isin(rows[wrong], young)]
-        if len(unexpected):
-            text = repr(texts[int(unexpected[0])].as_py())
+        right = self._reference(texts.take(to_arrow(rows))).to_rows()
+        got, edges = found.values, found.offsets
+        wrong = {
+            row: ids
+            for row, ids in zip(rows.tolist(), right, strict=True)
+            if not np.array_equal(got[edges[row] : edges[row + 1]], ids)
+        }
+        unexpected = wrong.keys() - set(young.tolist())
+        if unexpected:
+            text = repr(texts[min(unexpected)].as_py())
             shown = text[:SHOWN] + "…" * (len(text) > SHOWN)
             raise self._refused(f"gives other ids than tokenizers for the text {shown}")
-        return with_rows(found, rows[wrong], right, wrong) if len(wrong) else found
+        return with_rows(found, wrong) if wrong else found
 
     def _asked(self, work: Callable[[], Any], texts: pa.LargeStringArray) -> Any:
         try:
@@ -198,29 +202,10 @@ def has_young(texts: pa.LargeStringArray) -> IntArray:
     return found
 
 
-def differing(found: Ragged, rows: IntArray, right: Ragged) -> IntArray:
-    """Which of ``rows`` of ``found`` are not the rows of ``right``, as indices into ``rows``."""
-    same = found.lengths[rows] == right.lengths
-    # Rows of one length are compared in one go.
-    picked, other = _values(found, rows[same]), _values(right, np.flatnonzero(same))
-    unequal = np.zeros(len(rows), dtype=bool)
-    unequal[~same] = True
-    owner = np.repeat(np.flatnonzero(same), right.lengths[same])
-    unequal[owner[picked != other]] = True
-    return np.flatnonzero(unequal)
-
-
-def _values(ragged: Ragged, rows: IntArray) -> npt.NDArray[np.int32]:
-    """The tokens of some rows, one row after the other."""
-    lengths = ragged.lengths[rows]
-    ends = np.cumsum(lengths)
-    index = np.repeat(ragged.offsets[rows] - (ends - lengths), lengths)
-    return ragged.values[index + np.arange(len(index))]
-
-
-def with_rows(found: Ragged, rows: IntArray, right: Ragged, numbers: IntArray) -> Ragged:
-    """``found`` with ``rows`` replaced by the rows ``numbers`` of ``right``."""
-    both = Ragged.joined(found, right)
-    order = np.arange(len(found))
-    order[rows] = len(found) + numbers
-    return Ragged.of_lengths(_values(both, order), both.lengths[order])
+def with_rows(found: Ragged, right: Mapping[int, Ids]) -> Ragged:
+    """``found`` with some rows replaced, by their numbers."""
+    rows = found.to_rows()
+    for number, ids in right.items():
+        rows[number] = ids
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    return Ragged.of_lengths(np.concatenate(rows), lengths)

@@ -10,12 +10,10 @@ from typing import Any
 from trainpipes._internal.checks import pip_install
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
-from trainpipes.tokenizers.bytes import Bytes
-from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Engine, File
 from trainpipes.tokenizers.hf import HuggingFace
-from trainpipes.tokenizers.sentencepiece import SentencePiece
-from trainpipes.tokenizers.tiktoken import Tiktoken
+from trainpipes.tokenizers.simple import Bytes, Function
+from trainpipes.tokenizers.trained import SentencePiece, Tiktoken
 from trainpipes.tokenizers.transformers import Slow, auto_tokenizer, is_hub_name
 
 KINDS = (

@@ -58,13 +58,12 @@ class Ragged:
         lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
         return Ragged.of_lengths(np.array(values, dtype=np.int32), lengths)
 
-    @staticmethod
-    def joined(first: Ragged, second: Ragged) -> Ragged:
-        """The rows of both, one after the other."""
-        return Ragged(
-            np.concatenate([first.values, second.values]),
-            np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
-        )
+    def parts(self, starts: IntArray, lengths: IntArray) -> Ragged:
+        """A row of each stretch of values."""
+        ends = np.cumsum(lengths)
+        index = np.repeat(starts - (ends - lengths), lengths)
+        index += np.arange(len(index))
+        return Ragged.of_lengths(self.values[index], lengths)
 
     def to_arrow(self) -> pa.ListArray:
         """The rows as an Arrow ``list<int32>``."""
@@ -117,11 +116,8 @@ def assemble(
     for k, segment in enumerate(segments):
         pieces[:, k + 1] = last[:, k] - first[:, k]
         starts[:, k + 1] = base[k + 1] + segment.offsets[:-1] + first[:, k] - start[:, k]
-    flat = pieces.reshape(-1)
-    ends = np.cumsum(flat)
-    index = np.repeat(starts.reshape(-1) - (ends - flat), flat)
-    index += np.arange(len(index))
-    return Ragged.of_lengths(np.concatenate(source)[index], pieces.sum(axis=1)), pieces
+    joined = Ragged(np.concatenate(source), base).parts(starts.reshape(-1), pieces.reshape(-1))
+    return Ragged.of_lengths(joined.values, pieces.sum(axis=1)), pieces
 
 
 def _framed(rows: Ragged, prefix: Sequence[int], suffix: Sequence[int]) -> tuple[Ragged, IntArray]:
