@@ -73,6 +73,13 @@ class Budget:
         return len(lengths) == self.max_rows or most > self.max_tokens
 
 
+def budget_of(stage: Any) -> Budget | None:
+    """What a batch of a stage may hold; None where it has a size."""
+    if stage.max_tokens is None:
+        return None
+    return Budget(stage.max_tokens, stage.max_rows, stage.overflow)
+
+
 class Batch(BatchingStage):
     """Group rows into batches of ``batch_size`` rows, or of at most ``max_tokens`` tokens.
 
@@ -125,12 +132,7 @@ class Batch(BatchingStage):
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.max_tokens is None
 
-    @cached_property
-    def budget(self) -> Budget | None:
-        """What a batch may hold; None where it has a size."""
-        if self.max_tokens is None:
-            return None
-        return Budget(self.max_tokens, self.max_rows, self.overflow)
+    budget = cached_property(budget_of)
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         held = Held(below(at))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import Any
 
 import numpy as np
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
 from trainpipes.engine.layout import IntArray
+from trainpipes.errors import StateError
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 
 #: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
@@ -126,6 +128,11 @@ class Held:
             self._runs = [_part(run, rows, len(run))]
         self.rows -= rows
 
+    def ends(self, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The states before and after the first rows, for ``cursors_in``."""
+        cursors = self.waiting().cursors
+        return {"below": cursors.state(0)}, {"below": cursors.state(count)}
+
     def take(self, bounds: IntArray) -> Run:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
         run = self.waiting()
@@ -141,3 +148,23 @@ class Held:
             self._seen.clear()
         elif len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise kept_nothing(stage)
+
+
+def cursors_in(
+    states: tuple[dict[str, Any], dict[str, Any]], first: int, stop: int, items: int
+) -> Cursors:
+    """Positions before item ``first`` of a window, and after each up to ``stop``; the states are those below
+    at the window's start and end."""
+    rows = np.arange(first, stop + 1, dtype=np.int64)
+    which = np.zeros(len(rows), dtype=np.int64)
+    if stop == items:
+        which[-1], rows[-1] = 1, 0
+    return Cursors(states, which, rows)
+
+
+def misplaced(stage: object, used: int) -> StateError:
+    """What to raise where a cursor points past what is read there."""
+    return StateError(
+        f"{stage}: the state was saved after {used} rows, batches or tokens of a part of the data that has "
+        "fewer; it was edited or is damaged: load it as it was saved"
+    )

@@ -17,14 +17,24 @@ from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, round_of
 from trainpipes.engine.layout import IntArray, permutation
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
-from trainpipes.stages.held import MOST_EPOCHS, Held
-from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
-from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, rows_of
+from trainpipes.stages.held import MOST_EPOCHS, Held, cursors_in, misplaced
+from trainpipes.stages.pack_fit import (
+    PACKED,
+    Documents,
+    Overflow,
+    Placing,
+    best_fit,
+    best_window,
+    concat,
+    first_fit,
+    placed,
+    rows_of,
+)  # fmt: skip
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
 from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
@@ -244,13 +254,6 @@ class Pack(CutStage):
         dropped = str(self._dropped) if self._dropped.documents else ""
         return "; ".join(filter(None, (dropped, str(self._targets))))
 
-    def misplaced(self, used: int) -> StateError:
-        """What to raise where a cursor points past what is read there."""
-        return StateError(
-            f"{self}: the state was saved after {used} rows or tokens of a part of the data that has "
-            "fewer; it was edited or is damaged: load it as it was saved"
-        )
-
 
 class _Packer(ABC):
     """Rows made of the documents that wait, in small lots."""
@@ -340,13 +343,12 @@ class _Fitted(_Packer):
                 count, found = best_window(lengths, stage.max_length, most)
             held.gave(len(found) > 0, stage)
             if self._used and self._used >= len(found):
-                raise stage.misplaced(self._used)
+                raise misplaced(stage, self._used)
             if len(found):
                 epoch = held.epoch if stage._reorders else 0
                 order = permutation(len(found), stage.seed, "pack", epoch, int(self._from.ids[0]))
                 self._placing, self._spent = found.take(order), count
-                self._here = {"below": run.cursors.state(0)}
-                self._after = {"below": run.cursors.state(count)}
+                self._ends = held.ends(count)
                 self._row, self._used = self._used, 0
                 return
             held.drop(count)
@@ -355,11 +357,7 @@ class _Fitted(_Packer):
 
     def _cursors(self, first: int, stop: int) -> Cursors:
         assert self._placing is not None
-        rows = np.arange(first, stop + 1, dtype=np.int64)
-        which = np.zeros(len(rows), dtype=np.int64)
-        if stop == len(self._placing):
-            which[-1], rows[-1] = 1, 0
-        return Cursors((self._here, self._after), which, rows)
+        return cursors_in(self._ends, first, stop, len(self._placing))
 
 
 class _Concatenated(_Packer):
@@ -374,7 +372,7 @@ class _Concatenated(_Packer):
             self._documents = stage.documents(run.block)
             lengths = self._documents.lengths
             if self._used and self._used >= lengths[0]:
-                raise stage.misplaced(self._used)
+                raise misplaced(stage, self._used)
             found, edges = concat(
                 lengths, self._used, stage.max_length, stage.max_documents, held.closed
             )

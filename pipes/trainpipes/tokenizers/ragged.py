@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.columns.arrays import list_array
+from trainpipes.columns.arrays import list_array, stretches
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 
@@ -60,10 +60,7 @@ class Ragged:
 
     def parts(self, starts: IntArray, lengths: IntArray) -> Ragged:
         """A row of each stretch of values."""
-        ends = np.cumsum(lengths)
-        index = np.repeat(starts - (ends - lengths), lengths)
-        index += np.arange(len(index))
-        return Ragged.of_lengths(self.values[index], lengths)
+        return Ragged.of_lengths(self.values[stretches(starts, lengths)], lengths)
 
     def to_arrow(self) -> pa.ListArray:
         """The rows as an Arrow ``list<int32>``."""
