@@ -1,7 +1,5 @@
-"""Kill a training run twice, resume it, and compare every batch with a run that was left alone.
-
-python -m trainpipes_recipes.demo
-"""
+"""Kill a training run twice, resume it, and compare every batch with a run that was left alone:
+``python -m trainpipes_recipes.demo``."""
 
 from __future__ import annotations
 
