@@ -156,11 +156,6 @@ def test_a_malformed_conversation_and_one_without_a_target_go_by_one_option(
     assert sorted(targets(chat(files, on_error="keep"))) == [False, False, True]
 
 
-def test_the_older_option_is_told_of_like_any_that_is_not_there() -> None:
-    with pytest.raises(tp.ConfigError, match="no option 'bad_rows'"):
-        tp.recipe("chat", tp.from_dataset(CHATS), small_tokenizer(), bad_rows="drop")
-
-
 def test_an_encoder_decoder_always_has_the_end_to_learn(tmp_path: Path) -> None:
     rows = [{"prompt": "p " * 99, "response": ""}, {"prompt": "", "response": "r " * 99}]
     options: dict[str, Any] = {"max_length": 1, "drop_last": False, **SMALL}
