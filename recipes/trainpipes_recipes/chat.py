@@ -7,11 +7,12 @@ from typing import Any
 
 from trainpipes import Pipeline
 from trainpipes_recipes.chats import conversations
-from trainpipes_recipes.inputs import CONVERSATIONS, Input, OnError
+from trainpipes_recipes.inputs import CONVERSATIONS, Input, OnError, documented
 
 __all__ = ["chat"]
 
 
+@documented
 def chat(
     files: Any,
     tokenizer: Any,
@@ -51,7 +52,6 @@ def chat(
     pairs of prompt and response use ``sft``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: a fast tokenizer of transformers, or the name or folder of one.
         messages: column of the conversations; by default the first of messages, conversations,
             conversation, dialog and chat.
@@ -60,8 +60,6 @@ def chat(
         template: a Jinja template, in place of the tokenizer's own. Needed where the tokenizer's
             own writes earlier turns differently from the last one: mark the assistant's turns by
             ``{% generation %}``.
-        roles: other names of roles: ``{"narrator": "system"}``.
-        train: False to evaluate: every row once, in file order.
         on_error: for bad rows, and for rows that are cut before the assistant speaks. "raise" names
             the first; "skip" leaves both out, and logs how many; "keep" takes them as they are.
             None raises for the former, and warns of the latter once.
@@ -70,14 +68,9 @@ def chat(
         max_length: the most tokens of a row; longer ones lose their end.
         packed: let conversations share rows. The number of batches is then not known before an
             epoch's end, as with ``on_error="skip"``; the last batch of each shard may be short.
-        batch_size: rows in a batch.
         buffer_size: the fewest conversations that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of an epoch, unless rows are
             packed.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp
     >>> from trainpipes_recipes.samples import write_tokenizer

@@ -127,7 +127,6 @@ class CheckedRows(tp.RowStage):
 
     @cached_property
     def _skipped(self) -> Iterator[int]:
-        """Counts rows that this process leaves out."""
         return count_from(1)
 
 
@@ -154,8 +153,6 @@ class Conversations(CheckedRows):
 
 
 class Answered(CheckedRows):
-    """Rows whose response is not empty."""
-
     def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         text = row[self.column]
         if not isinstance(text, str | None):

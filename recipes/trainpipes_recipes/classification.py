@@ -9,11 +9,12 @@ import torch
 
 from trainpipes import BatchStage, Pipeline
 from trainpipes_recipes.classes import classes_of, number_of
-from trainpipes_recipes.inputs import LABELS, Input, OnError, with_context
+from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, with_context
 
 __all__ = ["MultiHot", "classification"]
 
 
+@documented
 def classification(
     files: Any,
     tokenizer: Any,
@@ -50,8 +51,6 @@ def classification(
     is not known before an epoch's end: count steps, or ask ``Loader(pipe).estimate_len()``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.
         text: column of the text; by default the first of text, content, document, body, sentence
             and review. With ``text_pair`` left out too, the first pair of
             ``trainpipes_recipes.inputs.TEXT_PAIRS``.
@@ -59,24 +58,16 @@ def classification(
         label: column of the class, or of lists of classes; by default the first of label, labels,
             class, category, target, sentiment, intent and topic.
         train: False to evaluate: every row once, in file order. Pass the classes of the training.
-        on_error: for rows whose text is null: "skip" leaves them out and logs how many; else the
-            first is an error.
         classes: the labels in the order of their class numbers; a dict from labels to class
             numbers; or the number of classes, where labels are integers. Left out, one pass over
             the labels finds them: texts in sorted order; integers, bools and ``ClassLabel`` stay as
             they are.
         max_length: the most tokens of a row, special tokens included; the longer text of a pair is
             cut first.
-        batch_size: rows in a batch.
         num_buckets: to train, number of buckets into which 1,024 rows are sorted by length; None
             takes rows as they come; "auto" is 32, or None where a shard has fewer than 16 batches
             (6,144 rows in all by default).
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out short batches.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"text": t, "label": t.isdigit()} for t in ("12", "ab", "34")])

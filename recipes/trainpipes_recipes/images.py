@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
-from trainpipes_recipes.inputs import LABELS, Input
+from trainpipes_recipes.inputs import LABELS, Input, documented
 
 __all__ = ["images"]
 
@@ -21,6 +21,7 @@ PICTURES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "b
 CLASSES = (*LABELS, ("cls",), ("fine_label",), ("y",))
 
 
+@documented
 def images(
     files: Any,
     *,
@@ -85,11 +86,7 @@ def images(
         on_error: for pictures that cannot be decoded: "raise", or "skip", which leaves them out and
             logs how many.
         batch_size: B, rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows and for the augmentations.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        storage_options: of the file system, as fsspec takes them.
 
     Raises:
         UnreadableError: a picture cannot be decoded.
@@ -137,8 +134,6 @@ def images(
 
 
 class Labelled(RowStage):
-    """Rows of a picture and the number of its class."""
-
     thread_safe = True
 
     image: str
@@ -157,7 +152,6 @@ class Labelled(RowStage):
         return {"images": row[self.image], "labels": self.number(row[self.label])}
 
     def number(self, label: Any) -> int:
-        """The number of a class."""
         label = label.item() if isinstance(label, np.generic | np.ndarray | Tensor) else label
         names, written = self.classes, isinstance(label, bytes)
         text = label.decode(errors="replace").strip() if isinstance(label, bytes) else label

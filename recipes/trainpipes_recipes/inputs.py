@@ -11,15 +11,17 @@ it.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +32,7 @@ from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
-    "Input", "OnError", "with_context",
+    "Input", "OnError", "documented", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -84,6 +86,36 @@ OTHERS = (
 TOKENIZING = ("tokenize", "chat_template", "tokenized_by")
 
 
+#: What options mean in every recipe that has them and does not say it itself.
+COMMON = {
+    "files": "a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.",
+    "tokenizer": 'as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.',
+    "train": "False to evaluate: every row once, in file order.",
+    "batch_size": "rows in a batch.",
+    "buffer_size": "the fewest rows that the shuffle mixes with each other.",
+    "seed": "for the order of rows.",
+    "num_shards": "a multiple of every number of ranks that the run may have.",
+    "drop_last": "to train, leave out the short batch at the end of an epoch.",
+    "cache": "keep token ids on disk: True for the folder of ``tp.cache``, or a folder.",
+    "storage_options": "of the file system, as fsspec takes them.",
+    "on_error": 'for rows whose text is null: "skip" leaves them out and logs how many; else the first '
+    "is an error.",
+    "roles": 'other names of roles: ``{"narrator": "system"}``.',
+}
+Recipe = TypeVar("Recipe", bound=Callable[..., tp.Pipeline])
+
+
+def documented(recipe: Recipe) -> Recipe:
+    """A recipe whose docstring also tells of the options in ``COMMON``."""
+    head, _, rest = inspect.cleandoc(recipe.__doc__ or "").partition("Args:\n")
+    entries, _, end = rest.partition("\n\n")
+    texts = COMMON | dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", entries, re.MULTILINE))
+    names = [name for name in inspect.signature(recipe).parameters if name in texts]
+    lines = [f"    {name}: {texts[name]}" for name in names]
+    recipe.__doc__ = "\n".join([f"{head}Args:", *lines, "", end])
+    return recipe
+
+
 class Input:
     """What a recipe of yours is given: files of any format, read as their names say, or a pipeline of
     rows.
@@ -118,7 +150,6 @@ class Input:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of the columns that are there."""
         return list(self.rows().explain(world_size=1).columns)
 
     def first(self, column: str) -> Any:
@@ -154,7 +185,6 @@ class Input:
         return texts
 
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
-        """The rows, with these columns only, or all."""
         wanted = None if columns is None else list(dict.fromkeys(columns))
         if isinstance(self._data, tp.Pipeline):
             rows = self._data
@@ -283,7 +313,6 @@ class Input:
     def _one_by_one(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
     ) -> Sequence[str]:
-        """Columns of which some are given by names that are not common."""
         found = {
             option: own or next((n[place] for n in known if n[place] in self.columns), None)
             for place, (option, own) in enumerate(options.items())
@@ -303,7 +332,6 @@ class Input:
         return [name for name in found.values() if name is not None]
 
     def _other_recipe(self) -> str:
-        """The recipe that takes such columns, if it is another one."""
         for recipe, known, what in OTHERS:
             names = next((names for names in known if set(names) <= set(self.columns)), None)
             if names is not None and recipe != self.recipe:
@@ -322,7 +350,6 @@ class Input:
 
     @cached_property
     def _reader(self) -> str:
-        """The method that reads the files."""
         given = [self._data] if _is_path(self._data) else self._data
         named = [reader_by_name(os.fspath(path)) for path in given]
         if "" in named:  # folders, or globs without an end

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import TEXTS, Input, OnError
+from trainpipes_recipes.inputs import TEXTS, Input, OnError, documented
 
 __all__ = ["masked_lm"]
 
 
+@documented
 def masked_lm(
     files: Any,
     tokenizer: Any,
@@ -43,23 +44,14 @@ def masked_lm(
     beyond ``max_length`` are cut off: cut long documents into rows of some paragraphs first.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: as in ``tokenize``, with a mask token.
         text: column of the texts; by default the first of text, content, document and body.
         train: False to evaluate: every row once, in file order. A ``Loader`` with ``epoch=0`` hides
             the same tokens each time.
-        on_error: for rows whose text is null: "skip" leaves them out and logs how many; else the
-            first is an error.
         max_length: the most tokens of a row, special tokens included.
         mlm_probability: of choosing a token, or a word, 0 to 1.
         whole_words: choose all tokens of a word.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows, and for the choice of tokens.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> from tokenizers import Tokenizer, models

@@ -8,13 +8,14 @@ from typing import Any
 
 from trainpipes import Pipeline, SchemaError
 from trainpipes_recipes.chats import Answered, SplitPrompt, checked, conversations
-from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError
+from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError, documented
 
 __all__ = ["preference"]
 
 SIDES = ("chosen", "rejected")
 
 
+@documented
 def preference(
     files: Any,
     tokenizer: Any,
@@ -55,7 +56,6 @@ def preference(
     is too long loses its end; if its prompt alone is too long, it has no target.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: for texts as in ``tokenize``; for conversations a fast tokenizer of transformers,
             or the name or folder of one.
         prompt: column of the model's input; by default the first of prompt, question, instruction,
@@ -65,19 +65,11 @@ def preference(
         rejected: column of the worse response.
         template: for conversations, a Jinja template in place of the tokenizer's own.
         roles: for conversations, other names of roles: ``{"narrator": "system"}``.
-        train: False to evaluate: every row once, in file order.
         on_error: for rows with an empty response, or roles in the wrong order; and for rows one of
             whose sides has no target, as its prompt alone fills ``max_length``. "raise" names the
             first; "skip" leaves both out and logs how many; "keep" takes them as they are. None
             raises for the former, and warns of the latter once.
         max_length: the most tokens of prompt and response together, the end token included.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}])

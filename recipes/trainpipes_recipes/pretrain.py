@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import TEXTS, Input, OnError
+from trainpipes_recipes.inputs import TEXTS, Input, OnError, documented
 
 __all__ = ["pretrain"]
 
 
+@documented
 def pretrain(
     files: Any,
     tokenizer: Any,
@@ -49,24 +50,15 @@ def pretrain(
     last row is not full: use fewer shards for a few hundred documents.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.
         text: column of the documents; by default the first of text, content, document and body.
         train: False to evaluate: every row once, in file order; the pass ends after them.
-        on_error: for rows whose text is null: "skip" leaves them out and logs how many; else the
-            first is an error.
         add_eos: ends each document: True for the tokenizer's end token, or a token, or its id;
             False adds none.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         pack_buffer_size: documents that are packed together.
-        batch_size: rows in a batch.
         epochs: to train, epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder.
-        storage_options: of the file system, as fsspec takes them.
     """
     given = Input("pretrain", files, storage_options)
     rows = given.tokenized(

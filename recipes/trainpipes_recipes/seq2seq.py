@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes import Pipeline, from_arrow
-from trainpipes_recipes.inputs import PAIRS, Input, OnError
+from trainpipes_recipes.inputs import PAIRS, Input, OnError, documented
 
 __all__ = ["seq2seq"]
 
 
+@documented
 def seq2seq(
     files: Any,
     tokenizer: Any,
@@ -44,28 +45,16 @@ def seq2seq(
     with the tokenizer's pad token: leave it out of the loss.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.
         prompt: column of the encoder's input; by default it and ``response`` are the first pair of
             ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, question +
             answer, ...
         response: column of the decoder's output.
         context: column that is added to the prompt, after an empty line, where it holds text; by
             default "input" beside "instruction"; "" for none.
-        train: False to evaluate: every row once, in file order.
-        on_error: for rows whose text is null: "skip" leaves them out and logs how many; else the
-            first is an error.
         max_length: the most tokens of a prompt, and of a response, end-of-text included, with which
             a text that is cut ends, too.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
         keep_in_memory: read both columns once and keep them. The order of rows differs, and a state
             loads only with the same value.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder.
-        storage_options: of the file system, as fsspec takes them.
     """
     given = Input("seq2seq", files, storage_options)
     ready = given.tokenized(

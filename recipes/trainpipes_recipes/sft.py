@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import PAIRS, Input, OnError
+from trainpipes_recipes.inputs import PAIRS, Input, OnError, documented
 
 __all__ = ["sft"]
 
 
+@documented
 def sft(
     files: Any,
     tokenizer: Any,
@@ -43,27 +44,17 @@ def sft(
     ``pretrain``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.
         prompt: column of the model's input; by default it and ``response`` are the first pair of
             ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, question +
             answer, ...
         response: column of the text in the loss.
         context: column that is added to the prompt, after an empty line, where it holds text; by
             default "input" beside "instruction"; "" for none.
-        train: False to evaluate: every row once, in file order.
         on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns of
             the first in each process; "raise" names the first; "skip" leaves them out, and rows
             whose text is null, and logs how many, so that the number of batches is not known before
             an epoch's end; "keep" takes them as they are.
         max_length: the most tokens of a row, end-of-text included.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder.
-        storage_options: of the file system, as fsspec takes them.
     """
     given = Input("sft", files, storage_options)
     rows = given.tokenized(

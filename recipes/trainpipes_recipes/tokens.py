@@ -8,11 +8,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from trainpipes import BatchStage, ConfigError, Pipeline, from_memmap
-from trainpipes_recipes.inputs import TOKENS, Input, OnError
+from trainpipes_recipes.inputs import TOKENS, Input, OnError, documented
 
 __all__ = ["tokens"]
 
 
+@documented
 def tokens(
     files: Any,
     *,
@@ -61,14 +62,10 @@ def tokens(
         method: how documents share rows: see ``pack``.
         pack_buffer_size: documents that are packed together.
         pad_token_id: the id that rows of documents are padded with.
-        batch_size: rows in a batch.
         epochs: to train, epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
         drop_last: to train, leave out the short batch at the end of the epochs, where rows are not
             packed.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"tokens": [5, 6, 7, 1]}, {"tokens": [8, 1]}])

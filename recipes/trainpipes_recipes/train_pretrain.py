@@ -132,13 +132,11 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
 
 
 def moved(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch on the device."""
     tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
     return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
 
 
 def over_ranks(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in the place of the tensor."""
     if RANKS > 1:
         dist.all_reduce(tensor)
     return tensor

@@ -143,7 +143,6 @@ class Batch(BatchingStage):
 
     @property
     def counted(self) -> str:
-        """The column that is counted."""
         return self.column or "input_ids"
 
 

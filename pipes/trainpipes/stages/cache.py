@@ -62,5 +62,4 @@ class Cache(CacheStage):
 
     @property
     def on(self) -> bool:
-        """Whether anything is kept."""
         return self.enabled and folder(self.path) is not None

@@ -84,7 +84,6 @@ def _layout(row: Array) -> tuple[Any, ...]:
 
 
 def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:
-    """What ``default_collate`` makes of the rows of each batch; small ones when they are taken."""
     columns = {field.name: _cells(table.column(n)) for n, field in enumerate(table.schema)}
     if len(columns) < table.num_columns:
         raise ValueError("two columns have the same name")
@@ -174,7 +173,6 @@ class Collate(RunStage):
         return run.with_items(items)
 
     def _collated(self, run: Run) -> list[Any]:
-        """What torch's ``default_collate`` makes of each batch."""
         items: list[Any] = []
         for rows in rows_of_batches(run):
             if not isinstance(rows, list | tuple):
@@ -254,7 +252,6 @@ def unfit(rows: Sequence[Any]) -> BadCell:
 
 
 def collates(first: Any, other: Any) -> bool:
-    """Whether torch stacks two rows, or two of their values."""
     try:
         default_collate(with_same_keys([first, other]))
     except Exception:

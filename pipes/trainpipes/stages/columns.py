@@ -123,7 +123,6 @@ class Rename(ChooseStage):
 
 
 def columns_of(block: Block, asker: object) -> Block:
-    """Rows as Arrow columns, gathered or not."""
     if block.has_columns:
         return block
     return block.with_data(table_of(block.data, asker))
@@ -140,7 +139,6 @@ def columns_as(block: Block, format: str, asker: Stage) -> Any:
 
 
 def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
-    """The rows of a run as Arrow columns: a block of them, and its table."""
     asker._check_rows(run)
     block = columns_of(run.block, asker)
     table = block.data
@@ -149,14 +147,12 @@ def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
 
 
 def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
-    """Raise if a column that a stage adds is there already."""
     for name in names:
         if name in table.column_names:
             raise taken(name, asker)
 
 
 def taken(name: str, asker: Stage) -> SchemaError:
-    """What to raise where a column that a stage adds is there already."""
     return SchemaError(
         f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
         stage=str(asker),

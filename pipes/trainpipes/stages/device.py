@@ -52,7 +52,6 @@ def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _parts(item: Any) -> dict[Any, Any]:
-    """What a container holds, by key, place or name."""
     if isinstance(item, Mapping):
         return dict(item)
     if isinstance(item, (tuple, *SEQUENCES)):
@@ -88,7 +87,6 @@ class Pin(PlaceStage):
     """
 
     def place(self, item: Any) -> Any:
-        """The batch with its tensors pinned."""
         why = "there is no accelerator to copy to"
         if torch.accelerator.is_available():
             is_mps = str(torch.accelerator.current_accelerator()) == "mps"
@@ -227,7 +225,6 @@ class To(PlaceStage):
         return SideStream(module, device, self.depth + 1)
 
     def _index(self, module: Any) -> int:
-        """The device's number."""
         if self._device.index is not None:
             return self._device.index
         current, rank = int(module.current_device()), os.environ.get("LOCAL_RANK", "")
@@ -244,7 +241,6 @@ class To(PlaceStage):
         return self.begun(item)()
 
     def begun(self, item: Any) -> Callable[[], Any]:
-        """Begin to copy a batch."""
         copies = self._copies
         if copies is not None:
             device = copies.device

@@ -71,7 +71,6 @@ class FlatMap(CutStage):
         return _Rows(self, below(at), used)
 
     def rows_of(self, row: Any) -> Iterable[Any]:
-        """What is made of a row."""
         found = self.fn(row)
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             raise DataError(

@@ -28,7 +28,6 @@ def compact(cursors: Cursors) -> Cursors:
 
 
 def _part(run: Run, first: int, stop: int) -> Run:
-    """Some of a run's rows."""
     cursors = run.cursors.pick(np.arange(first, stop + 1, dtype=np.int64))
     return Run(run.block.slice(first, stop), compact(cursors))
 
@@ -66,7 +65,6 @@ class Held:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the first row that waits."""
         found: int = innermost(self._runs[0].cursors.state(0)).get("epoch", 0)
         return found
 
@@ -113,7 +111,6 @@ class Held:
         return bisect_left(range(rows), True, least, key=is_later)
 
     def waiting(self) -> Run:
-        """All rows that wait."""
         if len(self._runs) > 1:
             block = Block.join([run.block for run in self._runs])
             cursors = Cursors.join([run.cursors for run in self._runs])
@@ -121,7 +118,6 @@ class Held:
         return self._runs[0]
 
     def drop(self, rows: int) -> None:
-        """Let the first rows go."""
         if not rows:
             return
         run = self.waiting()

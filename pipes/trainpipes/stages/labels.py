@@ -79,11 +79,9 @@ class LabelColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether labels are texts."""
         return isinstance(self.values, pa.Array)
 
     def fail(self, place: int, message: str) -> DataError:
-        """What to raise over a label, by its place in ``values``."""
         row = place
         if self.lengths is not None:
             row = int(np.searchsorted(np.cumsum(self.lengths), place, side="right"))
@@ -98,7 +96,6 @@ class LabelColumn:
             )
 
     def _whole(self, values: Any) -> IntArray:
-        """Numbers as int64."""
         found: IntArray
         with np.errstate(invalid="ignore"):
             found = values.astype(np.int64)
@@ -205,7 +202,6 @@ class EncodeLabels(RunStage):
 
     @made_once
     def _numbers(self) -> dict[Label, int]:
-        """The class of each label."""
         given = self.classes
         if isinstance(given, Mapping):
             return dict(given)

@@ -177,7 +177,6 @@ class Map(RunStage):
         return None if wait is None else lambda: self._with(run, wait())
 
     def _with(self, run: Run, answer: Answer) -> Run:
-        """The run with the results in place of its items; raises what the function raised."""
         results, error = answer
         if error is not None:
             ids = run.row_ids(len(results))
@@ -204,7 +203,6 @@ class Calls:
             return self._call.each(run.unroll(), self._words(run))
 
     def submit(self, run: Run) -> Callable[[], Answer] | None:
-        """Submit the items to workers, in chunks."""
         workers = self.workers()
         if workers is None:
             return None
@@ -220,7 +218,6 @@ class Calls:
         return words_of(run) if self._stage.rng else None
 
     def workers(self) -> ThreadMap | ProcessMap | None:
-        """The workers of this process; None if the thread that asks calls the function."""
         stage = self._stage
         if not stage.num_workers:
             return None

@@ -154,7 +154,6 @@ class WithColumns(ColumnFunction):
 
 
 def _beside(table: pa.Table, found: pa.Table) -> pa.Table:
-    """A table with the columns of another one, which take the place of those of the same name."""
     for field, column in zip(found.schema, found.columns, strict=True):
         if field.name in table.column_names:
             place = table.column_names.index(field.name)

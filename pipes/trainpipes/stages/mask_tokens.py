@@ -117,7 +117,6 @@ class MaskTokens(RunStage):
 
     @made_once
     def _own(self) -> Engine | None:
-        """What was given as the tokenizer."""
         return None if self.tokenizer is None else load(self.tokenizer)
 
     @property
@@ -212,7 +211,6 @@ class MaskTokens(RunStage):
         )
 
     def _hidden(self, block: Block, values: Any, lengths: IntArray) -> tuple[Any, Any]:
-        """The ids with some hidden, and the labels."""
         starts = np.cumsum(lengths) - lengths
         place = np.arange(len(values), dtype=np.int64)
         special = np.isin(values, self._special)
@@ -237,7 +235,6 @@ class MaskTokens(RunStage):
         return found, labels
 
     def _word_of(self, values: Any, special: Any, starts: IntArray) -> IntArray:
-        """The first token of the word that each token is of."""
         begins = self._begins
         assert begins is not None
         known = np.minimum(values, len(begins) - 1)

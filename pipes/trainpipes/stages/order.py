@@ -178,8 +178,6 @@ class Repeat(RepeatStage):
 
 
 class _Counted(CutStage):
-    """A stage that counts items."""
-
     asks_inputs = True
 
     count: Natural

@@ -163,12 +163,10 @@ class Pack(CutStage):
 
     @made_once
     def _own(self) -> TokenizedBy | None:
-        """What the tokenizer that was given says."""
         return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
 
     @cached_property
     def fill_id(self) -> int:
-        """What input_ids are padded with."""
         if self._tokenize is not None:
             return self._tokenize.pad_id
         return self.pad_token_id or 0
@@ -200,7 +198,6 @@ class Pack(CutStage):
         object.__setattr__(self, "keeps_pieces", True)
 
     def documents(self, block: Block) -> Documents:
-        """The documents of some rows."""
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
         given = ["labels"] if "labels" in names_of(block, self) else []
@@ -243,7 +240,6 @@ class Pack(CutStage):
         return Targets(self, f"raise max_length={self.max_length}", "packed row")
 
     def with_targets(self, run: Run) -> Run:
-        """Packed rows, without those to be left out, which have no target."""
         table = run.block.data
         if not self._targets.asked_for or not isinstance(table, pa.Table):
             return run

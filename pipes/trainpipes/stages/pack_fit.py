@@ -44,7 +44,6 @@ class Placing:
         return len(self.bounds) - 1
 
     def take(self, order: IntArray) -> Placing:
-        """The rows in another order."""
         counts = np.diff(self.bounds)[order]
         piece = stretches(self.bounds[:-1][order], counts)
         bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

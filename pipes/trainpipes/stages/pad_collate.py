@@ -137,7 +137,6 @@ class PadCollate(RunStage):
 
     @cached_property
     def _rule(self) -> Rule:
-        """Of columns of which ``columns`` says nothing."""
         names = ("max_length", "pad_to_multiple_of", "padding_side", "truncation_side", "value")
         return Rule(**{name: self.options[name] for name in names})
 
@@ -186,7 +185,6 @@ class PadCollate(RunStage):
 
     @made_once
     def _own(self) -> TokenizedBy | None:
-        """What the tokenizer that was given says."""
         return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
 
     @property
@@ -319,7 +317,6 @@ class PadCollate(RunStage):
         return batches
 
     def _of_rows(self, rows: list[Any], ids: IntArray) -> dict[str, Any]:
-        """One batch of rows that are dicts."""
         names = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
         for number, row in enumerate(rows):
             if names is None or not isinstance(row, Mapping) or row.keys() != names:
@@ -341,7 +338,6 @@ class PadCollate(RunStage):
         read: Callable[[Any, str], Column],
         ids: IntArray | None,
     ) -> Writers:
-        """What cuts batches out of columns."""
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
@@ -366,7 +362,6 @@ class PadCollate(RunStage):
         return writers
 
     def _writer(self, name: str, column: Column, mask: str | None) -> Writer:
-        """What puts one column, and its mask, into a batch."""
         if isinstance(column, Ragged):
             return self._ragged(name, column, mask)
         if mask is not None and name in self._asked_masks:

@@ -62,7 +62,6 @@ TWO_RAGGED = (
 
 
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
-    """A column of a table."""
     array = one_chunk(column)
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -197,7 +196,6 @@ def _kind(value: Any) -> str:
 
 
 def _of_row_lists(rows: Sequence[Any]) -> Column:
-    """One list or one-dimensional array a row."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     plain = all(isinstance(row, list | tuple) for row in rows)
     try:
@@ -257,15 +255,11 @@ Write: TypeAlias = Callable[[dict[str, Any], int], None]
 
 @dataclass(frozen=True)
 class Writer:
-    """A column of many rows."""
-
     row_bytes: float
     writes: Callable[[IntArray | None, IntArray], Write]
 
 
 def ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
-    """Lists of numbers, padded."""
-
     def writes(index: IntArray | None, bounds: IntArray) -> Write:
         rectangles = rows.rectangles(index, bounds)
 
@@ -281,7 +275,6 @@ def ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
 
 
 def even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
-    """Numbers, or arrays of one shape."""
     small = values.ndim == 1
 
     def writes(index: IntArray | None, bounds: IntArray) -> Write:
@@ -299,8 +292,6 @@ def even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
 
 
 def object_writer(name: str, objects: Sequence[Any] | pa.Array) -> Writer:
-    """Anything else: a list."""
-
     def writes(index: IntArray | None, bounds: IntArray) -> Write:
         edges, found = bounds.tolist(), objects
         if isinstance(objects, pa.Array):

@@ -79,7 +79,6 @@ class _Shifted(RowNames):
 
 
 def hash_keys(block: Block, names: Sequence[str], asker: Stage) -> HashArray:
-    """The hash of each row, by the values of some of its columns."""
     found: HashArray | None = None
     for name in names:
         values = cells(block, name, asker)

@@ -153,7 +153,6 @@ class Split(Drawn):
 
     @cached_property
     def _edges(self) -> tuple[float, float]:
-        """Between which draws are kept."""
         edges = np.cumsum([0.0, *self.parts.values()])
         edges[-1] = EVERY
         number = list(self.parts).index(self.part)
@@ -173,7 +172,6 @@ class Split(Drawn):
 
 
 def checked_parts(parts: Any) -> dict[str, float]:
-    """Fractions by name."""
     rule = 'a dict such as {"train": 0.9, "valid": 0.1}'
     require(isinstance(parts, Mapping) and parts, "split(parts)", rule, parts)
     for name, fraction in parts.items():

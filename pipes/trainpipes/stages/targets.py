@@ -40,7 +40,6 @@ class LeftOut:
         self.tokens = 0
 
     def add(self, ids: IntArray, dropped: IntArray | None) -> None:
-        """Count some documents that are used up."""
         lost = np.empty(0, dtype=np.int64) if dropped is None else np.flatnonzero(dropped)
         with self._lock:
             self.seen += len(ids)
@@ -105,7 +104,6 @@ class Targets:
     def check(
         self, run: Run, found: Flags, cut: Flags | None = None, bad: Flags | None = None
     ) -> Run:
-        """A run, without the rows that are to be left out."""
         asked = self._stage.on_error
         if asked == "skip":
             if bad is not None:
@@ -130,7 +128,6 @@ class Targets:
         warn_once(said, key=("no target", self._stage.name, self._cure))
 
     def _said(self, count: str, cause: str, lacking: int) -> str:
-        """That rows lack a target, why, and what to do."""
         rows = (
             f"{count} {self._item}{'' if count == '1 of 1' else 's'}"
             if count

@@ -27,8 +27,6 @@ Texts: TypeAlias = "pa.LargeStringArray"
 
 
 class Template:
-    """A text made of columns."""
-
     def __init__(self, text: str) -> None:
         try:
             self._parts = list(string.Formatter().parse(text))
@@ -49,7 +47,6 @@ class Template:
             )
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
-        """The text of each row."""
         pieces: list[Any] = []
         for literal, field, _, _ in self._parts:
             if literal:
@@ -113,7 +110,6 @@ def _is_text(kind: Any) -> bool:
 
 
 def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
-    """One column of rows that are dicts."""
     texts = []
     assert isinstance(block.data, list)
     for number, row in enumerate(block.data):
@@ -223,7 +219,6 @@ class ByTable(Generic[T]):
         self._kept: dict[int, tuple[Any, T]] = {}
 
     def of(self, table: Any, make: Callable[[Any], T]) -> T:
-        """What was made of a table, made if nothing was."""
         key = id(table)
         found = self._kept.get(key)
         if found is None or found[0]() is not table:

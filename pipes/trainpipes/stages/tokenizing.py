@@ -41,12 +41,10 @@ class Tokenizes(TargetStage):
 
     @property
     def id_columns(self) -> list[str]:
-        """Columns of token ids that come out."""
         return ["input_ids"]
 
     @property
     def maker(self) -> Engine:
-        """What makes the ids."""
         return self._engine
 
     @property

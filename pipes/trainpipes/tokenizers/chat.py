@@ -32,15 +32,11 @@ AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class Written:
-    """A conversation as text."""
-
     text: str
     spans: Sequence[tuple[int, int]]
 
 
 class Chat:
-    """A chat template."""
-
     def __init__(self, tokenizer: Any, template: str | None) -> None:
         need("transformers", "a chat template")
         by_name = isinstance(tokenizer, str) and is_hub_name(tokenizer)
@@ -78,7 +74,6 @@ class Chat:
 
     @property
     def template(self) -> str:
-        """The template's text."""
         if self._given is not None:
             return self._given
         try:
@@ -279,7 +274,6 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _filled(value: Any) -> Any:
-    """A value without keys that are null."""
     if isinstance(value, Mapping):
         return {k: _filled(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
@@ -288,7 +282,6 @@ def _filled(value: Any) -> Any:
 
 
 def _parse(calls: Any) -> None:
-    """Make dicts of the arguments of tool calls."""
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):

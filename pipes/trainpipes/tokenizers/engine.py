@@ -24,7 +24,6 @@ from trainpipes.tokenizers.ragged import Ragged
 
 
 def digest(content: bytes) -> str:
-    """A short name for a content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()[:32]}"
 
 

@@ -77,7 +77,6 @@ def _has_bytes(vocab: Mapping[str, int]) -> bool:
 
 
 def _added(content: Mapping[str, Any]) -> str | None:
-    """What is unknown of the added tokens."""
     for token in content.get("added_tokens") or ():
         name = token.get("content")
         for flag in ("rstrip", "single_word"):

@@ -52,11 +52,9 @@ class Frame:
 
     @property
     def special(self) -> int:
-        """How many special tokens there are."""
         return sum(map(len, self.ids))
 
     def join(self, pair: tuple[Ragged, Ragged]) -> tuple[Ragged, Ragged]:
-        """Ids and type ids of the pairs."""
         before, between, behind = self.ids
         rows, count = len(pair[0]), len(between)
         middle = np.tile(np.asarray(between, dtype=np.int32), rows)
@@ -114,7 +112,6 @@ class Named:
 
 
 def _token(entry: Any) -> str | None:
-    """A token, given as its text or as a dict that holds it."""
     if isinstance(entry, Mapping):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None
@@ -122,8 +119,6 @@ def _token(entry: Any) -> str | None:
 
 @dataclass(frozen=True)
 class TokenizerJson:
-    """Facts of a ``tokenizer.json``."""
-
     fingerprint: str
     tokens: dict[str, int]
 
@@ -160,8 +155,6 @@ def _set_only(value: Any) -> Any:
 
 
 class HuggingFace(Engine):
-    """A tokenizer of the ``tokenizers`` package."""
-
     def __init__(self, tokenizer: Any, fast: bool = True) -> None:
         super().__init__()
         need("tokenizers", "a tokenizer.json")
@@ -363,7 +356,6 @@ class _Copy:
         self._cutting: dict[tuple[int | None, str], Any] = {(None, "right"): tokenizer}
 
     def encode_all(self, texts: pa.LargeStringArray) -> Ragged:
-        """Ids of each text by ``tokenizers``."""
         encode = getattr(self.plain, "encode_batch_fast", self.plain.encode_batch)
         return Ragged.of_encodings(encode(texts.to_pylist(), add_special_tokens=False))
 

@@ -36,14 +36,12 @@ class Ragged:
 
     @staticmethod
     def of_lengths(values: Ids, lengths: IntArray) -> Ragged:
-        """Rows of the given lengths."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return Ragged(values, offsets)
 
     @staticmethod
     def of_lists(rows: Sequence[Sequence[int]]) -> Ragged:
-        """Rows given as lists of Python ints."""
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         total = int(lengths.sum())
         values = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=total)
@@ -59,7 +57,6 @@ class Ragged:
         return Ragged.of_lengths(np.array(values, dtype=np.int32), lengths)
 
     def parts(self, starts: IntArray, lengths: IntArray) -> Ragged:
-        """A row of each stretch of values."""
         return Ragged.of_lengths(self.values[stretches(starts, lengths)], lengths)
 
     def to_arrow(self) -> pa.ListArray:
@@ -72,7 +69,6 @@ class Ragged:
         return list_array(self.values, self.lengths)
 
     def to_rows(self) -> list[Ids]:
-        """One array ``[tokens of the row]`` a row."""
         edges = self.offsets.tolist()
         return [self.values[a:b] for a, b in pairwise(edges)]
 

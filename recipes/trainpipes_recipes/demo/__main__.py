@@ -24,7 +24,6 @@ PYTHON = [sys.executable]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it."""
     args = parse(arguments)
     output: Path = args.output
     output.mkdir(parents=True, exist_ok=True)
@@ -146,7 +145,6 @@ def draw(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainpipes_recipes.demo",
         description="Kill a training run twice, resume it, and compare every batch with a run that was "

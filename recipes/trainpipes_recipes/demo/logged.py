@@ -23,8 +23,6 @@ __all__ = ["Comparison", "Log", "Step", "compare", "read_log"]
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a log."""
-
     number: int
     batch: str
     loss: float
@@ -92,7 +90,6 @@ def compare(reference: Sequence[Step], other: Sequence[Step]) -> Comparison:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a script of this package, whose name comes first, with ``--output``."""
     script, *options = arguments
     output = Path(options[options.index("--output") + 1])
     rank = int(os.environ.get("RANK", "0"))

@@ -80,7 +80,6 @@ def orientation_of(image: Any) -> int:
 
 
 def eight_bits(image: Any) -> Any:
-    """An image of 8 bits a channel."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
@@ -94,7 +93,6 @@ def eight_bits(image: Any) -> Any:
 
 
 def by_torchvision(content: bytes, mode: Mode) -> Pixels:
-    """The same by torchvision, which decodes JPEG, PNG, GIF and WebP."""
     from torchvision.io import ImageReadMode, decode_image
 
     kind = {"RGB": ImageReadMode.RGB, "L": ImageReadMode.GRAY, "RGBA": ImageReadMode.RGB_ALPHA}
@@ -259,7 +257,6 @@ class DecodeImage(RunStage):
         return found
 
     def _with(self, run: Run, rows: Sequence[Any], found: list[Any]) -> Run:
-        """The run with its images, without those that are to be left out."""
         lost = np.zeros(len(rows), dtype=np.int64)
         for place, row in enumerate(found):
             if not isinstance(row, Exception):
@@ -283,7 +280,6 @@ class DecodeImage(RunStage):
         return run.pick(np.flatnonzero(lost == 0)) if lost.any() else run
 
     def _decoded(self, row: Any) -> dict[str, Any]:
-        """A row with the image in place of its bytes."""
         content = bytes_of(cell(row, self.column, self))
         if self.output_column != self.column and self.output_column in row:
             raise taken(self.output_column, self)

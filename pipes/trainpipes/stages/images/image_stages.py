@@ -39,8 +39,6 @@ from trainpipes.stages.token_columns import cell
 
 
 class ImageStage(RunStage):
-    """A stage on the image of each row."""
-
     per_row = True
     makes_objects = True
     thread_safe = True
@@ -100,7 +98,6 @@ class RandomImageStage(ImageStage):
 
 
 def image_of(row: Any, column: str, asker: object) -> Pixels:
-    """The image of a row, ``[C, H, W]``."""
     image = cell(row, column, asker)
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
@@ -121,7 +118,6 @@ def image_of(row: Any, column: str, asker: object) -> Pixels:
 
 
 def of_bytes(image: Pixels, asker: Stage) -> Pixels:
-    """An image, if it is of uint8."""
     if image.dtype != np.uint8:
         raise DataError(
             f"{asker} works on images of uint8, got one of {image.dtype}: put normalize() after it",
@@ -251,12 +247,10 @@ class CenterCrop(ImageStage):
 
 
 def part(image: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
-    """A part of an image, in memory of its own."""
     return np.array(image[:, top : top + height, left : left + width], order="C")
 
 
 def too_small(image: Pixels, size: tuple[int, int]) -> NoPicture:
-    """What to raise where an image is smaller than what is to be cut out of it."""
     return NoPicture(
         f"has {image.shape[1]} x {image.shape[2]} pixels, and {size[0]} x {size[1]} are cut out of it: put "
         "resize() before"
@@ -320,7 +314,6 @@ class RandomResizedCrop(RandomImageStage):
         return resized(of_bytes(image, self), size, self.interpolation, box)
 
     def _box(self, height: int, width: int, drawn: Sequence[float]) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom edge of the part."""
         (least, most), (narrow, wide) = self.scale, self.ratio
         for k in range(0, self.draws, 4):
             area = height * width * (least + (most - least) * drawn[k])
@@ -414,7 +407,6 @@ class Normalize(ImageStage):
 
     @made_once
     def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Mean and deviation, float32 ``[C, 1, 1]`` or ``[1, 1, 1]``."""
         mean, std = (
             np.array(value if several(value) else [value], dtype=np.float32)[:, None, None]
             for value in (self.mean, self.std)

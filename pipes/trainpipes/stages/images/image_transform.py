@@ -71,7 +71,6 @@ class ImageTransform(RunStage):
 
     @made_once
     def _map(self) -> Map:
-        """What calls the transform."""
         name = self.version or str(identify(self.transform))
         found = Map(
             Seeded(self.transform, self.column, str(self), name), rng=True, seed=self.seed,
