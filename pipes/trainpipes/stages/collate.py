@@ -26,7 +26,7 @@ from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
-from trainpipes.stages.columns import columns_as
+from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 
 #: What ``default_collate`` makes of numbers of these types.
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
@@ -149,11 +149,7 @@ class Collate(RunStage):
         return self.format != "rows"
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} takes rows that batch() has grouped, and another stage has "
-                "collated them already: leave one of the two out"
-            )
+        refuse_collated(run, self)
         if self.format == "rows":
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
@@ -176,10 +172,7 @@ class Collate(RunStage):
         items: list[Any] = []
         for rows in rows_of_batches(run):
             if not isinstance(rows, list | tuple):
-                raise ConfigError(
-                    f"{self} works on batches, got a row ({type(rows).__name__}): put .batch(n) before "
-                    "it"
-                )
+                raise unbatched(self, rows)
             try:
                 items.append(stacked(with_same_keys(rows)))
             except Exception as error:

@@ -146,6 +146,21 @@ def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
     return block, table
 
 
+def refuse_collated(run: Run, asker: Stage) -> None:
+    if run.items is not None:
+        raise ConfigError(
+            f"{asker} takes rows that batch() has grouped, and another stage has collated them already: "
+            "leave one of the two out"
+        )
+
+
+def unbatched(asker: Stage, row: Any) -> ConfigError:
+    """What to raise of a row where a batch should be."""
+    return ConfigError(
+        f"{asker} works on batches, got a row ({type(row).__name__}): put .batch(n) before it"
+    )
+
+
 def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
     for name in names:
         if name in table.column_names:

@@ -37,7 +37,7 @@ from trainpipes.stages.pack_fit import (
 )  # fmt: skip
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
 from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
-from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 Method = Literal["concat", "first_fit", "best_fit"]
 
@@ -50,7 +50,7 @@ LEAST_ROWS = 8
 PIECE_BITS = 40
 
 
-class Pack(CutStage):
+class Pack(TakesTokenizer, CutStage):
     """Pack documents into rows of one length.
 
     Each row holds one document or more, in the columns (fixed-size lists of int32,
@@ -161,10 +161,6 @@ class Pack(CutStage):
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 
-    @made_once
-    def _own(self) -> TokenizedBy | None:
-        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
-
     @cached_property
     def fill_id(self) -> int:
         if self._tokenize is not None:
@@ -173,12 +169,10 @@ class Pack(CutStage):
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        own = None if self._own is None else self._own.resolved_options["tokenizer"]
-        return {**self.options, "pad_token_id": self.fill_id, "tokenizer": own}
+        return {**super().resolved_options, "pad_token_id": self.fill_id}
 
     def identity(self) -> dict[str, Any]:
         found = {**super().identity(), "pad_token_id": self.fill_id}
-        found.pop("tokenizer", None)
         if self.on_error != "skip":  # nothing else shapes the rows
             found.pop("on_error", None)
         return found

@@ -26,6 +26,7 @@ from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
     Column,
@@ -53,12 +54,12 @@ from trainpipes.stages.pad_rules import (
     numpy_dtype,
 )
 from trainpipes.stages.text_columns import ByTable
-from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 Writers: TypeAlias = "Sequence[Writer]"
 
 
-class PadCollate(RunStage):
+class PadCollate(TakesTokenizer, RunStage):
     """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
     The type of a column says what it becomes:
@@ -183,26 +184,20 @@ class PadCollate(RunStage):
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
 
-    @made_once
-    def _own(self) -> TokenizedBy | None:
-        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
-
     @property
     def resolved_options(self) -> dict[str, Any]:
         rule, below = self._rule, self._tokenize
         value = below.pad_id if rule.value is None and below is not None else rule.value
         side = below.padding_side if below is not None else "right"
         return {
-            **self.options,
+            **super().resolved_options,
             "value": value or 0,
             "padding_side": rule.padding_side or side,
             "truncation_side": rule.truncation_side or "right",
-            "tokenizer": None if self._own is None else self._own.resolved_options["tokenizer"],
         }
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
-        found.pop("tokenizer", None)
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
                 found["value"] = self._tokenize.pad_id
@@ -211,11 +206,7 @@ class PadCollate(RunStage):
         return found
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} takes rows that batch() has grouped, and another stage has "
-                "collated them already: leave one of the two out"
-            )
+        refuse_collated(run, self)
         if run.bounds is None:
             return run.with_items(self._of_foreign(run))
         if run.block.has_columns:
@@ -309,10 +300,7 @@ class PadCollate(RunStage):
         batches = []
         for item, row in zip(run.block.rows(), run.block.ids.tolist(), strict=True):
             if not isinstance(item, list):
-                raise ConfigError(
-                    f"{self} works on batches, got a row ({type(item).__name__}): put "
-                    ".batch(n) before it"
-                )
+                raise unbatched(self, item)
             batches.append(self._of_rows(item, np.full(len(item), row, dtype=np.int64)))
         return batches
 

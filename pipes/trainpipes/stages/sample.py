@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
@@ -48,6 +49,11 @@ class Drawn(RunStage):
         return self
 
     @property
+    @abstractmethod
+    def _edges(self) -> tuple[float, float]:
+        """Between which draws are kept."""
+
+    @property
     def _draw(self) -> tuple[Any, ...]:
         """What the number of a row follows from, besides the row."""
         return self.name, self.options["seed"], self._key
@@ -73,6 +79,11 @@ class Drawn(RunStage):
         else:
             hashes = hash_keys(run.block, self._key, self)
         return unit(mix(hashes ^ self._salt))
+
+    def process(self, run: Run) -> Run:
+        draws, (low, high) = self.draws(run), self._edges
+        kept = (draws >= low) & (draws < high)
+        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
 
 
 class Sample(Drawn):
@@ -108,9 +119,9 @@ class Sample(Drawn):
     def share(self) -> float:  # type: ignore[override]
         return float(self.fraction)
 
-    def process(self, run: Run) -> Run:
-        kept = self.draws(run) < (EVERY if self.fraction == 1 else self.fraction)
-        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
+    @cached_property
+    def _edges(self) -> tuple[float, float]:
+        return 0.0, EVERY if self.fraction == 1 else float(self.fraction)
 
 
 class Split(Drawn):
@@ -164,11 +175,6 @@ class Split(Drawn):
         del identity["parts"]
         low, high = self._edges
         return {**identity, "from": low, "to": high}
-
-    def process(self, run: Run) -> Run:
-        draws, (low, high) = self.draws(run), self._edges
-        kept = (draws >= low) & (draws < high)
-        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
 
 
 def checked_parts(parts: Any) -> dict[str, float]:

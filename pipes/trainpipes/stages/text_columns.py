@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import column_names, require
-from trainpipes._internal.messages import nearest, need_columns, no_columns
+from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
@@ -22,6 +22,7 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import at_row, blame, in_column
 from trainpipes.kinds.stage import Stage
+from trainpipes.stages.token_columns import cells
 
 Texts: TypeAlias = "pa.LargeStringArray"
 
@@ -111,23 +112,15 @@ def _is_text(kind: Any) -> bool:
 
 def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
     texts = []
-    assert isinstance(block.data, list)
-    for number, row in enumerate(block.data):
-        row_id = int(block.ids[number])
-        try:
-            if not isinstance(row, Mapping):
-                raise no_columns(type(row).__name__, asker)
-            need_columns(list(row), [name], asker)
-            value = row[name]
-            if numbers and isinstance(value, int) and not isinstance(value, bool):
-                value = str(value)
-            if value is None:
-                raise _null(name, row_id, asker)
-            if not isinstance(value, str):
-                raise _no_text(name, type(value).__name__, asker)
-        except DataError as error:
-            blame(error, asker, row_id)
-            raise
+    for place, value in enumerate(cells(block, name, asker)):
+        if numbers and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if value is None:
+            raise _null(name, int(block.ids[place]), asker)
+        if not isinstance(value, str):
+            error = _no_text(name, type(value).__name__, asker)
+            blame(error, asker, int(block.ids[place]))
+            raise error
         texts.append(value)
     try:
         return python_to_arrow(texts, pa.large_string())

@@ -12,7 +12,7 @@ from trainpipes._internal.checks import column_names
 from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
-from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.stages.targets import OnError, TargetStage, have_target
 from trainpipes.stages.token_columns import is_list, names_of, numbers_of
 from trainpipes.tokenizers.engine import Engine
@@ -148,3 +148,22 @@ class TokenizedBy(Tokenizes):
             return False
         vars(self)["_seen"] = self._seen + len(run.block)
         return True
+
+
+class TakesTokenizer(Stage):
+    """A stage that takes the pad token of its option ``tokenizer``, if one is given."""
+
+    @made_once
+    def _own(self) -> TokenizedBy | None:
+        given = self.options["tokenizer"]
+        return None if given is None else TokenizedBy(given)
+
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        own = None if self._own is None else self._own.resolved_options["tokenizer"]
+        return {**self.options, "tokenizer": own}
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        found.pop("tokenizer", None)
+        return found
