@@ -22,12 +22,7 @@ SMALL: dict[str, Any] = {"num_shards": 4, "buffer_size": 16, "batch_size": 4}
 PROMPTS = [f"{k} " * (2 if k % 4 == 0 else 200) for k in range(48)]
 PAIRS = [{"prompt": prompt, "response": f" {k}"} for k, prompt in enumerate(PROMPTS)]
 CHATS = [
-    {
-        "messages": [
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": f"{k}"},
-        ]
-    }
+    {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": f"{k}"}]}
     for k, prompt in enumerate(PROMPTS)
 ]
 CHOICES = [{"prompt": p, "chosen": f" {k}", "rejected": " no"} for k, p in enumerate(PROMPTS)]

@@ -634,16 +634,7 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "empty",
-        "cut short",
-        "cut by a byte",
-        "other",
-        "a byte changed",
-        "zeros",
-        "longer",
-    ],
+    "how", ["empty", "cut short", "cut by a byte", "other", "a byte changed", "zeros", "longer"]
 )
 def test_a_damaged_entry_is_made_again(how: str, data: Path, kept: Path) -> None:
     want = digests(batches(text(data).cache()).pad_collate())

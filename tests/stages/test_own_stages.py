@@ -176,11 +176,7 @@ class Fails(tp.TableStage):
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [
-        ("shorter", r"given, 1, got 0 rows; .* filter"),
-        ("none", "NoneType"),
-        ("dict", "got dict"),
-    ],
+    [("shorter", r"given, 1, got 0 rows; .* filter"), ("none", "NoneType"), ("dict", "got dict")],
 )
 def test_a_table_of_other_rows_is_refused(what: str, said: str) -> None:
     with pytest.raises(DataError, match=said):

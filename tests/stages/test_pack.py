@@ -546,10 +546,7 @@ def test_the_new_length_is_the_same_on_any_topology() -> None:
     whole = drawn(loaded(endless, 48, times=None), 24)
     for world in (2, 4):
         parts = [
-            drawn(
-                _on(loaded(endless, 48, times=None), endless, rank, world),
-                24 // world,
-            )
+            drawn(_on(loaded(endless, 48, times=None), endless, rank, world), 24 // world)
             for rank in range(world)
         ]
         assert [parts[m % world][m // world] for m in range(24)] == whole

@@ -36,11 +36,7 @@ class Held:
     """Rows of one shard that wait."""
 
     def __init__(
-        self,
-        below: RunSource,
-        epochs: float = math.inf,
-        rounds: float = math.inf,
-        least: int = 1,
+        self, below: RunSource, epochs: float = math.inf, rounds: float = math.inf, least: int = 1
     ) -> None:
         self._below = below
         self._most = epochs, rounds

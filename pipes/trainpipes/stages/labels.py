@@ -13,15 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import (
-    ColumnName,
-    Each,
-    Ge,
-    require,
-    several,
-    whole_number,
-    wrong,
-)
+from trainpipes._internal.checks import ColumnName, Each, Ge, require, several, whole_number, wrong
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import (

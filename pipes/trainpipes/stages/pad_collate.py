@@ -321,10 +321,7 @@ class PadCollate(TakesTokenizer, RunStage):
         raise at_row(message, self, row_id, SchemaError)
 
     def _writers(
-        self,
-        columns: Mapping[str, Any],
-        read: Callable[[Any, str], Column],
-        ids: IntArray | None,
+        self, columns: Mapping[str, Any], read: Callable[[Any, str], Column], ids: IntArray | None
     ) -> Writers:
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)

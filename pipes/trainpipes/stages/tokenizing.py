@@ -34,10 +34,7 @@ class Tokenizes(TargetStage):
     @property
     def resolved_options(self) -> dict[str, Any]:
         name = getattr(self.options["tokenizer"], "name_or_path", None) or str(self._engine)
-        return {
-            **self.options,
-            "tokenizer": {"name": name, "content": self._engine.fingerprint()},
-        }
+        return {**self.options, "tokenizer": {"name": name, "content": self._engine.fingerprint()}}
 
     @property
     def id_columns(self) -> list[str]:
