@@ -62,7 +62,6 @@ class Budget:
         return np.array(edges, dtype=np.int64)
 
     def _rows(self, lengths: IntArray) -> int:
-        """How many of the first rows fit together."""
         cells = np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)
         rows = int(np.searchsorted(cells, self.max_tokens, side="right"))
         return max(1, rows if self.max_rows is None else min(rows, self.max_rows))
@@ -83,20 +82,17 @@ def budget_of(stage: Any) -> Budget | None:
 class Batch(BatchingStage):
     """Group rows into batches of ``batch_size`` rows, or of at most ``max_tokens`` tokens.
 
-    Without a collate after it, a batch is a list of rows. An epoch has as many batches as with a
-    plain ``DataLoader``, at most one of them short. After a stage that changes the number of rows
-    (``filter``, ``flat_map``, ``sample``, ``pack``, ...) each shard may end with a short batch.
-    With ``max_tokens`` a batch takes as many rows in order as fit once they are padded to the
-    longest.
+    An epoch has at most one short batch. After a stage that changes the number of rows (``filter``,
+    ``pack``, ...) each shard may end with one. With ``max_tokens`` a batch takes as many rows in
+    order as fit, padded to the longest.
 
     Args:
         batch_size: B, rows in a batch; 1 if left out.
-        drop_last: leave out short batches; with ``max_tokens``, the last one of each shard if
-            another row would fit.
+        drop_last: leave out short batches.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
         max_rows: with ``max_tokens``: the most rows in a batch.
-        column: with ``max_tokens``: the column that gives a row's length, of lists or of integers;
-            "input_ids" if left out.
+        column: with ``max_tokens``: gives a row's length, by lists or integers; "input_ids" if left
+            out.
         overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
             a batch of its own.
 

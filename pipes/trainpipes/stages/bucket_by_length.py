@@ -30,11 +30,10 @@ RUN_ROWS = 512
 class BucketByLength(BatchingStage):
     """Group rows of similar length into batches, so that little is padded.
 
-    The rows of a buffer are sorted into buckets by length, and each bucket is cut into batches in
-    the order in which its rows came. The batches of a buffer come in an order drawn with ``seed``:
-    anew every epoch if the chain shuffles, else the same each time. With ``batch_size``, at most
-    one batch of a shard and epoch is short. A resume reads one buffer again. After ``repeat()``,
-    with ``batch_size``, a buffer holds rows of at most 8 epochs, or of as many as make a batch.
+    The rows of a buffer are sorted into buckets, and each bucket is cut into batches in the order
+    in which its rows came. The batches of a buffer come in an order drawn with ``seed``: anew every
+    epoch if the chain shuffles. After ``repeat()``, with ``batch_size``, a buffer holds rows of at
+    most 8 epochs, or of as many as make a batch.
 
     Args:
         batch_size: B, rows in a batch; 1 if left out.
@@ -43,7 +42,7 @@ class BucketByLength(BatchingStage):
             longer bucket.
         num_buckets: instead of ``boundaries``: this many buckets of equal numbers of rows; 32 if
             left out.
-        column: gives a row's length: a column of lists or of integers.
+        column: gives a row's length, by lists or integers.
         buffer_size: rows that are sorted together, rounded up to a multiple of ``batch_size``.
         max_rows: with ``max_tokens``: the most rows in a batch.
         overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
@@ -190,7 +189,6 @@ class _Buckets:
         return Run(block, cursors, self._bounds[first : stop + 1] - low)
 
     def _open(self) -> None:
-        """Cut the next window; StopIteration where there is none."""
         held, stage = self._held, self._stage
         if not held.fill(stage.rows):
             raise StopIteration

@@ -14,32 +14,24 @@ class Cache(CacheStage):
     """Keep on disk what the stages before it make of each row group.
 
     Stands before ``shuffle``, ``batch`` and ``repeat``, on a source with blocks. Rows, order and
-    states are the same with and without it. The first pass runs the stages before it on whole row
-    groups; later ones read a memory map.
-
-    An entry is an Arrow stream with a checksum. Its key is made of the data (file name below the
-    root, size, time of change or ETag, footer, row group) and of the stages before the cache: their
-    options, a tokenizer's content, and for a function its ``version=``, or its code with the code
-    and values of yours that it uses. Processes, ranks and threads of one user may share a folder. A
-    damaged entry is made again. If the disk is full or the folder cannot be written, one warning
-    says so and rows are made without the cache.
-
-    Functions whose result differs from call to call must come after the cache. What Python
-    functions return is kept as Arrow columns: arrays and tuples come back as lists.
+    states are the same with and without it. The key of an entry is made of the data and of the
+    stages before the cache: their options, a tokenizer's content, and for a function its
+    ``version=``, or its code with the code and values of yours that it uses. Functions whose result
+    differs from call to call must come after the cache. Processes and ranks of one user may share a
+    folder; a damaged entry is made again, and a folder that cannot be written is said once.
 
     Args:
         path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else
             ``~/.cache/trainpipes`` on Linux.
         max_bytes: the most bytes in the folder, over all pipelines; least recently used rows are
             removed first.
-        version: changes the key: for functions that use files, services or packages which changed,
-            or objects that do not say what they hold.
+        version: changes the key: for functions that use files or services which changed, or objects
+            that do not say what they hold.
         enabled: False turns the cache off. ``TRAINPIPES_CACHE=off`` turns all caches off.
 
     Raises:
-        ConfigError: the stage stands after ``shuffle``, ``batch`` or ``repeat``, or on a source
-            without blocks; or a function uses an object that does not say what it holds, and there
-            is no ``version``.
+        ConfigError: the stage cannot stand there; or a function uses an object that does not say
+            what it holds, and there is no ``version``.
         SchemaError: a row that a function returned does not come back from Arrow as it was.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp

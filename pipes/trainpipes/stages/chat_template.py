@@ -24,13 +24,11 @@ from trainpipes.tokenizers.ragged import Ragged, assemble
 class ChatTemplate(Tokenizes):
     """Turn conversations into token ids with the tokenizer's chat template.
 
-    A conversation is a list of messages: dicts with "role" and "content". Its column is replaced by
+    A conversation is a list of messages, dicts with "role" and "content"; its column is replaced by
     "input_ids" and "labels", lists of int32. Labels are the ids of the assistant's turns with the
-    token that ends each, and -100 elsewhere. Keys that are null are left out. Nothing is padded.
-
-    If the template marks the assistant's turns (``{% generation %}``), the marked text is taken.
-    Else a turn is what the template adds to the messages before it and the generation prompt; a
-    template that writes earlier turns differently once others follow is refused.
+    token that ends each, and -100 elsewhere. A turn is what the template marks (``{% generation
+    %}``); else what it adds to the messages before it and the generation prompt. A template that
+    writes earlier turns differently once others follow is refused.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or the name or folder of one.

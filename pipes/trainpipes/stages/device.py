@@ -80,10 +80,8 @@ class Pin(PlaceStage):
     """Copy the tensors of each batch to page-locked memory.
 
     Batches may nest mappings, lists, tuples, dataclasses and objects with a ``pin_memory`` method.
-    Tensors that are on a device, or sparse, stay as they are. The process that trains pins; workers
-    of a plain ``DataLoader`` skip it with one warning. Without an accelerator, and on MPS, it does
-    nothing, with one warning. torch rounds the size of pinned memory up to a power of two and keeps
-    it for reuse.
+    The process that trains pins; workers of a plain ``DataLoader``, and machines without an
+    accelerator, skip it with one warning.
     """
 
     def place(self, item: Any) -> Any:
@@ -166,12 +164,10 @@ STREAMS = ("cuda", "xpu")
 class To(PlaceStage):
     """Copy the tensors of each batch to a device, ahead of their use.
 
-    Batches may nest as in ``pin``; objects with a ``to`` method are moved by it. The process that
-    trains copies; workers of a plain ``DataLoader`` skip it with one warning. On CUDA and XPU the
-    next ``depth`` batches are copied on a side stream while the device works, in the background
-    only from pinned memory: put ``pin()`` before it. The device holds at most 2 ``depth`` + 2
-    batches; a device that is more than ``depth`` + 1 batches behind is waited for. A state is that
-    after the last batch given.
+    Batches may nest as in ``pin``. The process that trains copies. On CUDA and XPU the next
+    ``depth`` batches are copied on a side stream while the device works, in the background only
+    from pinned memory: put ``pin()`` before it. The device holds at most 2 ``depth`` + 2 batches. A
+    state is that after the last batch given.
 
     Args:
         device: where to; "cuda" is the current device of this process, so call

@@ -26,10 +26,8 @@ PLACE_BITS = 40
 class FlatMap(CutStage):
     """Make any number of rows of each row with a function.
 
-    Stands after ``shuffle`` and before ``batch``; all rows made of one row go to the same shard.
-    The number of rows is not known in advance, as after ``filter``. A resume calls the function
-    again for the current row, and skips what was delivered. Of an iterator only some rows are in
-    memory at a time.
+    Stands after ``shuffle`` and before ``batch``; all rows made of one row go to the same shard. A
+    resume calls the function again for the current row, and skips what was delivered.
 
     Args:
         fn: function of one row that returns an iterable of rows, the same for the same row. No row

@@ -202,7 +202,6 @@ class EncodeLabels(RunStage):
 
     @cached_property
     def _stay(self) -> bool:
-        """Whether labels that are integers are classes as they are."""
         given = self.classes
         return isinstance(given, int) or all(isinstance(name, str) for name in given)
 

@@ -43,20 +43,17 @@ CHUNKS = 2
 class Map(RunStage):
     """Apply a function to each row; after ``batch`` to each batch.
 
-    The function must not return None: drop rows with ``filter``. Rows are dicts of Python values,
-    about 1 us a column; ``map_batches`` is faster for what Arrow or NumPy can do.
-
     With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
     in the same epoch, after any resume, on any number of ranks and workers. A batch has that of its
-    rows, a packed row that of its first token; a row that a sampler draws twice is drawn anew. For
-    torch: ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
+    rows, a packed row that of its first token. For torch:
+    ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
-    With ``num_workers`` several threads or processes call the function ahead of use, each for up to
-    64 items at a time; rows, order and draws stay the same. Processes start at the first row, and
-    end with the pipeline or after a minute without work.
+    With ``num_workers`` several threads or processes call the function ahead of use; rows, order
+    and draws stay the same. ``map_batches`` is faster for what Arrow or NumPy can do.
 
     Args:
-        fn: function of one item; with ``rng=True`` of an item and a generator.
+        fn: function of one item; with ``rng=True`` of an item and a generator. It must not return
+            None.
         rng: give the function a generator.
         seed: for the generators.
         version: names the function in checkpoints instead of its module and name: change it when

@@ -24,14 +24,12 @@ class Shuffle(OrderStage):
     """Shuffle the order of row groups, and rows within buffers.
 
     A new order every epoch, the same for the same seed in any process and on any number of ranks.
-    Every batch is drawn from at least ``buffer_size`` rows, or from all if there are fewer; a
-    buffer holds up to ``2 * buffer_size`` rows for each part of the data that is open. A resume
-    reads one buffer again.
+    Every batch is drawn from at least ``buffer_size`` rows; a buffer holds up to twice as many for
+    each part of the data that is open.
 
     With ``scope="global"`` the order is a permutation of all rows, for sources that can be read by
-    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. It holds no
-    rows, reads them one by one, and is the same for any ``num_shards``. With ``sampler`` the
-    sampler chooses the rows of each epoch and their order, for the same sources.
+    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. With
+    ``sampler`` the sampler chooses the rows of each epoch and their order, for the same sources.
 
     Args:
         buffer_size: the fewest rows that are mixed with each other.
@@ -41,9 +39,8 @@ class Shuffle(OrderStage):
             order, so a resume needs the same value.
         scope: "buffer", or "global" for all rows at once, without a buffer.
         sampler: one of ``trainpipes.samplers``, one of your own (``RowSampler``), or a torch
-            sampler that has a length and gives row numbers. A torch sampler draws an epoch's
-            numbers all at once, with another seed each epoch; a ``DistributedSampler`` stands for
-            the order over all its replicas.
+            sampler that has a length and gives row numbers. A torch sampler draws with another seed
+            each epoch; a ``DistributedSampler`` stands for the order over all its replicas.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
@@ -123,8 +120,7 @@ class ShardingFilter(DealStage):
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
     m with ``m % R == r``. So the sequence is the same on any number of ranks that divides
-    ``num_shards``, and a state saved on one resumes on another. Put it anywhere before ``batch``;
-    each rank reads only its own part of large data.
+    ``num_shards``, and a state saved on one resumes on another.
 
     Args:
         num_shards: S, the number of logical shards. Numbers with many divisors fit many world
@@ -132,8 +128,8 @@ class ShardingFilter(DealStage):
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
             batches in file order, and every consumer reads all rows: for evaluation.
         balance: "rows" cuts ranges of equal numbers of rows, "bytes" of about equal size by the
-            files' footers. Use "bytes" where batches are not counted in advance, so that shards end
-            nearly together.
+            files' footers, so that shards end nearly together where batches are not counted in
+            advance.
         tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few
             batches; "ragged" delivers all, so that ranks may end a step or more apart: for
             evaluation without collectives in the loop. A state saved at such an end loads on the

@@ -53,8 +53,7 @@ PIECE_BITS = 40
 class Pack(TakesTokenizer, CutStage):
     """Pack documents into rows of one length.
 
-    Each row holds one document or more, in the columns (fixed-size lists of int32,
-    ``[max_length]``)
+    Each row holds one document or more, in fixed-size lists of int32, ``[max_length]``:
 
     - input_ids: the documents' tokens one after the other, then padding
     - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document
@@ -62,25 +61,20 @@ class Pack(TakesTokenizer, CutStage):
     - position_ids: from 0 in each document; 0 on padding
     - segment_ids: 1 on the row's first document, 2 on its second, ...; 0 on padding
 
-    and those that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``. The
-    number of rows is not known in advance, as after ``filter``. A resume reads one buffer again.
-
-    With "best_fit" and "first_fit" no document is split that would fit (Ding et al., "Fewer
-    truncations improve language modeling", arXiv 2404.10830), and the rows of a buffer come in an
-    order drawn with ``seed``: anew every epoch if the chain shuffles, else the same each time.
-
-    ``.pack().repeat()`` packs each epoch by itself. With ``.repeat().pack()``, and after an endless
-    ``mix``, a buffer may hold documents of 8 epochs, or of as many as fill 8 rows.
+    and the columns that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``.
+    Unless ``method="concat"``, no document is split that would fit (Ding et al., arXiv 2404.10830),
+    and the rows of a buffer come in an order drawn with ``seed``: anew every epoch if the chain
+    shuffles. With ``.repeat().pack()`` a buffer may hold documents of 8 epochs, or of as many as
+    fill 8 rows.
 
     Args:
         max_length: tokens of a row.
         method: "best_fit": longest first, each into the row that it fills best; about 0.1 % of
             padding. "first_fit": in order, each into the first row with room; about 0.8 %.
-            "concat": one after the other, split wherever a row is full; padding only at an epoch's
-            end, and no buffer.
-        column: the documents' token ids: lists of integers. Empty documents are passed over.
-        buffer_size: the most documents that are packed together (``best_fit`` takes up to a
-            sixteenth fewer). A larger buffer leaves less padding and starts later.
+            "concat": one after the other, split wherever a row is full; no buffer.
+        column: the documents' token ids: lists of integers.
+        buffer_size: the most documents that are packed together. A larger buffer leaves less
+            padding and starts later.
         max_documents: the most documents in a row.
         overflow: documents longer than a row are cut into several ("split"), cut to its length
             ("truncate"), left out and counted ("drop"), or refused ("raise").
@@ -91,11 +85,11 @@ class Pack(TakesTokenizer, CutStage):
         seed: for the order of a buffer's rows.
         pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this
             stage, or 0. Must be given if a function tokenizes.
-        tokenizer: that made the ids which the rows hold already: its pad token is taken. Given as
-            in ``tokenize``.
+        tokenizer: that made the ids which the rows hold already: its pad token is taken. As in
+            ``tokenize``.
 
     Raises:
-        DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a
+        DataError: an id is null or beyond int32, a list is not as long as that of ``column``, a
             document is too long with ``overflow="raise"``, or a row has no target with
             ``on_error="raise"``.
         SchemaError: a column is not there, or holds no lists of numbers.

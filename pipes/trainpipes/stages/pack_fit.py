@@ -218,7 +218,6 @@ def concat(
 
 
 def _edges(ends: IntArray, skip: int, capacity: int, max_documents: int, ended: bool) -> IntArray:
-    """Where rows end that hold at most so many documents."""
     places: list[int] = ends.tolist()
     total = places[-1] if places else 0
     edges = [skip]

@@ -62,8 +62,6 @@ Writers: TypeAlias = "Sequence[Writer]"
 class PadCollate(TakesTokenizer, RunStage):
     """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
-    The type of a column says what it becomes:
-
     - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
       float32, float16 as float16
     - lists of fixed-size lists of n numbers: ``[B, L, n]``, with the same dtypes
@@ -71,14 +69,11 @@ class PadCollate(TakesTokenizer, RunStage):
     - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, ...]``
     - anything else (strings, times, structs): a list of B Python objects
 
-    Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32 ``[sequences + 1]``) and
-    ``max_seqlen`` (int): where documents start in the B * L tokens of the batch. The padding at a
-    row's end is a sequence of its own.
-
     L is the length of the longest row of the batch, or ``max_length``, rounded up to
-    ``pad_to_multiple_of``. If rows are Python dicts (after ``map``), types are found in each batch:
-    arrays of more than one dimension are stacked, integers become int64, Python floats float64.
-    Tensors are contiguous, writable and share no memory.
+    ``pad_to_multiple_of``. Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32
+    ``[sequences + 1]``) and ``max_seqlen`` (int): where documents start in the B * L tokens. In
+    rows that are Python dicts, integers become int64, floats float64, and arrays of more than one
+    dimension are stacked. Tensors are contiguous, writable and share no memory.
 
     Args:
         max_length: L of every ragged column; longer rows are cut.
@@ -93,11 +88,11 @@ class PadCollate(TakesTokenizer, RunStage):
             names of their masks.
         columns: other options for some columns, by name: dicts of ``max_length``,
             ``pad_to_multiple_of``, ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or
-            ``mask`` (a name). ``dtype`` here also applies to columns of numbers.
+            ``mask`` (a name).
         dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns
             of floats, while ids stay int64.
         tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding
-            side are taken. Given as in ``tokenize``.
+            side are taken. As in ``tokenize``.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
@@ -424,7 +419,6 @@ class PadCollate(TakesTokenizer, RunStage):
 
 
 def _all(ids: IntArray) -> IntArray:
-    """Where a batch of all rows starts and ends."""
     return np.array([0, len(ids)], dtype=np.int64)
 
 

@@ -90,9 +90,8 @@ class Sample(Drawn):
     """Keep a fraction of the rows: always the same ones.
 
     A hash of the row's file name, relative to the folder given, and of its number in the file
-    chooses. So the choice stays when files are added or removed, and in any epoch, shard and order.
-    A smaller fraction keeps some of the rows of a larger one; a second ``sample`` or ``split`` in
-    one chain needs another seed. The number of rows is not known in advance, as after ``filter``.
+    chooses, in any epoch, shard and order. A smaller fraction keeps some of the rows of a larger
+    one; a second ``sample`` or ``split`` in one chain needs another seed.
 
     Args:
         fraction: of the rows to keep, 0 to 1.

@@ -175,7 +175,6 @@ def label_dtype(ids: npt.NDArray[Any]) -> type[np.int32 | np.int64]:
 
 
 def _kind(column: Any) -> str:
-    """What a column holds, in words."""
     if isinstance(column, pa.ChunkedArray):
         return str(column.type)
     if isinstance(column, torch.Tensor):

@@ -41,8 +41,7 @@ class Tokenize(Tokenizes):
 
     Text columns are replaced by columns ``list<int32>`` (in rows that are dicts, by int32 arrays).
     Put it after ``shuffle`` and ``sharding_filter``, so that each consumer tokenizes only what it
-    trains on. The tokenizer is loaded at first use, once in each process. ``max_length`` cuts
-    tokens of the text; special tokens and the end token always stay:
+    trains on. ``max_length`` cuts tokens of the text; special tokens and the end token always stay:
 
         prefix + text tokens, cut to what is left of max_length + suffix + eos
 
@@ -53,12 +52,11 @@ class Tokenize(Tokenizes):
     Args:
         tokenizer: one of
 
-            - a path or URL of a ``tokenizer.json`` or a SentencePiece ``*.model``; a folder that
-              holds a ``tokenizer.json``, a ``tokenizer.model``, or what
-              ``transformers.AutoTokenizer`` loads
+            - a path or URL of a ``tokenizer.json`` or a SentencePiece ``*.model``, or a folder that
+              holds one or what ``transformers.AutoTokenizer`` loads
             - a name on the Hugging Face hub, such as "gpt2"; needs transformers
-            - an object: ``tokenizers.Tokenizer``, a transformers tokenizer, ``tiktoken.Encoding``,
-              ``sentencepiece.SentencePieceProcessor``; it is copied, not changed
+            - an object of ``tokenizers``, transformers, ``tiktoken`` or ``sentencepiece``; it is
+              copied
             - "tiktoken:NAME"
             - "bytes": UTF-8 bytes, 0 to 255; 256 is the end token, 257 the pad token
             - a function from a list of texts to as many lists of ids
@@ -72,10 +70,10 @@ class Tokenize(Tokenizes):
         pair: encode a list of two columns as a pair, into "input_ids" and "token_type_ids". With
             ``max_length`` the longer text is cut first.
         template: instead of ``columns``: a text made of columns, ``"Q: {question}\\nA: {answer}"``;
-            its ids become "input_ids". Columns of strings and of integers.
+            its ids become "input_ids".
         max_length: the most tokens in a sequence, special tokens and end token included.
         truncation_side: "right" cuts the end of the text, "left" its start; joined columns are cut
-            as one text. Bytes may be cut within a character.
+            as one text.
         add_special_tokens: put prefix and suffix around the text.
         add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a
             token or an id ends it with that.
@@ -85,13 +83,12 @@ class Tokenize(Tokenizes):
         keep_text: keep the text columns.
         on_error: for rows whose labels are all -100, as when the prompt alone fills ``max_length``.
             None warns of the first in each process and keeps them; "raise" refuses the first;
-            "skip" leaves them out, and rows whose text is null, and logs how many, so that the
-            number of rows is not known in advance; "keep" keeps them.
-        engine: for a tokenizer that the package ``tokenizers`` reads: "auto" takes gigatoken, which
-            is faster, if it is installed (extra "fast") and the tokenizer is BPE. It is compared
-            with ``tokenizers`` on the first 64 rows in each process and on every 1,000th row by
-            number; a difference is an error. "tokenizers" never uses gigatoken. A state is resumed
-            with the engine that saved it.
+            "skip" leaves them out, and rows whose text is null, and logs how many; "keep" keeps
+            them.
+        engine: "auto" takes gigatoken, which is faster, if it is installed (extra "fast") and the
+            tokenizer is BPE; it is compared with ``tokenizers`` on the first 64 rows in each
+            process and on every 1,000th, and a difference is an error. "tokenizers" never uses it.
+            A state is resumed with the engine that saved it.
 
     Raises:
         ConfigError: the tokenizer is not there, or options do not go together.
@@ -154,7 +151,6 @@ class Tokenize(Tokenizes):
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Columns of text that ids are made of."""
         if self._template is not None:
             return self._template.columns
         return [name for names in self._outputs.values() for name in names]
@@ -194,7 +190,6 @@ class Tokenize(Tokenizes):
     # Special tokens
 
     def _end(self) -> int | None:
-        """The end token that was asked for."""
         asked = self.add_eos
         if asked is False:
             return None
@@ -276,7 +271,6 @@ class Tokenize(Tokenizes):
         return targets.check(run, have_target(labels.values, labels.lengths), cut)
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
-        """The columns to add."""
         if self.pair:
             first, second = (texts[name] for name in self._texts)
             return self._encode_pairs(first, second, numbers)
@@ -348,7 +342,6 @@ class Tokenize(Tokenizes):
         return None
 
     def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
-        """The rows with their new columns."""
         data: Any = block.data
         gone = set() if self.keep_text else set(self._texts)
         rows = data if isinstance(data, list) else [data.column_names]

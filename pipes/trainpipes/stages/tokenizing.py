@@ -138,7 +138,6 @@ class TokenizedBy(Tokenizes):
     _seen: ClassVar[int] = 0
 
     def _looks(self, run: Run) -> bool:
-        """Whether to look at the labels of a run."""
         if self.on_error is not None:
             return self.on_error != "keep"
         if self._seen >= LOOKED_AT or not run.block.has_columns:

@@ -199,7 +199,6 @@ class HuggingFace(Engine):
 
     @cached_property  # the JSON of a large vocabulary takes a while to parse
     def _refusal(self) -> str | None:
-        """Why gigatoken is not used."""
         if not self._fast:
             return 'engine="tokenizers"'
         try:
@@ -377,7 +376,6 @@ class _Copy:
         return self._cutting[key]
 
     def _probe(self) -> Any:
-        """The post-processor, on a model of one token."""
         from tokenizers import Tokenizer, models
 
         probe = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))

@@ -146,24 +146,21 @@ CHUNKS = 2
 class DecodeImage(RunStage):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
-    The column holds the files' bytes, or structs with ``bytes`` as in Hugging Face's datasets; rows
-    become dicts with an array, uint8 ``[C, H, W]``. The pipeline's threads decode ahead of use. Put
-    it after ``shuffle``, so that the shuffle's buffer holds no pixels.
-
-    An image is turned upright by its EXIF orientation. With ``mode="RGB"``, CMYK and palette colors
-    become RGB, and transparency is dropped. Of 16 bits a channel the upper 8 are kept, of several
-    frames the first.
+    The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
+    uint8 ``[C, H, W]``. Put it after ``shuffle``, so that the shuffle's buffer holds no pixels. An
+    image is turned upright by its EXIF orientation; transparency is dropped unless ``mode="RGBA"``;
+    of 16 bits a channel the upper 8 are kept, of several frames the first.
 
     Args:
         column: the column of bytes.
         output_column: the column of images, in place of the bytes.
         mode: "RGB", C = 3; "L" for gray, C = 1; "RGBA" for color and alpha, C = 4.
         on_error: for an image that cannot be decoded, or a null: "raise"; or "skip", which leaves
-            the row out and logs how many, so that the number of rows is not known in advance.
+            the row out and logs how many.
         min_size: decode a JPEG at a half, a quarter or an eighth of its size if both sides keep
             this many pixels: 2 to 4 times as fast for large photos, with other pixel values.
-        decoder: "pillow" or "torchvision" (JPEG, PNG, GIF and WebP only). Their pixels differ a
-            little, so a state records the decoder.
+        decoder: "pillow" or "torchvision" (JPEG, PNG, GIF and WebP only), whose pixels differ a
+            little.
 
     Raises:
         MissingExtraError: Pillow (or torchvision) is not installed.

@@ -66,7 +66,6 @@ class ImageStage(RunStage):
         return run.with_block(block.with_data(found))
 
     def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
-        """The numbers of each row."""
         return [()] * len(block)
 
 

@@ -23,10 +23,9 @@ class ImageTransform(RunStage):
     """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
 
     torch's global generator is seeded for the row before each call, and put back after it: draws
-    depend on seed, epoch and row alone. So the transform is called for one row after the other, by
-    the thread that iterates, by ``num_workers`` processes, or by the workers of a ``Loader``. Draws
-    from Python's ``random`` or NumPy's global generator are not repeatable: use ``map(fn,
-    rng=True)``.
+    depend on seed, epoch and row alone. So only the thread that iterates, ``num_workers``
+    processes, or the workers of a ``Loader`` call it. For draws from Python's ``random`` or NumPy's
+    global generator use ``map(fn, rng=True)``.
 
     Args:
         transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new
@@ -35,7 +34,7 @@ class ImageTransform(RunStage):
         seed: for the draws.
         version: names the transform in checkpoints. Left out, a module is known by how it prints, a
             function by its module and name.
-        num_workers: processes that call it, as in ``map(method="process")``; 0 for none.
+        num_workers: processes that call it; 0 for none.
 
     Raises:
         DataError: a row holds no image.
