@@ -52,7 +52,7 @@ from trainpipes.stages import (
     pad_collate,
     sample,
     tokenize,
-    tokenized_by,
+    tokenizing,
     truncate,
 )
 from trainpipes.stages.images import decode_image, image_stages, image_transform
@@ -113,7 +113,7 @@ Split = node_of(sample.Split)
 Take = node_of(order.Take)
 To = node_of(device.To)
 Tokenize = node_of(tokenize.Tokenize)
-TokenizedBy = node_of(tokenized_by.TokenizedBy)
+TokenizedBy = node_of(tokenizing.TokenizedBy)
 Truncate = node_of(truncate.Truncate)
 WithColumns = node_of(map_batches.WithColumns)
 Zip = start_of(zip.Zip)

@@ -138,6 +138,18 @@ def list_array(values: Array, lengths: IntArray) -> pa.Array:
     return pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), to_arrow(values))
 
 
+def stretches(starts: IntArray, lengths: IntArray) -> IntArray:
+    """The places of several stretches, one after the other, int64.
+
+    >>> stretches(np.array([7, 2]), np.array([1, 3])).tolist()
+    [7, 2, 3, 4]
+    """
+    ends = np.cumsum(lengths)
+    places: IntArray = np.repeat(starts - (ends - lengths), lengths)
+    places += np.arange(len(places))
+    return places
+
+
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> Any:
     """A column as one array; copied only if it has several chunks."""
     if isinstance(column, pa.Array):

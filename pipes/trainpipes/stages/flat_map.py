@@ -24,24 +24,20 @@ PLACE_BITS = 40
 
 
 class FlatMap(CutStage):
-    """Makes any number of rows from each row, by a function.
+    """Make any number of rows of each row with a function.
 
-    In: rows. Out: the rows that the function gives for each row, one after the other. Stands after
-    ``shuffle`` and before ``batch``; all rows made from one row go to the same shard. How many there are is
-    not known in advance: see ``filter``. Cursor: that of the current row, and how many of the rows made from
-    it were delivered: a resume calls the function again for that row, and skips those. Costs a Python call a
-    row. The function may return an iterator: only some of its rows are in memory at a time.
+    Stands after ``shuffle`` and before ``batch``; all rows made of one row go to the same shard. A
+    resume calls the function again for the current row, and skips what was delivered.
 
     Args:
-        fn: function of one row that returns rows: a list, or anything that can be iterated, the same for the
-            same row. No row may be None.
+        fn: function of one row that returns an iterable of rows, the same for the same row. No row
+            may be None.
         version: names the function in checkpoints; see ``map``.
         schema: Arrow types of the columns that it returns; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
 
     Raises:
-        DataError: the function returned something other than a list or iterator of rows, such as a dict or a
-            text; names the row.
+        DataError: the function returned something else, such as a dict or a text.
 
     >>> import trainpipes as tp
     >>> texts = tp.from_dataset(["a b", "", "c"])
@@ -73,7 +69,6 @@ class FlatMap(CutStage):
         return _Rows(self, below(at), used)
 
     def rows_of(self, row: Any) -> Iterable[Any]:
-        """What is made of a row."""
         found = self.fn(row)
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             raise DataError(
