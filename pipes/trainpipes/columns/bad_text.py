@@ -3,6 +3,7 @@ fails that makes Python values or tokens of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -98,6 +99,19 @@ def _bad_in(array: Any) -> tuple[int, str] | None:
 def _shown(text: bytes, place: int) -> str:
     part = text[max(0, place - SHOWN // 2) :][:SHOWN]
     return f"{part!r}{'' if len(text) <= SHOWN else ' …'}"
+
+
+def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
+    """The first row with which ``fails`` is true of rows from a start to a stop, as it is of all together.
+
+    >>> first_bad(100, lambda start, stop: start <= 42 < stop)
+    42
+    """
+    low, high = 0, rows  # rows up to low are good, those up to high are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(low, middle) else (middle, high)
+    return low
 
 
 class BadCell(Exception):

@@ -269,21 +269,16 @@ class MixedWindows(ABC):
 
     @abstractmethod
     def open(
-        self,
-        shard: int,
-        state: dict[str, Any],
-        rows: tuple[int, int],
-        shards: int,
-        first_epoch: int,
+        self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
     ) -> RunSource:
-        """The mixed rows of one shard.
+        """The mixed rows of one shard from a state on.
 
         Args:
             shard: which shard.
             state: as a run gave it, or of an epoch's start.
             rows: most rows in a run, and in the first one.
             shards: how many there are in this process.
-            first_epoch: of the pass.
+            first: epoch of the pass.
         """
 
     @abstractmethod

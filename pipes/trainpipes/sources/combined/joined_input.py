@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -68,9 +68,8 @@ class JoiningSource(Source):
             raise ConfigError(f"{self.name}(...) takes pipelines, got none")
         for number, pipeline in enumerate(self.pipelines):
             if not hasattr(pipeline, "stages"):
-                raise ConfigError(
-                    f"{self.name}(...) takes pipelines, got {type(pipeline).__name__}"
-                )
+                got = type(pipeline).__name__
+                raise ConfigError(f"{self.name}(...) takes pipelines, got {got}")
             if getattr(pipeline, "_ranks", None) is not None:
                 raise ConfigError(
                     f"{self.name}(...): source {number} is distributed(): put that after {self.name}()"
@@ -168,7 +167,7 @@ class JoinedRows(RowSource):
         self.joined_inputs = [part.inputs for part in parts]
 
     def __reduce__(self) -> Any:
-        return _reopened, (self.stage, [part.source for part in self.parts])
+        return self.stage.opened, ([part.source for part in self.parts],)
 
     @abstractmethod
     def cut(self, block: int, start: int, stop: int) -> list[Cut]:
@@ -234,10 +233,6 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
     return join_payloads(parts)
 
 
-def _reopened(stage: JoiningSource, sources: Sequence[RowSource]) -> RowSource:
-    return stage.opened(sources)
-
-
 class JoinedInput:
     """The rows of one of the pipelines, in blocks, with the stages that they go through.
 
@@ -257,36 +252,26 @@ class JoinedInput:
     """
 
     def __init__(
-        self,
-        number: int,
-        stages: Sequence[Stage],
-        source: RowSource | None,
-        asker: str,
+        self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
         columns: CommonColumns,
-    ) -> None:
-        self.number = number
-        self.columns = columns
+    ) -> None:  # fmt: skip
+        self.number, self.columns, self._asker = number, columns, asker
         self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
         if not isinstance(self.inputs.source, RowSource):
+            to_files = "write its rows to files first, by write_parquet()"
+            chained = "chain the iterables yourself, or write them to files first"
             raise ConfigError(
                 f"{asker}(...) takes sources whose rows are counted before they are read, and source "
                 f"{number}, {self.inputs.chain.stages[0]}, is a stream: "
-                + (
-                    "chain the iterables yourself, or write them to files first"
-                    if asker == "concat"
-                    else "write its rows to files first, by write_parquet()"
-                )
+                + (chained if asker == "concat" else to_files)
             )
         self.source = self.inputs.source
-        self._asker = asker
         blocks = self.inputs.blocks
+        self._begins, self.lengths = blocks.begins, blocks.lengths
         self._starts = blocks.firsts[:-1] + blocks.begins  # each block's first row that is used
-        self._begins = blocks.begins
-        self.lengths = blocks.lengths
         self.edges: IntArray = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         used = np.flatnonzero(self.lengths)
         self.skipped = int(self._starts[used[0]]) if len(used) else 0
-        self._apply = partial(put_through, self.inputs.chain.steps)
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
@@ -318,7 +303,9 @@ class JoinedInput:
             first: as ``read`` takes it.
         """
         try:
-            return self.columns.of(self.number, self._apply(Block(data, rows))).data
+            return self.columns.of(
+                self.number, put_through(self.inputs.chain.steps, Block(data, rows))
+            ).data
         except Exception as error:
             mark = getattr(error, "_trainpipes", None)
             if mark is not None and mark[1] is not None:

@@ -19,7 +19,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray, slots_before
 from trainpipes.engine.planning.chain import Chain
-from trainpipes.errors import DataError, StateError
+from trainpipes.errors import DataError
 from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of, whole_weights
 from trainpipes.sources.mixed.mix_source import CursorAfter, MixSource, SourceRows
 from trainpipes.sources.mixed.mix_weights import MixRules
@@ -48,39 +48,29 @@ class Stretch:
     cursors: tuple[CursorAfter, ...]
 
 
+@dataclass(frozen=True, eq=False)
 class MixCursors:
-    """The states within a run.
+    """The states within a run that begins after ``row`` rows of an epoch of the mix."""
 
-    Args:
-        names: of the sources.
-        epoch: of the mix.
-        row: rows drawn in that epoch before the run.
-        stretches: of the run.
-    """
-
-    def __init__(
-        self, names: tuple[str, ...], epoch: int, row: int, stretches: list[Stretch]
-    ) -> None:
-        self._names = names
-        self._epoch = epoch
-        self._row = row
-        self._stretches = stretches
-        self._firsts = [stretch.first for stretch in stretches]
+    names: tuple[str, ...]
+    epoch: int
+    row: int
+    stretches: list[Stretch]
 
     def at(self, row: int) -> dict[str, Any]:
-        stretch = self._stretches[bisect_right(self._firsts, row) - 1]
+        stretch = self.stretches[bisect_right(self.stretches, row, key=lambda one: one.first) - 1]
         order = stretch.order[: row - stretch.first]
-        counts = np.bincount(order, minlength=len(self._names)).tolist()
-        state: dict[str, Any] = {"epoch": self._epoch, "window": 0, "row": self._row + row}
+        counts = np.bincount(order, minlength=len(self.names)).tolist()
+        state: dict[str, Any] = {"epoch": self.epoch, "window": 0, "row": self.row + row}
         units = counts
         if stretch.lengths is not None:
-            sums = np.zeros(len(self._names), dtype=np.int64)
+            sums = np.zeros(len(self.names), dtype=np.int64)
             np.add.at(sums, order, stretch.lengths[: len(order)])
             units = sums.tolist()
             state["tokens"] = stretch.tokens + sum(units)
         state["ahead"] = list(moved_on(stretch.ahead, stretch.weights, units))
         found = [after(count) for after, count in zip(stretch.cursors, counts, strict=True)]
-        named = zip(self._names, found, strict=True)
+        named = zip(self.names, found, strict=True)
         state["sources"] = {name: cursor for name, cursor in named if cursor is not None}
         return state
 
@@ -119,11 +109,8 @@ class MixRuns:
         rows: tuple[int, int],
         first_epoch: int,
     ) -> None:
-        self._rules = rules
-        self._sources = sources
-        self._shard = shard
+        self._rules, self._sources, self._chain, self._shard = rules, sources, chain, shard
         self._run_rows, self._next_rows = rows
-        self._chain = chain
         self._first_epoch = first_epoch
         self._phases = phases_of(shard, len(rules.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
@@ -139,11 +126,6 @@ class MixRuns:
         self._row = int(state.get("row", 0))
         self._tokens = int(state.get("tokens", 0))
         self._ahead = tuple(state.get("ahead", (0,) * len(names)))
-        if len(self._ahead) != len(names):
-            raise StateError(
-                f"{self._rules.asker}: the state is of {len(self._ahead)} sources, the mix has {len(names)}; "
-                "it was edited or is damaged: load it as it was saved"
-            )
         cursors = state.get("sources", {})
         self._parts = [
             SourceRows(source, self._shard, epoch, cursors.get(source.name))
