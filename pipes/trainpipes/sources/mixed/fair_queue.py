@@ -40,6 +40,7 @@ FARTHEST = 1024
 MOST_KEPT, LONGEST_KEPT = 64, 1 << 14
 
 NEVER = 1 << 200
+Ints = Sequence[int]
 
 
 def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, ...]:
@@ -94,13 +95,7 @@ def phases_of(shard: int, sources: int) -> tuple[int, ...]:
     return tuple((start + 633 * i) % PLACES for i in range(sources))
 
 
-def by_rows(
-    weights: Sequence[int],
-    ahead: Sequence[int],
-    phases: Sequence[int],
-    left: Sequence[int],
-    rows: int,
-) -> IntArray:
+def by_rows(weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int) -> IntArray:
     """The sources of the next rows, int64.
 
     A function of what follows ``weights`` and ``ahead`` alone: however many rows are asked for at a time,
@@ -120,10 +115,7 @@ def by_rows(
     divisor = math.gcd(*weights, *ahead)
     own = tuple(weight // divisor for weight in weights)
     now = tuple(a // divisor for a in ahead)
-    total = sum(own)
-    if total > LONGEST_KEPT:
-        return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
-    period = _period(own, tuple(phases), rows)
+    period = _period(own, tuple(phases), rows) if sum(own) <= LONGEST_KEPT else None
     at = None if period is None else period.places.get(now)
     if period is None or at is None:
         return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
@@ -181,11 +173,7 @@ def _period(weights: tuple[int, ...], phases: tuple[int, ...], rows: int) -> _Pe
 
 
 def _rows(
-    weights: Sequence[int],
-    ahead: Sequence[int],
-    phases: Sequence[int],
-    left: Sequence[int],
-    rows: int,
+    weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int
 ) -> tuple[list[int], tuple[int, ...]]:
     """The sources of the next rows, and how far each is ahead after them."""
     total = sum(weights)
@@ -233,13 +221,7 @@ def _rows(
 
 
 def _tight(
-    weights: Sequence[int],
-    now: Sequence[int],
-    total: int,
-    t: int,
-    soonest: int,
-    late: int,
-    sources: Sequence[int],
+    weights: Ints, now: Ints, total: int, t: int, soonest: int, late: int, sources: Ints
 ) -> int:
     """The first deadline that would be missed if the row at ``t`` went to a source with the deadline
     ``late``; ``late`` if none would."""
@@ -257,13 +239,9 @@ def _tight(
 
 
 def by_tokens(
-    weights: Sequence[int],
-    ahead: Sequence[int],
-    first: int | None,
-    lengths: Sequence[Sequence[int]],
-    rows: int,
+    weights: Ints, ahead: Ints, first: int | None, lengths: Sequence[Ints], rows: int,
     tokens: int | None = None,
-) -> tuple[list[int], tuple[int, ...]]:
+) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
     """The sources of the next rows, and how far each source is ahead after them. About 0.5 us a row.
 
     Args:
