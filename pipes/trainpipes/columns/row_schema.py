@@ -28,11 +28,7 @@ class UnfitRow(Exception):
     """
 
     def __init__(
-        self,
-        number: int,
-        problem: str,
-        column: str | None = None,
-        found: pa.DataType | None = None,
+        self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
     ) -> None:
         super().__init__(problem)
         self.number = number

@@ -18,13 +18,7 @@ from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
-from trainpipes.kinds.options import (
-    copied,
-    declared_checks,
-    identify_named,
-    same,
-    show_named,
-)
+from trainpipes.kinds.options import copied, declared_checks, identify_named, same, show_named
 
 
 def is_ours(kind: type) -> bool:
