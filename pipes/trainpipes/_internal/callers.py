@@ -74,22 +74,20 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
     sharing = None if ranks[1] == 1 else _who_shares()
     if sharing is None:
         return ranks
-    stage = batching()
+    stage, shares = batching(), f"{sharing} shares out rows among {ranks[1]} ranks by itself"
     if stage is not None:
+        loader = (
+            "write trainpipes.integrations.accelerate.loader(pipe, accelerator), not a DataLoader"
+        )
         raise ConfigError(
-            f"{sharing} shares out rows among {ranks[1]} ranks by itself, and this pipeline makes batches "
-            f"({stage}): "
-            + (
-                in_trainer()
-                or "write trainpipes.integrations.accelerate.loader(pipe, accelerator), not a DataLoader"
-            ),
+            f"{shares}, and this pipeline makes batches ({stage}): {in_trainer() or loader}",
             stage=str(stage),
         )
     worker = get_worker_info()
     if worker is None or worker.id == 0:
         warn_once(
-            f"{sharing} shares out rows among {ranks[1]} ranks by itself, so that {SHARING[sharing]}. For "
-            "each rank to read its own rows alone, let the pipeline make the batches, and use "
+            f"{shares}, so that {SHARING[sharing]}. For each rank to read its own rows alone, let the "
+            "pipeline make the batches, and use "
             "trainpipes.integrations.accelerate.loader(pipe, accelerator) or "
             "trainpipes.integrations.transformers.Trainer",
             key=sharing,

@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -63,12 +62,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._drawing:
             self._next = math.inf
             if self._bar is not None:

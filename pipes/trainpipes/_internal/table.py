@@ -51,10 +51,9 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     for line in rows:
         cells = [folded(cell, size) for cell, size in zip(line, sizes, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
-            padded = (
-                part + " " * (size - columns_of(part))
-                for part, size in zip(parts, sizes, strict=True)
-            )
+            padded = [
+                p + " " * (size - columns_of(p)) for p, size in zip(parts, sizes, strict=True)
+            ]
             found.append("  ".join(padded).rstrip())
     return "\n".join(found)
 

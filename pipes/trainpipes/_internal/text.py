@@ -97,8 +97,6 @@ def escaped(text: str, most: int | None = None) -> str:
     'xxxx…xxxx'
     """
     text = text if most is None else cut(text, most)
-    if text.isprintable():
-        return text
     good = (
         c if c.isprintable() or c == JOINER else c.encode("unicode_escape").decode() for c in text
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
@@ -76,8 +75,7 @@ class Pieces(NamedTuple):
 Each: TypeAlias = "int | IntArray"
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Rows of one payload, yet to be gathered: those at ``index``, int64 ``[rows]``; None for all of it."""
 
     data: Payload
@@ -106,19 +104,15 @@ def _one(pieces: Sequence[Piece]) -> Piece:
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:
     """The same rows, those that follow each other in one payload as one piece."""
     found: list[Piece] = []
-    for data, group in groupby(
-        pieces, key=lambda piece: piece.index is not None and id(piece.data)
-    ):
+    for _, group in groupby(pieces, key=lambda one: one.index is not None and id(one.data)):
         same = list(group)
-        if data and len(same) > 1:
-            index = np.concatenate([piece.index for piece in same if piece.index is not None])
-            same = [Piece(same[0].data, index)]
+        if len(same) > 1 and same[0].index is not None:
+            same = [Piece(same[0].data, np.concatenate([one.index for one in same]))]  # type: ignore[misc]
         found += same
     return found
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Batches of a block whose rows are in one payload.
 
     Args:
@@ -152,19 +146,25 @@ class Block:
     __slots__ = ("_pieces", "epoch", "ids", "made_of", "part")
 
     def __init__(
-        self,
-        data: Payload,
-        ids: IntArray,
-        index: IntArray | None = None,
-        *,
-        epoch: Each = 0,
-        part: Each = 0,
-    ) -> None:
+        self, data: Payload, ids: IntArray, index: IntArray | None = None, *,
+        epoch: Each = 0, part: Each = 0,
+    ) -> None:  # fmt: skip
         self._pieces = [Piece(data, index)]
-        self.ids = ids
-        self.epoch = epoch
-        self.part = part
+        self.ids, self.epoch, self.part = ids, epoch, part
         self.made_of: Pieces | None = None
+
+    def _of(self, pieces: list[Piece], rows: IntArray | slice | None = None) -> Block:
+        """A block of pieces, that are the rows at some places; all where ``rows`` is None."""
+        found = object.__new__(Block)
+        found._pieces = pieces
+        if rows is None:
+            found.ids, found.epoch, found.part = self.ids, self.epoch, self.part
+            found.made_of = self.made_of
+        else:
+            found.ids = self.ids[rows]
+            found.epoch, found.part = _at(self.epoch, rows), _at(self.part, rows)
+            found.made_of = None if self.made_of is None else self.made_of.at(rows)
+        return found
 
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
@@ -218,7 +218,7 @@ class Block:
         """The batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them
         but for those that lie in several payloads."""
         if len(self._pieces) == 1:
-            return [Part(self._pieces[0].data, self._pieces[0].index, bounds)]
+            return [Part(*self._pieces[0], bounds)]
         ends = np.cumsum([piece.rows for piece in self._pieces])
         # The piece in which each batch begins, and that in which it ends.
         begins_in = np.searchsorted(ends, bounds[:-1], side="right")
@@ -229,7 +229,7 @@ class Block:
             is_whole = begins_in[k] >= ends_in[k]
             stop = int(np.searchsorted(ends_in, ends_in[k], side="right")) if is_whole else k + 1
             piece = _one(self._between(int(bounds[k]), int(bounds[stop])))
-            found.append(Part(piece.data, piece.index, bounds[k : stop + 1] - bounds[k]))
+            found.append(Part(*piece, bounds[k : stop + 1] - bounds[k]))
             k = stop
         return found
 
@@ -246,45 +246,33 @@ class Block:
 
     def take(self, index: IntArray) -> Block:
         """The rows at ``index``, in that order."""
-        piece = self._piece()
-        below = index if piece.index is None else piece.index[index]
-        epoch, part = _at(self.epoch, index), _at(self.part, index)
-        found = Block(piece.data, self.ids[index], below, epoch=epoch, part=part)
-        return found if self.made_of is None else found._made_of(self.made_of.at(index))
+        data, places = self._piece()
+        return self._of([Piece(data, index if places is None else places[index])], index)
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``, without a copy where the payload allows it."""
-        rows = slice(start, stop)
-        epoch, part = _at(self.epoch, rows), _at(self.part, rows)
-        found = Block([], self.ids[rows], epoch=epoch, part=part)
         if len(self._pieces) == 1:
-            found._pieces = [self._pieces[0].slice(start, stop)]
+            pieces = [self._pieces[0].slice(start, stop)]
         else:
-            found._pieces = self._between(start, stop) or [self._pieces[0].slice(0, 0)]
-        return found if self.made_of is None else found._made_of(self.made_of.at(rows))
+            pieces = self._between(start, stop) or [self._pieces[0].slice(0, 0)]
+        return self._of(pieces, slice(start, stop))
 
     def rows(self) -> list[Any]:
         """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
         return payload_rows(self.data)
 
     def with_data(self, data: Payload) -> Block:
-        return Block(data, self.ids, epoch=self.epoch, part=self.part)._made_of(self.made_of)
+        return self._of([Piece(data, None)])
 
     def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
         """Arrow rows with other columns, made without looking at any row."""
-        found = self.of_epoch(self.epoch)
-        found._pieces = [Piece(change(piece.data), piece.index) for piece in self._pieces]
-        return found
+        return self._of([Piece(change(piece.data), piece.index) for piece in self._pieces])
 
     def of_epoch(self, epoch: Each) -> Block:
         """The same rows, read in an epoch."""
-        found = Block([], self.ids, epoch=epoch, part=self.part)
-        found._pieces = self._pieces
-        return found._made_of(self.made_of)
-
-    def _made_of(self, pieces: Pieces | None) -> Block:
-        self.made_of = pieces
-        return self
+        found = self._of(self._pieces)
+        found.epoch = epoch
+        return found
 
 
 def _at(values: Each, rows: IntArray | slice) -> Each:

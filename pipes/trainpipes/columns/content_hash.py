@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from trainpipes.columns.arrays import apart, dtype_of, one_chunk, to_numpy
+from trainpipes.columns.arrays import TEXTS, apart, dtype_of, is_list, one_chunk, plain, to_numpy
 from trainpipes.engine.layout import IntArray, random_key
 
 HashArray = npt.NDArray[np.uint64]
@@ -127,13 +126,8 @@ def _joined(parts: Sequence[HashArray], rows: int) -> HashArray:
 
 def _values(array: Any, hashing: _Hashing) -> HashArray:
     """A word for each value of an array: for numbers the number, else a hash."""
+    array = plain(array)
     kind, types = array.type, pa.types
-    if isinstance(array, pa.ExtensionArray):
-        return _values(array.storage, hashing)
-    if types.is_dictionary(kind):
-        return _values(array.dictionary_decode(), hashing)
-    if types.is_run_end_encoded(kind):
-        return _values(pc.run_end_decode(array), hashing)
     if types.is_null(kind):
         return np.full(len(array), _NULL, dtype=np.uint64)
     if types.is_struct(kind):
@@ -144,11 +138,9 @@ def _values(array: Any, hashing: _Hashing) -> HashArray:
         inner = array.values.slice(array.offset * size, len(array) * size)
         edges = np.arange(len(array) + 1, dtype=np.int64) * size
         found = hashing.combined(_values(inner, hashing), edges)
-    elif types.is_string_view(kind) or types.is_binary_view(kind):
-        return _values(array.cast(pa.large_binary()), hashing)
     elif types.is_list_view(kind) or types.is_large_list_view(kind):
         return _values(array.cast(pa.large_list(kind.value_type)), hashing)
-    elif _is_ragged(kind):
+    elif kind in TEXTS or is_list(kind) or types.is_map(kind):
         inner, offsets = apart(array)
         edges = offsets.astype(np.int64)
         if isinstance(inner, pa.Array):
@@ -160,15 +152,6 @@ def _values(array: Any, hashing: _Hashing) -> HashArray:
     if array.null_count:
         found[to_numpy(array.is_null())] = _NULL
     return found
-
-
-def _is_ragged(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind)
-        or types.is_string(kind) or types.is_large_string(kind)
-        or types.is_binary(kind) or types.is_large_binary(kind)
-    )  # fmt: skip
 
 
 def _texts(content: npt.NDArray[np.uint8], edges: IntArray, hashing: _Hashing) -> HashArray:

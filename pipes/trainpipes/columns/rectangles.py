@@ -14,11 +14,11 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from trainpipes.columns.arrays import Array
 from trainpipes.engine.layout import IntArray
 
 Side = Literal["right", "left"]
 
-Array = npt.NDArray[Any]
 Rectangle = tuple[Array, "Array | None"]
 
 #: Kinds and sizes of numbers of which rectangles are cut as plain bits.
@@ -51,19 +51,11 @@ class RaggedRows:
     """
 
     def __init__(
-        self,
-        values: Array,
-        starts: IntArray,
-        lengths: IntArray,
-        value: Any,
-        *,
-        dtype: npt.DTypeLike,
-        max_length: int | None = None,
-        multiple: int = 1,
-        padding_side: Side = "right",
-        truncation_side: Side = "right",
+        self, values: Array, starts: IntArray, lengths: IntArray, value: Any, *,
+        dtype: npt.DTypeLike, max_length: int | None = None, multiple: int = 1,
+        padding_side: Side = "right", truncation_side: Side = "right",
         mask: npt.DTypeLike | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if max_length is not None and int(lengths.max(initial=0)) > max_length:
             kept = np.minimum(lengths, max_length)
             starts = starts + (lengths - kept) if truncation_side == "left" else starts
@@ -127,13 +119,9 @@ class Rectangles(Sequence[Rectangle]):
             starts = starts + lengths - np.repeat(widths, np.diff(bounds))
         self._starts = starts
         # Of these a stretch would begin or end beside the values.
-        outside = np.flatnonzero(starts < 0) if rows.side == "left" else self._after(starts, widths)
+        last = len(rows.values) - int(widths.max(initial=0))
+        outside = np.flatnonzero(starts < 0 if rows.side == "left" else starts > last)
         self._outside = set((np.searchsorted(bounds, outside, side="right") - 1).tolist())
-
-    def _after(self, starts: IntArray, widths: IntArray) -> IntArray:
-        """Rows whose stretch ends after the values."""
-        late = np.flatnonzero(starts > len(self._rows.values) - int(widths.max(initial=0)))
-        return late.astype(np.int64, copy=False)
 
     def __len__(self) -> int:
         return len(self._widths)

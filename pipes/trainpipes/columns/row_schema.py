@@ -22,7 +22,7 @@ class UnfitRow(Exception):
 
     Args:
         number: which, of those that were given.
-        problem: what is wrong, in words that follow "the row".
+        problem: what is wrong, as text that follows "the row".
         column: the column at fault, if it is one.
         found: its type, as it would have to be to hold the row; None if there is none.
     """
@@ -31,9 +31,7 @@ class UnfitRow(Exception):
         self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
     ) -> None:
         super().__init__(problem)
-        self.number = number
-        self.column = column
-        self.found = found
+        self.number, self.column, self.found = number, column, found
 
 
 class SchemaFinder:
@@ -84,9 +82,8 @@ def columns_in(row: Any, number: int) -> Mapping[str, Any]:
         raise UnfitRow(number, f"is no dict, got {type(row).__name__}")
     for name in row:
         if not isinstance(name, str):
-            raise UnfitRow(
-                number, f"has the key {shown(name, 60)}, and columns have strings for names"
-            )
+            problem = f"has the key {shown(name, 60)}, and columns have strings for names"
+            raise UnfitRow(number, problem)
     return row
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes.columns.arrays import dtype_of, is_number, to_arrow, to_numpy
+from trainpipes.columns.arrays import dtype_of, is_list, is_number, to_arrow, to_numpy
 
 #: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
 CELL = "cell"
@@ -261,14 +261,13 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 def _kind(kind: pa.DataType) -> str | None:
     """What the values of a type are, where one type may hold those of two."""
-    asked = pa.types
-    if asked.is_string(kind) or asked.is_large_string(kind):
+    if kind in (pa.string(), pa.large_string()):
         return "text"
-    if asked.is_binary(kind) or asked.is_large_binary(kind) or asked.is_fixed_size_binary(kind):
+    if kind in (pa.binary(), pa.large_binary()) or pa.types.is_fixed_size_binary(kind):
         return "bytes"
-    if asked.is_decimal(kind):
+    if pa.types.is_decimal(kind):
         return "decimal"
-    return "time" if asked.is_temporal(kind) else None
+    return "time" if pa.types.is_temporal(kind) else None
 
 
 def _number(kind: pa.DataType) -> str | None:
@@ -278,8 +277,7 @@ def _number(kind: pa.DataType) -> str | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    asked = pa.types
-    return bool(asked.is_list(kind) or asked.is_large_list(kind) or asked.is_fixed_size_list(kind))
+    return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
 
 
 def is_open(kind: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainpipes.columns.run import Run, round_of
 from trainpipes.engine.layout import Layout, StreamLayout
 from trainpipes.errors import DataError
 
@@ -37,6 +38,26 @@ class EmptyEpochGuard:
         rows = layout.rows if isinstance(layout, Layout) else 0
         most = max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
         return self._endless and self._epochs >= most
+
+
+class EmptyRounds:
+    """The epochs, and in a mix those of its sources, that a stage got rows of since it let one through."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[int, int]] = set()
+
+    def saw(self, run: Run) -> None:
+        """Rows came in."""
+        self._seen.add(round_of(run.cursors.state(0)))
+
+    def gave(self) -> None:
+        """Something came out."""
+        self._seen.clear()
+
+    def check(self, stage: object) -> None:
+        """Raise DataError if there are so many that nothing ever may come out."""
+        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
+            raise kept_nothing(stage)
 
 
 def kept_nothing(stage: object) -> DataError:

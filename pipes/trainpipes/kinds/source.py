@@ -340,6 +340,32 @@ class RandomAccessSource(RowSource):
         """Rows ``start`` to ``stop`` will soon be asked for."""
 
 
+class RowsInMemory(RandomAccessSource):
+    """Rows by number, in blocks of 8,192. A subclass defines ``slice`` and ``take``."""
+
+    by_number = True
+    BLOCK_ROWS = 8192
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._starts = even_blocks(rows, self.BLOCK_ROWS)
+        self.lengths = np.diff(self._starts)
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> Payload:
+        """Rows ``start`` to ``stop``."""
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        first = int(self._starts[block])
+        return self.slice(first + start, first + stop)
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(row=int(self._starts[block]) + row)
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("rows", f"{self.rows:,}")]
+
+
 def even_blocks(rows: int, block_rows: int) -> IntArray:
     """First row of each block of ``block_rows`` rows, and the number of rows: int64 ``[blocks + 1]``.
 

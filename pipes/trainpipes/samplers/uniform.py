@@ -95,12 +95,7 @@ class RandomSampler(RowSampler):
         return last[1]
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "sampler": "RandomSampler",
-            "replacement": self.replacement,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-        }
+        return self._named("replacement", "num_samples", "seed")
 
 
 class SubsetRandomSampler(RowSampler):
@@ -142,12 +137,8 @@ class SubsetRandomSampler(RowSampler):
         return self.indices[self._order.index(epoch, start, stop, len(self.indices))]
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "sampler": "SubsetRandomSampler",
-            "indices": len(self.indices),
-            "digest": digest(self.indices),
-            "seed": self.seed,
-        }
+        known = {"indices": len(self.indices), "digest": digest(self.indices), "seed": self.seed}
+        return {**self._named(), **known}
 
 
 def drawn(draws: np.ndarray[Any, np.dtype[np.float64]], rows: int) -> IntArray:

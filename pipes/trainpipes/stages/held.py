@@ -14,7 +14,7 @@ import numpy as np
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 
 #: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
 MOST_EPOCHS = 8
@@ -59,7 +59,7 @@ class Held:
         self._runs: list[Run] = []
         self._after: Run | None = None  # of epochs that may not join those that wait
         self._ended = False
-        self._seen: set[tuple[int, int]] = set()  # rounds, since something came of one
+        self._rounds = EmptyRounds()
         self.rows = 0
 
     @property
@@ -105,7 +105,7 @@ class Held:
             self._after = _part(run, count, len(run))
             run = _part(run, 0, count)
         if count:
-            self._seen.add(round_of(run.cursors.state(0)))
+            self._rounds.saw(run)
             self._runs.append(run)
             self.rows += count
 
@@ -149,7 +149,7 @@ class Held:
         stop = int(bounds[-1])
         taken = Run(run.block.slice(0, stop), run.cursors.pick(bounds), bounds)
         self.drop(stop)
-        self._seen.clear()
+        self._rounds.gave()
         return taken
 
     def gave(self, something: bool, stage: object) -> None:
@@ -159,6 +159,5 @@ class Held:
             DataError: too many epochs came to nothing.
         """
         if something:
-            self._seen.clear()
-        elif len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-            raise kept_nothing(stage)
+            self._rounds.gave()
+        self._rounds.check(stage)

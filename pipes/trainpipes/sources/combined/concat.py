@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.columns.arrays import parts_of
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RandomAccessSource
@@ -114,15 +115,8 @@ class JoinedByNumber(Joined, RandomAccessSource):
     """Several sources whose rows can be had by number."""
 
     def take(self, index: IntArray) -> Payload:
-        which = np.searchsorted(self.firsts, index, side="right") - 1
-        order = np.argsort(which, kind="stable")
-        found, edges = np.unique(which[order], return_index=True)
-        parts = []
-        for number, places in zip(found.tolist(), np.split(order, edges[1:]), strict=True):
-            part, first = self.parts[number], int(self.firsts[number])
-            parts.append(part.take(index[places] - first, first))
-        if len(parts) < 2:
-            return parts[0] if parts else []
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return take_payload(join_payloads(parts), back)
+        parts, back = parts_of(self.firsts, index)
+        found = [self.parts[n].take(places, int(self.firsts[n])) for n, places in parts]
+        if back is None:
+            return found[0]
+        return take_payload(join_payloads(found), back) if found else []

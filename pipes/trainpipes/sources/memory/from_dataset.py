@@ -7,24 +7,20 @@ from dataclasses import KW_ONLY
 from operator import length_hint
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from trainpipes._internal.checks import checked_schema
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import checked_schema, require
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.source import Place, RandomAccessSource, RowSource, RowStream, even_blocks
+from trainpipes.kinds.source import RowsInMemory, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import keys_of, reorders
-
-BLOCK_ROWS = 8192
 
 
 class FromDataset(Source):
@@ -64,33 +60,29 @@ class FromDataset(Source):
 
     def check(self) -> None:
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
+        given, what = type(dataset).__name__, "from_dataset(dataset) takes"
         if isinstance(dataset, IterableDataset):
             raise ConfigError(
-                f"from_dataset(dataset) takes a map-style dataset, got {type(dataset).__name__}, which is "
-                "an IterableDataset: use from_iterable(dataset)"
+                f"{what} a map-style dataset, got {given}, which is an IterableDataset: use "
+                "from_iterable(dataset)"
             )
         if not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                "from_dataset(dataset) takes an object with __len__ and __getitem__, got "
-                f"{type(dataset).__name__}"
-            )
+            raise ConfigError(f"{what} an object with __len__ and __getitem__, got {given}")
         if sampler is not None and batch_sampler is not None:
             raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
-        if isinstance(sampler, RowSampler | BatchSampler) or isinstance(
-            batch_sampler, RowSampler | BatchSampler
-        ):
-            raise ConfigError(
-                f"{type(sampler or batch_sampler).__name__} is of rows by number: write "
-                "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
-            )
+        for one in (sampler, batch_sampler):
+            if isinstance(one, RowSampler | BatchSampler):
+                raise ConfigError(
+                    f"{type(one).__name__} is of rows by number: write "
+                    "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
+                )
         keys = self.keys
         if keys is None and not isinstance(dataset, Sized):
             raise ConfigError(
-                f"from_dataset(dataset) needs len(dataset), and {type(dataset).__name__} has none: give "
-                "a sampler"
+                f"from_dataset(dataset) needs len(dataset), and {given} has none: give a sampler"
             )
-        if keys is not None and not isinstance(keys, Iterable):
-            raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {shown(keys)}")
+        good = keys is None or isinstance(keys, Iterable)
+        require(good, "from_dataset(sampler)", "an iterable of indices", keys)
         checked_schema(self.schema, "from_dataset(schema)")
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
@@ -177,34 +169,26 @@ class Fetch(RunStage):
         return f"{type(self.dataset).__name__}[…]"
 
 
-class IndexSource(RandomAccessSource):
-    """The indices of a dataset, in blocks."""
-
-    by_number = True
+class IndexSource(RowsInMemory):
+    """The indices of a dataset."""
 
     row_bytes = 8.0
 
     def __init__(self, dataset: Any) -> None:
-        self._rows = len(dataset)
-        self._name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-        self._starts = even_blocks(self._rows, BLOCK_ROWS)
-        self.lengths = np.diff(self._starts)
+        super().__init__(len(dataset))
+        self._name = _named(dataset)
 
-    def read(self, block: int, start: int, stop: int) -> Payload:
-        first = int(self._starts[block])
-        return list(range(first + start, first + stop))
+    def slice(self, start: int, stop: int) -> Payload:
+        return list(range(start, stop))
 
     def take(self, index: IntArray) -> Payload:
         return index.tolist()
 
-    def place(self, block: int, row: int) -> Place:
-        return Place(row=int(self._starts[block]) + row)
-
     def fingerprint(self) -> dict[str, Any]:
-        return {"rows": self._rows, "dataset": self._name}
+        return {"rows": self.rows, "dataset": self._name}
 
     def describe(self) -> list[tuple[str, str]]:
-        return [("dataset", self._name), ("rows", f"{self._rows:,}")]
+        return [("dataset", self._name), *super().describe()]
 
 
 class SamplerStream(RowStream):
@@ -212,7 +196,7 @@ class SamplerStream(RowStream):
 
     def __init__(self, sampler: Iterable[Any], dataset: Any) -> None:
         self._sampler = sampler
-        self._name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        self._name = _named(dataset)
 
     @property
     def length(self) -> int | None:
@@ -228,3 +212,8 @@ class SamplerStream(RowStream):
 
     def describe(self) -> list[tuple[str, str]]:
         return [("dataset", self._name), ("rows", f"{self.length} an epoch, by a sampler")]
+
+
+def _named(dataset: Any) -> str:
+    """What a state knows a dataset by."""
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"

@@ -12,12 +12,12 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.source import RowStream, StreamReader
@@ -36,16 +36,9 @@ _KNOWN = {
     frozenset({"source", "batch_idx"}): "source",
     frozenset({"it_state"}): "it_state",
     frozenset({"snapshot", "steps_since_snapshot"}): "snapshot",
-    frozenset(
-        {
-            "datasets_exhausted",
-            "dataset_node_states",
-            "epoch",
-            "num_yielded",
-            "weighted_sampler_state",
-        }
-    ): "dataset_node_states",
-}
+    frozenset({"datasets_exhausted", "dataset_node_states", "epoch", "num_yielded",
+               "weighted_sampler_state"}): "dataset_node_states",
+}  # fmt: skip
 
 
 def plain(value: Any) -> Any:
@@ -65,14 +58,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return {"__tuple__": [plain(inner) for inner in value]}
     if isinstance(value, bytes):
-        return {"__bytes__": text_of(value)}
+        return {"__bytes__": _text(value)}
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         array = np.asarray(value)
-        return {"__array__": [array.dtype.str, list(array.shape), text_of(array.tobytes())]}
+        return {"__array__": [array.dtype.str, list(array.shape), _text(array.tobytes())]}
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         # Not a plain reshape: a tensor of one value has no dimension to be viewed as bytes.
         flat = value.detach().cpu().contiguous().reshape(-1)
-        data = text_of(flat.view(torch.uint8).numpy().tobytes())
+        data = _text(flat.view(torch.uint8).numpy().tobytes())
         return {"__tensor__": [str(value.dtype).removeprefix("torch."), list(value.shape), data]}
     return value
 
@@ -108,8 +101,7 @@ def is_wrapped(value: Any) -> bool:
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _KINDS
 
 
-def text_of(data: bytes) -> str:
-    """Bytes as text."""
+def _text(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
@@ -174,22 +166,15 @@ class FromTorchdata(Source):
     node: BaseNode[Any]
 
     def check(self) -> None:
-        from torchdata.nodes import (
-            BaseNode,  # here, since to import it takes as long as pyarrow does
-        )
+        # Here, since to import it takes as long as pyarrow does.
+        from torchdata.nodes import BaseNode
 
         from trainpipes.stage_node import StageNode
 
-        if isinstance(self.node, StageNode):
-            raise ConfigError(
-                "from_torchdata(node) takes a node of torchdata or of your own, got one of "
-                "trainpipes.nodes: write that as a pipeline"
-            )
-        if not isinstance(self.node, BaseNode):
-            raise ConfigError(
-                f"from_torchdata(node) takes a torchdata.nodes.BaseNode, got {shown(self.node)}; "
-                "for any other iterable use from_iterable()"
-            )
+        ours, rule = isinstance(self.node, StageNode), "a node of torchdata or of your own"
+        self._require(not ours, "node", rule, "of trainpipes.nodes, write that as a pipeline")
+        good, way = isinstance(self.node, BaseNode), "for any other iterable use from_iterable()"
+        self._require(good, "node", "a torchdata.nodes.BaseNode", way)
 
     def open(self) -> TorchdataStream:
         return TorchdataStream(self.node)
@@ -198,37 +183,26 @@ class FromTorchdata(Source):
         return f"from_torchdata({type(self.node).__name__})"
 
 
+@dataclass(eq=False)
 class TorchdataStream(RowStream):
-    """A node as a stream that can go where its state says.
+    """A node as a stream that can go where its state says."""
 
-    Args:
-        node: the node.
-    """
-
-    def __init__(self, node: BaseNode[Any]) -> None:
-        self._node = node
-
-    @property
-    def seekable(self) -> bool:
-        return True
+    node: BaseNode[Any]
+    seekable = True  # type: ignore[assignment]
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
-        place = place_of(self._node)
+        place = place_of(self.node)
         first = place.start(0)  # before the node goes anywhere else
         if state is None:
             state = place.start(epoch) if epoch else first
         return NodeReader(place, state)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"node": type(self._node).__qualname__}
+        return {"node": type(self.node).__qualname__}
 
     def describe(self) -> list[tuple[str, str]]:
-        return [
-            (
-                "rows",
-                f"items of {type(self._node).__name__}: their number is unknown; resumed by its state",
-            )
-        ]
+        name = type(self.node).__name__
+        return [("rows", f"items of {name}: their number is unknown; resumed by its state")]
 
 
 def place_of(node: BaseNode[Any]) -> NodePlace:
