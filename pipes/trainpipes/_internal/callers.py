@@ -62,15 +62,7 @@ def in_trainer() -> str | None:
 
 def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[int, int]:
     """Rank and world size for a pipeline to read by: those given, or 0 of 1 where a library that asks for
-    its rows shares them out again: else rows of the other ranks would never be seen.
-
-    Args:
-        ranks: of this process.
-        batching: gives the stage that makes batches, if one does.
-
-    Raises:
-        ConfigError: batches would be shared out as if they were rows.
-    """
+    its rows shares them out again: else rows of the other ranks would never be seen."""
     sharing = None if ranks[1] == 1 else _who_shares()
     if sharing is None:
         return ranks

@@ -52,11 +52,7 @@ def require(good: Any, option: str, rule: str, value: Any, way: str = "") -> Non
 def whole_number(
     value: Any, least: int | None, option: str, meaning: str = "", most: int = LARGEST
 ) -> int:
-    """``value``, if it is an integer from ``least`` to ``most``, any one where ``least`` is None.
-
-    Raises:
-        ConfigError: it is not; ``meaning`` says what it counts.
-    """
+    """``value``, if it is an integer from ``least`` to ``most``, any one where ``least`` is None."""
     whole = _is_int(value)
     bound = "" if least is None else f" of {least} or more"
     if least is not None and whole and value > most:
@@ -119,15 +115,7 @@ def byte_count(value: Any, option: str, least: int = 1) -> int:
 
 
 def refuse_special(path: str, mode: int | None = None) -> None:
-    """Raise if a local path is a pipe, a socket or a device: to open one may wait without end.
-
-    Args:
-        path: where; what is not there is not refused.
-        mode: by ``os.stat``, where that is known.
-
-    Raises:
-        UnreadableError: it is one.
-    """
+    """Raise if a local path is a pipe, a socket or a device: to open one may wait without end."""
     if mode is None:
         try:
             mode = os.stat(path).st_mode
@@ -228,16 +216,7 @@ Function = Annotated[Callable[..., Any], function]
 
 
 def need(package: str, what: str, oldest: str = "") -> None:
-    """Raise unless a package is installed, of this version or a later one; nothing is imported.
-
-    Args:
-        package: the name that it is imported by.
-        what: needs it.
-        oldest: version, such as "5.3".
-
-    Raises:
-        MissingExtraError: it is not.
-    """
+    """Raise unless a package is installed, of this version or a later one; nothing is imported."""
     if find_spec(package) is None:
         raise MissingExtraError(
             f"{what} needs the package {package}, which is not installed: {pip_install(package)}"

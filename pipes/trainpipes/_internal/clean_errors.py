@@ -28,9 +28,6 @@ class OriginalError(Exception):
 def clean(error: BaseException) -> Any:
     """What stands for an error, and for all that led to it: raise this, or name it as the cause.
 
-    Built-in exceptions stay of their class. Of another class, the nearest built-in one is taken that it is
-    derived from; it names the class.
-
     >>> clean(KeyError("https://host/a?sig=abc"))
     KeyError('https://host/a?sig=…')
     """

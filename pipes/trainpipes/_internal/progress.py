@@ -38,13 +38,6 @@ EVERY_LOGGED = 10.0
 class Progress:
     """Counts how much of a job is done. Threads may share one; an ``advance`` costs less than 1 µs.
 
-    The thread that advances draws the bar, and the other threads do not wait for it.
-
-    Args:
-        job: what is done, as in "reading footers".
-        total: how many there are; None where that is unknown.
-        unit: what is counted, in the plural, or "bytes".
-
     >>> with Progress("reading footers", total=3, unit="files") as progress:
     ...     for _ in range(3):
     ...         progress.advance()
@@ -110,15 +103,7 @@ class Progress:
 def counted(
     items: Iterable[T], job: str, total: int | None, unit: str, size: int | None = 1
 ) -> Iterator[T]:
-    """The items, with a progress bar.
-
-    Args:
-        items: any iterable.
-        job: what is done, as in "measuring padding".
-        total: how many there are in all; None where that is unknown.
-        unit: what is counted, in the plural.
-        size: how many one item counts; None for its length.
-    """
+    """The items, with a progress bar."""
     with Progress(job, total, unit) as progress:
         for item in items:
             yield item

@@ -31,10 +31,6 @@ def in_color(stream: Any) -> bool:
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Rows of cells in columns, two spaces apart.
 
-    Args:
-        rows: of as many cells each; heads are the first one.
-        width: of a line, as far as that goes: the widest cells are folded.
-
     >>> print(table([["name", "n"], ["a", "1"], ["b c d e f", "2"]], width=11))
     name      n
     a         1

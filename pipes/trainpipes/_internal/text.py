@@ -87,10 +87,6 @@ class _Short(reprlib.Repr):
 def escaped(text: str, most: int | None = None) -> str:
     """A text in one line. Characters that a terminal would obey, or would not show, become escapes.
 
-    Args:
-        text: of the data.
-        most: characters to keep; a longer text loses its middle.
-
     >>> escaped("red: \\x1b[31m, line\\n")
     'red: \\\\x1b[31m, line\\\\n'
     >>> escaped("x" * 1000, 9)

@@ -64,13 +64,7 @@ def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
 
 
 def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """An array ``[n]`` as Arrow's.
-
-    Args:
-        values: integers, floats and bools, copied only if they are bools or do not lie one after the
-            other; of all else, and of a masked array, pyarrow makes what it makes.
-        null: which of them are null, bool ``[n]``.
-    """
+    """An array ``[n]`` as Arrow's, with these null, bool ``[n]``; copied only if it is of bools or has gaps."""
     if values.dtype.kind not in "iufb" or isinstance(values, np.ma.MaskedArray):
         return pa.array(values, mask=null)
     values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
@@ -106,12 +100,8 @@ def python_to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def apart(array: pa.Array) -> tuple[Any, IntArray]:
-    """Lists, maps, texts or bytes taken apart, in the same memory.
-
-    Returns:
-        What they hold, one row after the other: of lists and maps an Arrow array, of others uint8
-        ``[bytes]``; and where each row starts in it, and the end: int32 or int64 ``[rows + 1]``.
-    """
+    """Lists, maps, texts or bytes taken apart, in the same memory: what they hold (of lists and maps an Arrow
+    array, of others uint8 ``[bytes]``), and where each row starts in it, and the end: ``[rows + 1]``."""
     offsets = _values(array, offset_dtype(array.type), len(array) + 1)
     start, stop = int(offsets[0]), int(offsets[-1])
     if start:
@@ -171,14 +161,7 @@ T = TypeVar("T", pa.Table, pa.RecordBatch, pa.Array)
 
 
 def gathered(rows: T, index: IntArray) -> T:
-    """The rows at ``index`` of a table, a record batch or an array: int64, in any order, with repeats.
-
-    Views of text and bytes, as Polars writes them, are gathered as text and bytes: Arrow has no ``take`` for
-    them.
-
-    Raises:
-        pa.ArrowInvalid: chunks of a column hold more together than its offsets can count.
-    """
+    """The rows at ``index`` of a table, a record batch or an array: int64, in any order, with repeats."""
     places = to_arrow(index)
     try:
         return rows.take(places)
@@ -218,13 +201,7 @@ def take_rows(
     take: Callable[[int, IntArray], pa.RecordBatch], firsts: IntArray, index: IntArray
 ) -> pa.Table:
     """The rows at ``index``, of one row or more, taken from their chunks: ``ChunkedArray.take`` may copy the
-    whole column.
-
-    Args:
-        take: gives rows of a chunk by the chunk's number and theirs in it.
-        firsts: the number of each chunk's first row, and the number of rows, int64 ``[chunks + 1]``.
-        index: numbers of rows, int64, in any order, with repeats.
-    """
+    whole column."""
     parts, back = parts_of(firsts, index)
     tables = [pa.Table.from_batches([take(number, places)]) for number, places in parts]
     return tables[0] if back is None else gathered(pa.concat_tables(tables).combine_chunks(), back)

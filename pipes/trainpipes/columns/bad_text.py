@@ -17,16 +17,7 @@ SHOWN = 40
 
 
 class naming_bad_text:
-    """A context that says of which row text could not be decoded.
-
-    Args:
-        block: the rows that are worked on.
-        asker: the stage that does; None for whoever iterates.
-
-    Raises:
-        UnreadableError: instead of what was raised over text of these rows that is not UTF-8, or over a
-            number or time.
-    """
+    """A context that says of which row text could not be decoded."""
 
     __slots__ = ("_asker", "_block")
 
@@ -107,12 +98,7 @@ def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
 
 
 class BadCell(Exception):
-    """A value that a column cannot have.
-
-    Args:
-        row: which, within the column; None if the column's type is at fault.
-        problem: what is wrong, and the way out.
-    """
+    """A value that a column cannot have."""
 
     def __init__(self, row: int | None, problem: str) -> None:
         super().__init__(problem)

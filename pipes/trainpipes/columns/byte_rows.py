@@ -21,15 +21,6 @@ def cut_rows(
 ) -> tuple[Array, IntArray]:
     """Rows of ``length`` values at most, cut at their starts ("left") or ends ("right").
 
-    Args:
-        values: of a type that is plain bytes, ``[values, ...]``.
-        offsets: where each row starts in them, and the end, integers ``[rows + 1]``, ascending.
-        length: values of a row, at most.
-        side: that is cut.
-
-    Returns:
-        Their values, one row after the other, read-only, and their lengths, int64 ``[rows]``.
-
     >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "left")
     (array([1, 3, 4]), array([1, 2]))
     """

@@ -23,11 +23,7 @@ from trainpipes.errors import SchemaError, TrainpipesError
 
 def table_of(data: Payload, asker: object) -> pa.Table:
     """Rows as an Arrow table: columns as they are, or tensors with names. Python objects have become columns
-    before, by one schema for all (``AsColumns``), if they can.
-
-    Raises:
-        SchemaError: they have no columns.
-    """
+    before, by one schema for all (``AsColumns``), if they can."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, TensorRows) and data.names is not None:
@@ -37,13 +33,7 @@ def table_of(data: Payload, asker: object) -> pa.Table:
 
 
 def to_columns(table: pa.Table, format: str) -> Any:
-    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even.
-
-    The form of a column follows from its type alone, not from the rows that happen to be at hand.
-
-    Raises:
-        BadCell: a null where the array of a column has no place for one.
-    """
+    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even."""
     if format == "arrow":
         return table
     found: dict[str, Any] = {}
@@ -111,14 +101,7 @@ TypeOf: TypeAlias = Callable[[str], "pa.DataType | None"]
 
 
 def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> pa.Table:
-    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors.
-
-    Args:
-        columns: what it returned.
-        asker: the stage, for messages.
-        type_of: the types of columns of Python values, which say nothing of them but by what they happen
-            to hold; None to take that.
-    """
+    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors."""
     if isinstance(columns, pa.RecordBatch):
         columns = pa.Table.from_batches([columns])
     if not isinstance(columns, Mapping | pa.Table):

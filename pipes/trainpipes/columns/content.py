@@ -112,12 +112,7 @@ class _Streams:
         self._hashes[path].update(content)
 
     def add(self, array: pa.Array, path: str) -> None:
-        """Rows that follow those that were added before.
-
-        Args:
-            array: the rows.
-            path: of the level in nested types.
-        """
+        """Rows that follow those that were added before."""
         if not len(array):
             return
         first = self._rows.get(path, 0)

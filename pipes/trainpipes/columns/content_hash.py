@@ -40,23 +40,14 @@ _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
 
 class _Hashing:
-    """One hash function.
-
-    Args:
-        number: which.
-    """
+    """One hash function."""
 
     def __init__(self, number: int) -> None:
         raw = np.random.Philox(key=random_key(0, "content hash", number)).random_raw(KEYS)
         self.keys: HashArray = raw | _ONE
 
     def combined(self, words: HashArray, offsets: IntArray) -> HashArray:
-        """One hash for the words of each row.
-
-        Args:
-            words: of all rows, one row after the other.
-            offsets: where each row starts, and the end: int64 ``[rows + 1]``.
-        """
+        """One hash for the words of each row."""
         found = np.empty(len(offsets) - 1, dtype=np.uint64)
         row = 0
         for stop in _cuts(offsets, CHUNK):
@@ -94,10 +85,6 @@ _HASHINGS: dict[int, _Hashing] = {}
 
 def row_hashes(table: pa.Table, number: int = 0) -> HashArray:
     """A hash of each row of a table, uint64 ``[rows]``.
-
-    Args:
-        table: of any types that Parquet can hold.
-        number: of the hash function. Those of different numbers are independent.
 
     >>> rows = pa.table({"x": ["a", "a", None], "y": [[1], [1], []]})
     >>> one, same, other = row_hashes(rows).tolist()

@@ -22,11 +22,7 @@ MARGIN, GROWTH = 1.1, 1.5
 
 
 def joined_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """All rows one after the other, each column in one piece.
-
-    Raises:
-        SchemaError: the tables differ in their columns.
-    """
+    """All rows one after the other, each column in one piece."""
     odd = next((table for table in tables if not table.schema.equals(tables[0].schema)), None)
     if odd is not None:
         raise unlike(tables[0].schema, odd.schema)
@@ -47,11 +43,7 @@ def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
 
 
 class Joining:
-    """Tables of one schema, one after the other.
-
-    Args:
-        rows: about how many there will be in all.
-    """
+    """Tables of one schema, one after the other."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -84,12 +76,7 @@ class _Column:
         self._chunks: list[Any] = []
 
     def add(self, given: pa.ChunkedArray, share: float) -> None:
-        """The next rows.
-
-        Args:
-            given: the rows.
-            share: how many times as many there will be in all, about; 0 where no more come.
-        """
+        """The next rows."""
         for chunk in given.chunks:
             if not len(chunk):
                 continue
@@ -123,12 +110,7 @@ def _can_be_copied(kind: pa.DataType) -> bool:
 
 
 class _Filled:
-    """A column that is copied: numbers, or lists of numbers, texts or bytes.
-
-    Args:
-        kind: its type, which can be copied.
-        share: how much of all rows the first chunk is, about: as many times its values there is room for.
-    """
+    """A column that is copied: numbers, or lists of numbers, texts or bytes."""
 
     def __init__(self, kind: pa.DataType, share: float) -> None:
         self._kind = kind

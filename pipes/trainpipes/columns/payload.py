@@ -55,12 +55,7 @@ def payload_rows(data: Payload) -> list[Any]:
 
 
 def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
-    """All rows of the payloads, one after the other; Arrow columns come out in one chunk.
-
-    Args:
-        parts: the payloads; Arrow ones are not held once the next one is taken.
-        rows: how many there will be; counted if None.
-    """
+    """All rows of the payloads, one after the other; Arrow columns come out in one chunk."""
     if rows is None:
         parts = list(parts)
         rows = sum(map(len, parts))

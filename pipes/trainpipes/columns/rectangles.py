@@ -85,12 +85,7 @@ class RaggedRows:
         return length * (self.dtype.itemsize * inner + mask)
 
     def rectangles(self, index: IntArray | None, bounds: IntArray) -> Rectangles:
-        """Rectangles of some rows.
-
-        Args:
-            index: the rows' numbers, int64 ``[some]``; None for all.
-            bounds: first of them in each rectangle, and the end, int64 ``[rectangles + 1]``.
-        """
+        """Rectangles of some rows."""
         return Rectangles(self, index, bounds)
 
     def stretches(self, width: int) -> Array:
@@ -102,11 +97,8 @@ class RaggedRows:
 
 
 class Rectangles(Sequence[Rectangle]):
-    """Rows of different lengths as rectangles of several rows each, made as they are asked for.
-
-    Each is its cells ``[B, L, ...]``, in memory of their own, and 1 for those that are real, 0 for
-    others, ``[B, L]``, or None where nobody asks. See ``RaggedRows.rectangles``.
-    """
+    """Rows of different lengths as rectangles of several rows each, made as they are asked for: cells
+    ``[B, L, ...]`` in memory of their own, and 1 for those that are real, 0 for others, ``[B, L]``."""
 
     def __init__(self, rows: RaggedRows, index: IntArray | None, bounds: IntArray) -> None:
         self._rows = rows
@@ -181,17 +173,7 @@ class Rectangles(Sequence[Rectangle]):
 def widths_of(
     lengths: IntArray, bounds: IntArray, max_length: int | None = None, multiple: int = 1
 ) -> IntArray:
-    """How wide each rectangle is.
-
-    Args:
-        lengths: of each row, int64 ``[rows]``.
-        bounds: first row of each rectangle and the end, int64 ``[rectangles + 1]``.
-        max_length: width of all; None for that of the longest row in each.
-        multiple: widths are rounded up to a multiple of this.
-
-    Returns:
-        int64 ``[rectangles]``.
-    """
+    """How wide each rectangle is."""
     widths = np.zeros(len(bounds) - 1, dtype=np.int64)
     if max_length is not None:
         widths[:] = max_length

@@ -18,14 +18,7 @@ from trainpipes.columns.value_column import column_of
 
 
 class UnfitRow(Exception):
-    """A row that a schema does not hold.
-
-    Args:
-        number: which, of those that were given.
-        problem: what is wrong, as text that follows "the row".
-        column: the column at fault, if it is one.
-        found: its type, as it would have to be to hold the row; None if there is none.
-    """
+    """A row that a schema does not hold."""
 
     def __init__(
         self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
@@ -51,11 +44,7 @@ class SchemaFinder:
         self.rows = 0
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Look at more rows.
-
-        Raises:
-            UnfitRow: one goes with no column, or not with those before it.
-        """
+        """Look at more rows."""
         for number, row in enumerate(rows):
             for name, value in columns_in(row, number).items():
                 known = self._types.get(name, pa.null())
@@ -88,16 +77,7 @@ def columns_in(row: Any, number: int) -> Mapping[str, Any]:
 
 
 def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) -> pa.Table:
-    """Rows as columns. A key that is not there counts as None.
-
-    Args:
-        rows: dicts.
-        schema: what they must fit.
-        exact: whether floats must be had in the schema's width as they are.
-
-    Raises:
-        UnfitRow: the first row that does not fit.
-    """
+    """Rows as columns. A key that is not there counts as None."""
     names = set(schema.names)
     try:
         for row in rows:

@@ -75,11 +75,9 @@ def lists_of(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
-    """One dict a row, of Python values; what were arrays once are arrays again, each with memory of its own.
+    """One dict a row, of Python values; what were arrays are arrays again, each with memory of its own.
 
-    Args:
-        table: the rows.
-        every: whether all fixed-size lists of numbers are given as arrays.
+    With ``every``, all fixed-size lists of numbers are.
     """
     arrays = {
         field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
@@ -141,9 +139,6 @@ def as_array(value: Any) -> Any:
 def type_of(value: Any) -> pa.DataType:
     """The Arrow type of a value; of an array with several dimensions, lists of fixed sizes.
 
-    Raises:
-        NoColumn: there is none.
-
     >>> type_of({"a": 1, "b": [0.5, None]})
     StructType(struct<a: int64, b: list<item: double>>)
     """
@@ -204,11 +199,7 @@ def _named(key: Any) -> str:
 
 
 def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type that holds the values of both.
-
-    Raises:
-        NoColumn: there is none.
-    """
+    """The type that holds the values of both."""
     if one.equals(other) or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):

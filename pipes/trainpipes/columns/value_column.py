@@ -18,16 +18,7 @@ from trainpipes.columns.row_types import NoColumn, as_array
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:
-    """Values as an Arrow array.
-
-    Args:
-        values: Python values, arrays or tensors; None for null.
-        kind: the type.
-        exact: as in ``table_of_rows``.
-
-    Raises:
-        NoColumn: one does not fit.
-    """
+    """Values as an Arrow array."""
     try:
         if is_list(kind):
             return _lists(values, kind, exact)

@@ -15,12 +15,7 @@ MOST_EMPTY_ROWS = 2**20
 
 
 class EmptyEpochGuard:
-    """Counts the epochs in a row that gave nothing.
-
-    Args:
-        endless: whether epoch follows epoch without end; else none are too many.
-        gave: whether the epoch at hand may have given something already.
-    """
+    """Counts the epochs in a row that gave nothing."""
 
     def __init__(self, endless: bool = True, gave: bool = False) -> None:
         self._endless = endless

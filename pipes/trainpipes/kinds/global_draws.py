@@ -42,17 +42,7 @@ def seen_draws(stages: Sequence[object]) -> str:
 
 
 class DrawWatch:
-    """Looks at the global generators around the first calls of a function, and warns once if it draws.
-
-    Args:
-        fn: the function, or the class that has it; None where there is none of the user's.
-        said: the stage, as messages name it.
-        cure: what to do instead.
-
-    Attributes:
-        tells: whether it warns; else ``found`` says what there is to tell.
-        found: the generator that the function drew from; "" so far.
-    """
+    """Looks at the global generators around the first calls of a function, and warns once if it draws."""
 
     def __init__(self, fn: Any, said: str, cure: str) -> None:
         self._fn = fn

@@ -78,11 +78,7 @@ class LooksAhead(Protocol):
 
 
 def checked_source(source: Any, asker: object) -> RowSource | RowStream:
-    """What a source's stage has opened, if it is of the user's own: raises unless it is one.
-
-    Raises:
-        ConfigError: it is none, its lengths are no counts, or its fingerprint is not of JSON types.
-    """
+    """What a source's stage has opened, if it is of the user's own: raises unless it is one."""
     if not isinstance(source, RowSource | RowStream):
         raise ConfigError(
             f"{asker}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
@@ -109,11 +105,7 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
 
 
 def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: int) -> Payload:
-    """Rows ``start`` to ``stop`` of a block, which are found to be as many.
-
-    Raises:
-        DataError: the source gives others; names it and the block.
-    """
+    """Rows ``start`` to ``stop`` of a block, which are found to be as many."""
     data = reader.read(block, start, stop)
     good = isinstance(data, pa.Table | list | TensorRows)
     if not good or len(data) != stop - start:
@@ -126,11 +118,7 @@ def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: i
 
 
 def read_full(reader: StreamReader, rows: int) -> Payload | None:
-    """The next rows of a stream: fewer at its end only, None past it.
-
-    Raises:
-        DataError: the stream gives something else; names it.
-    """
+    """The next rows of a stream: fewer at its end only, None past it."""
     parts: list[Payload] = []
     while rows:
         data = reader.read(rows)
@@ -271,15 +259,7 @@ class MixedWindows(ABC):
     def open(
         self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
     ) -> RunSource:
-        """The mixed rows of one shard from a state on.
-
-        Args:
-            shard: which shard.
-            state: as a run gave it, or of an epoch's start.
-            rows: most rows in a run, and in the first one.
-            shards: how many there are in this process.
-            first: epoch of the pass.
-        """
+        """The mixed rows of one shard from a state on."""
 
     @abstractmethod
     def close(self) -> None:
@@ -304,11 +284,7 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
-        """The columns of all rows, of those of each pipeline.
-
-        Raises:
-            SchemaError: they do not go together; names two pipelines, and ``asker``.
-        """
+        """The columns of all rows, of those of each pipeline."""
 
     @abstractmethod
     def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:

@@ -50,10 +50,8 @@ class RunStage(Stage):
 
     @abstractmethod
     def process(self, run: Run) -> Run:
-        """What comes out for what goes in.
-
-        Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
-        """
+        """What comes out for what goes in. Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never
+        added or reordered."""
 
     def _check_rows(self, run: Run, single: bool = False) -> None:
         """Raise ConfigError where rows are collated already, or with ``single`` in batches."""
@@ -252,20 +250,11 @@ class CutStage(Stage):
 
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        """The runs of one shard from this stage, opened at a cursor.
-
-        Args:
-            below: opens the rows below at a cursor of theirs.
-            at: a cursor that a run of this stage gave, or one of the rows' own at the start.
-        """
+        """The runs of one shard from this stage, opened at a cursor."""
 
 
 class BatchingStage(CutStage):
-    """A stage that cuts rows into batches.
-
-    Attributes:
-        drop_last: whether a short one at the end of an epoch is left out.
-    """
+    """A stage that cuts rows into batches."""
 
     role: ClassVar[Role] = "batch"
     drop_last = False
@@ -311,14 +300,7 @@ class RowOrder(Protocol):
 
 
 class OrderStage(Stage):
-    """A stage that orders rows.
-
-    Attributes:
-        buffer_size: rows that are mixed with each other, where they are shuffled within a buffer.
-        seed: of such an order.
-        max_bytes: most memory for it.
-        sampler: what chooses the rows, some of them perhaps several times; None where all come once.
-    """
+    """A stage that orders rows."""
 
     role: ClassVar[Role] = "shuffle"
     reorders = True
@@ -428,16 +410,7 @@ class MixingSource(Source):
 
     @abstractmethod
     def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
-        """Make a state of another mix one of this.
-
-        Args:
-            saved: the identity that the state has of its pipeline; changed, as ``position`` is.
-            now: that of the pipeline at hand.
-            position: where the state stands.
-
-        Raises:
-            StateError: it cannot change where the state stands.
-        """
+        """Make a state of another mix one of this."""
 
 
 def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:

@@ -101,14 +101,7 @@ class RowSampler(Sampler[int]):
 
 
 class Draws(Iterator[int]):
-    """The indices of one epoch, one by one.
-
-    Args:
-        sampler: where they come from.
-        stride: of which part: every ``stride[0]``-th from ``stride[1]`` on.
-        length: of the epoch over all parts; the sampler's own if left out.
-        of: what a state knows the sampler by; its fingerprint if left out.
-    """
+    """The indices of one epoch, one by one."""
 
     def __init__(
         self, sampler: RowSampler, stride: tuple[int, int] = (1, 0), length: int | None = None,
@@ -143,11 +136,7 @@ class Draws(Iterator[int]):
         return {"epoch": epoch, "position": self._at, "of": self._of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state was taken, also of another number of replicas.
-
-        Raises:
-            StateError: it is of another sampler.
-        """
+        """Go on where a state was taken, also of another number of replicas."""
         if state.get("of") != self._of:
             raise StateError(
                 f"this state is of the sampler {state.get('of')}, and this is {self._of}"

@@ -51,14 +51,7 @@ Joined = Literal["one sequence", "side by side"]
 
 @dataclass(eq=False)
 class CommonColumns:
-    """The columns that rows of several pipelines have alike, or side by side.
-
-    Args:
-        asker: the stage's name, for messages.
-        stage: the stage, as it prints.
-        parts: of each pipeline what it reads, and the stages that its rows go through.
-        joined: what its rows are to those of the others.
-    """
+    """The columns that rows of several pipelines have alike, or side by side."""
 
     asker: str
     stage: str
@@ -71,12 +64,7 @@ class CommonColumns:
         self._first: tuple[Any, Any] | None = None
 
     def of(self, name: Any, block: Block) -> Block:
-        """Rows of a pipeline as the others go with them.
-
-        Raises:
-            SchemaError: they do not; names two pipelines, and what each has.
-            ConfigError: side by side, two pipelines have a column of one name.
-        """
+        """Rows of a pipeline as the others go with them."""
         if not len(block):
             return block
         wanted = self.wanted

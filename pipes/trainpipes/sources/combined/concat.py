@@ -53,12 +53,7 @@ class Concat(JoiningSource):
 
 
 class Joined(JoinedRows):
-    """The blocks of several sources, one after the other.
-
-    Attributes:
-        file_of_block: the file that each block is in, numbered over all sources; a source without files
-            counts as one. int64 ``[blocks]``.
-    """
+    """The blocks of several sources, one after the other."""
 
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)

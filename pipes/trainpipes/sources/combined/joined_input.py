@@ -49,14 +49,7 @@ class Cut(NamedTuple):
 
 
 class JoiningSource(Source):
-    """A stage that reads the rows of several pipelines as those of one source.
-
-    Args:
-        pipelines: in this order.
-
-    Attributes:
-        joined: what the rows of each are to those of the others.
-    """
+    """A stage that reads the rows of several pipelines as those of one source."""
 
     joined: ClassVar[Joined] = "one sequence"
 
@@ -154,12 +147,7 @@ def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
 
 
 class JoinedRows(RowSource):
-    """The rows of several pipelines. Can be pickled if their sources can.
-
-    Args:
-        stage: which opens it.
-        parts: of each pipeline.
-    """
+    """The rows of several pipelines. Can be pickled if their sources can."""
 
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         self.stage = stage
@@ -234,22 +222,7 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
 
 
 class JoinedInput:
-    """The rows of one of the pipelines, in blocks, with the stages that they go through.
-
-    Args:
-        number: of the pipeline, from 0.
-        stages: of the pipeline.
-        source: the pipeline's, if it is open already.
-        asker: the name of the stage that joins them, for messages.
-        columns: of the rows of all.
-
-    Attributes:
-        inputs: what the pipeline reads.
-        source: its source.
-        lengths: rows of each block that are used: all, but for ``take`` and ``skip``. int64 ``[blocks]``.
-        edges: number of the first of these, and of all, int64 ``[blocks + 1]``.
-        skipped: rows of the source before the first one that is used.
-    """
+    """The rows of one of the pipelines, in blocks, with the stages that they go through."""
 
     def __init__(
         self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
@@ -275,15 +248,7 @@ class JoinedInput:
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
-        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages.
-
-        Args:
-            reader: of the source.
-            block: which.
-            start: the first row.
-            stop: the row after the last.
-            first: the number of this input's first row among those of all.
-        """
+        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages."""
         begin, own = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
@@ -295,13 +260,7 @@ class JoinedInput:
         return self.finished(self.source.take(own), own, first)
 
     def finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
-        """Rows of the source after the pipeline's stages.
-
-        Args:
-            data: the rows.
-            rows: their numbers in file order within the source, int64 ``[rows]``.
-            first: as ``read`` takes it.
-        """
+        """Rows of the source after the pipeline's stages."""
         try:
             return self.columns.of(
                 self.number, put_through(self.inputs.chain.steps, Block(data, rows))

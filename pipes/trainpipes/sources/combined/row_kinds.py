@@ -59,11 +59,7 @@ def _typed(name: str, kind: pa.DataType | None) -> str:
 
 
 def in_columns(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table with columns of the same names as they are wanted: in that order, and in those types.
-
-    Raises:
-        pa.ArrowException: a value is not to be had in its type without a loss.
-    """
+    """A table with columns of the same names as they are wanted: in that order, and in those types."""
     same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
     return table if same else table.select(wanted.names).cast(wanted)
 
@@ -92,13 +88,7 @@ def is_python(inputs: Inputs) -> bool:
 
 def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
     """Of what kind the rows are that come out of some stages: what ``columns_of`` tells, or ``ONCE``; None
-    where there are none.
-
-    Args:
-        inputs: what the pipeline reads.
-        steps: the stages.
-        asker: who asks, for messages.
-    """
+    where there are none."""
     known = known_columns(inputs, steps)
     if known is not None:
         empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
@@ -121,13 +111,7 @@ def united(
     unlike: Callable[[Any, str, Any, str], SchemaError],
     wider: Callable[[pa.Field, pa.Field], pa.Field],
 ) -> pa.Schema:
-    """The columns that hold the rows of all.
-
-    Args:
-        schemas: of each source.
-        unlike: makes the error of two sources: one, what it has, the other, and what that has.
-        wider: the field that holds the values of two; NoColumn where there is none.
-    """
+    """The columns that hold the rows of all."""
     (first, schema), *others = schemas.items()
     fields = {field.name: (field, first) for field in schema}
     for name, own in others:

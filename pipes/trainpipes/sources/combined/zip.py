@@ -73,12 +73,7 @@ class Zip(JoiningSource):
 
 
 class Zipped(JoinedRows):
-    """The columns of several sources.
-
-    Attributes:
-        edges: number of each block's first row, and of all rows, int64 ``[blocks + 1]``.
-        schema: of all rows, where that of each source is known.
-    """
+    """The columns of several sources."""
 
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
@@ -143,12 +138,7 @@ class Zipped(JoinedRows):
         return [*lines, *(line for part in self.parts for line in part.describe())]
 
     def joined(self, parts: Sequence[Any]) -> Payload:
-        """The columns of some rows of each source.
-
-        Raises:
-            ConfigError: two sources have a column of one name.
-            SchemaError: rows have no columns, or are not of one kind.
-        """
+        """The columns of some rows of each source."""
         if len(parts) == 1:
             return parts[0]
         if all(isinstance(part, pa.Table) for part in parts):
@@ -235,10 +225,6 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
     """The source whose blocks are those of all: the one at whose ends the fewest rows of others are decoded
     twice. The first of several.
-
-    Args:
-        edges: of each source the number of each block's first row, and of all rows.
-        anywhere: whether blocks of a source can be entered anywhere at no cost.
 
     >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
     1

@@ -132,12 +132,7 @@ class FromDataset(Source):
 
 
 class Fetch(RunStage):
-    """Items of a dataset for their keys.
-
-    Args:
-        dataset: where they are.
-        batched: whether a key is a list of keys, and what comes out a list of items.
-    """
+    """Items of a dataset for their keys."""
 
     per_row = True
 

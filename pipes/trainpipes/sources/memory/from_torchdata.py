@@ -106,11 +106,7 @@ def _text(data: bytes) -> str:
 
 
 def tells_start(state: Any) -> bool:
-    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch.
-
-    That of an iterable may not: if it goes to its start with the first item only, its state says until
-    then where the epoch before was left. Who is not known may be such a one.
-    """
+    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch."""
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
     below = _KNOWN.get(frozenset(state))
@@ -214,11 +210,7 @@ def place_of(node: BaseNode[Any]) -> NodePlace:
 
 
 class NodePlace:
-    """Where a node stands, and where its epochs start.
-
-    Args:
-        node: the node.
-    """
+    """Where a node stands, and where its epochs start."""
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self._node = weakref.ref(node)
@@ -297,12 +289,7 @@ class NodePlace:
 
 
 class NodeReader(StreamReader):
-    """One pass over a node.
-
-    Args:
-        place: where the node stands.
-        start: the position before the first read.
-    """
+    """One pass over a node."""
 
     def __init__(self, place: NodePlace, start: dict[str, Any]) -> None:
         self._place = place

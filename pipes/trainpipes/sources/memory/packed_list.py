@@ -24,12 +24,6 @@ LEAST_ITEMS = 1000
 class PackedList(Sequence[Any]):
     """The items of a list, each made anew when it is asked for.
 
-    Args:
-        items: the list.
-
-    Raises:
-        pickle.PicklingError, TypeError, AttributeError: an item does not pickle.
-
     >>> PackedList([{"a": 1}, {"a": 2}])[1]
     {'a': 2}
     """

@@ -65,10 +65,6 @@ def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int
     """A sum D for which the weights of all steps of a schedule are whole numbers, if it is not too
     large.
 
-    Args:
-        steps: weights of each step.
-        leaves: whether a source may leave, so that its weight is to be shared out.
-
     >>> common_total([[Fraction(7, 10), Fraction(3, 10)]], leaves=False)
     10
     """
@@ -98,17 +94,6 @@ def phases_of(shard: int, sources: int) -> tuple[int, ...]:
 def by_rows(weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int) -> IntArray:
     """The sources of the next rows, int64.
 
-    A function of what follows ``weights`` and ``ahead`` alone: however many rows are asked for at a time,
-    the order is the same. 0.5 to 2.5 us a row, with the number of sources; less than 0.1 us where the
-    weights are small whole numbers or short decimals, so that the order repeats itself and is kept.
-
-    Args:
-        weights: W, sum D; 0 for a source that gives nothing.
-        ahead: how far each source is ahead, in 1 / D rows.
-        phases: the shard's, of ``phases_of``.
-        left: rows that each source has ready; it ends where one has none left.
-        rows: most rows.
-
     >>> by_rows([7, 3], [0, 0], phases_of(0, 2), [9, 9], 10).tolist()
     [1, 0, 0, 1, 0, 0, 1, 0, 0, 0]
     """
@@ -129,12 +114,7 @@ def by_rows(weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int) -> 
 
 
 class _Period:
-    """An order that repeats itself.
-
-    Attributes:
-        order: sources of one period, int64 ``[D]``.
-        places: for how far sources are ahead at some place of it, that place.
-    """
+    """An order that repeats itself."""
 
     def __init__(self, weights: tuple[int, ...], phases: tuple[int, ...]) -> None:
         total = sum(weights)
@@ -243,15 +223,6 @@ def by_tokens(
     tokens: int | None = None,
 ) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
     """The sources of the next rows, and how far each source is ahead after them. About 0.5 us a row.
-
-    Args:
-        weights: W, sum D; 0 for a source that gives nothing.
-        ahead: how far each source is ahead, in 1 / D tokens.
-        first: the source of the first row, where nothing was drawn yet; None for the rule's own.
-        lengths: tokens of the rows that each source has ready, at least 1 each; it ends where one has none
-            left.
-        rows: most rows.
-        tokens: after so many it ends.
 
     >>> by_tokens([1, 1], [0, 0], None, [[5] * 2, [1] * 9], 9)
     ([1, 0, 1, 1, 1, 1, 1, 0], (4, -4))

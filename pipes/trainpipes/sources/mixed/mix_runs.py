@@ -27,17 +27,7 @@ from trainpipes.sources.mixed.mix_weights import MixRules
 
 @dataclass(frozen=True)
 class Stretch:
-    """Draws between which no source was read on.
-
-    Args:
-        first: of its rows among those of the run.
-        order: source of each row, int64.
-        lengths: tokens of each row, int64; None where rows are counted.
-        ahead: how far each source is ahead before it.
-        weights: of the sources.
-        tokens: drawn before it.
-        cursors: give for each source the cursor after so many of its rows.
-    """
+    """Draws between which no source was read on."""
 
     first: int
     order: IntArray
@@ -87,17 +77,7 @@ STRETCHES = 4
 
 
 class MixRuns:
-    """Runs of mixed rows of one shard.
-
-    Args:
-        rules: of the mix.
-        sources: in the order of the rules.
-        chain: of the mix.
-        shard: which shard.
-        state: as a run gave it, or of an epoch's start.
-        rows: most rows in a run, and in the first one.
-        first_epoch: of the pass.
-    """
+    """Runs of mixed rows of one shard."""
 
     def __init__(
         self,

@@ -24,14 +24,7 @@ CursorAfter = Callable[[int], "dict[str, Any] | None"]
 
 @dataclass(eq=False)
 class MixSource:
-    """One source, for the shards of one process.
-
-    Args:
-        name: of the source.
-        opener: of its shards.
-        ids: the numbers of its rows in the mix.
-        lengths: tokens of each row, where those are counted.
-    """
+    """One source, for the shards of one process."""
 
     name: str
     opener: ShardOpener

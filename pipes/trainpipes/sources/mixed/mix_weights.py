@@ -31,11 +31,7 @@ Schedule = list[tuple[int, dict[str, Fraction]]]
 
 
 def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str, Fraction]:
-    """The weight of each source, a float taken as the decimal number it prints as.
-
-    Raises:
-        ConfigError: one is missing, unknown, negative or no number, or all are 0.
-    """
+    """The weight of each source, a float taken as the decimal number it prints as."""
     rule = f"a dict with a number for each source ({', '.join(names)})"
     good = isinstance(weights, Mapping) and set(weights) == set(names)
     require(good, option, rule, weights, "0 leaves a source out")
@@ -51,11 +47,7 @@ def _number(value: Any, name: str, option: str) -> Fraction:
 
 
 def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
-    """The steps of a schedule, in order.
-
-    Raises:
-        ConfigError: it is no list of pairs, or they are not in order.
-    """
+    """The steps of a schedule, in order."""
 
     def check(good: Any, value: Any) -> None:
         rule = (
@@ -142,11 +134,7 @@ class MixRules:
 
     def with_names(self, block: Block, source: IntArray) -> Block:
         """Rows with a column that names the source of each, where one is wanted; ``source`` is the number of
-        each row's, int64 ``[rows]``.
-
-        Raises:
-            SchemaError: the rows have no columns, or this one already.
-        """
+        each row's, int64 ``[rows]``."""
         column, data = self.output_column, block.data
         if column is None:
             return block

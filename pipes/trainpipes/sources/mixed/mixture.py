@@ -157,13 +157,6 @@ def _calls_rows(mix: Plan) -> bool:
 class MixedIds:
     """Numbers of the rows of a mix: which source, and which row of it.
 
-    A number has the row's own in its lower 40 bits, and a tag of the source above: a hash of its name, so
-    that rows keep their numbers when sources are added or taken away. Sources of a source have tags of their
-    own.
-
-    Args:
-        below: for each source its own numbering if it is a mix itself, else None.
-
     >>> ids = MixedIds({"code": None, "web": None})
     >>> ids.of("web", np.array([7])).tolist()
     [4104363656790147079]
