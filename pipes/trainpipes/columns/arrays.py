@@ -64,7 +64,7 @@ def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
 
 
 def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """An array ``[n]`` as Arrow's, with these null, bool ``[n]``; copied only if it is of bools or has gaps."""
+    """An array ``[n]`` as Arrow's, with these null, bool ``[n]``; copied only if bools or with gaps."""
     if values.dtype.kind not in "iufb" or isinstance(values, np.ma.MaskedArray):
         return pa.array(values, mask=null)
     values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainpipes.columns.run import Run, round_of
+from trainpipes.columns.run import Cursors, Run, round_of
 from trainpipes.engine.layout import Layout, StreamLayout
 from trainpipes.errors import DataError
 
@@ -39,18 +39,24 @@ class EmptyRounds:
     """The epochs, and in a mix those of its sources, that a stage got rows of since it let one through."""
 
     def __init__(self) -> None:
+        self._taken: list[
+            Cursors
+        ] = []  # whose rounds are not in ``_seen`` yet: most are never asked for
         self._seen: set[tuple[int, int]] = set()
 
     def saw(self, run: Run) -> None:
         """Rows came in."""
-        self._seen.add(round_of(run.cursors.state(0)))
+        self._taken.append(run.cursors)
 
     def gave(self) -> None:
         """Something came out."""
+        self._taken.clear()
         self._seen.clear()
 
     def check(self, stage: object) -> None:
         """Raise DataError if there are so many that nothing ever may come out."""
+        self._seen.update(round_of(cursors.state(0)) for cursors in self._taken)
+        self._taken.clear()
         if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise kept_nothing(stage)
 

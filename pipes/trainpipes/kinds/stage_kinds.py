@@ -50,8 +50,8 @@ class RunStage(Stage):
 
     @abstractmethod
     def process(self, run: Run) -> Run:
-        """What comes out for what goes in. Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never
-        added or reordered."""
+        """What comes out for what goes in. Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, but
+        never added or reordered."""
 
     def _check_rows(self, run: Run, single: bool = False) -> None:
         """Raise ConfigError where rows are collated already, or with ``single`` in batches."""

@@ -147,9 +147,10 @@ class Held:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
         run = self.waiting()
         stop = int(bounds[-1])
-        taken = Run(run.block.slice(0, stop), run.cursors.pick(bounds), bounds)
+        block = run.block if stop == len(run) else run.block.slice(0, stop)
+        taken = Run(block, run.cursors.pick(bounds), bounds)
         self.drop(stop)
-        self._rounds.gave()
+        self.gave(True, None)
         return taken
 
     def gave(self, something: bool, stage: object) -> None:
@@ -160,4 +161,5 @@ class Held:
         """
         if something:
             self._rounds.gave()
-        self._rounds.check(stage)
+        else:
+            self._rounds.check(stage)

@@ -22,6 +22,9 @@ from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import keys_of, reorders
 
+#: Datasets whose ``__getitem__`` is no code of the user's: many rows of them are fetched at once.
+PLAIN = (list, tuple, range)
+
 
 class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
@@ -134,13 +137,18 @@ class FromDataset(Source):
 class Fetch(RunStage):
     """Items of a dataset for their keys."""
 
-    per_row = True
-
     dataset: Any
     batched: bool = False
 
-    runs_user_code = True
     holds_data = True
+
+    @property
+    def per_row(self) -> bool:  # type: ignore[override]
+        return type(self.dataset) not in PLAIN
+
+    @property
+    def runs_user_code(self) -> bool:
+        return self.per_row
 
     def process(self, run: Run) -> Run:
         keys = run.block.data
