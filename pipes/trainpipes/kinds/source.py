@@ -148,12 +148,11 @@ class RowSource(ABC):
         row_bytes: bytes of an average row in memory; None if unknown.
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
         schema: Arrow schema of all rows, if it is known before they are read.
-        unread: blocks that are left out of every epoch, bool ``[blocks]``; their rows are numbered all the
-            same. None if there are none.
-        file_of_block: the file that each block is in, int64 ``[blocks]``; None if there are no files.
-        named_by: for pipelines side by side, the one whose files and row numbers identify a row, and how many
-            of its rows come before the first row here. None: the source's own files and numbers do.
+        unread: blocks left out of every epoch, bool ``[blocks]``, whose rows are numbered all the same.
+        named_by: side by side, the pipeline whose files and row numbers identify a row, and how many of its
+            rows come before the first row here.
         joined_inputs: the inputs of the pipelines that the rows come from, if there are several.
+        file_of_block: the file that each block is in, int64 ``[blocks]``; None if there are no files.
     """
 
     lengths: IntArray
@@ -180,15 +179,9 @@ class RowSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a state, of plain JSON types. Put counts before digests: a message
-        names the first difference.
-
-        Tables and tensors in memory are identified by all of their rows. Files are identified by their names
-        below their common root, sizes and row counts, which tell almost any change of their content and cost
-        no read; memory maps by their headers, files of bare numbers by their sizes. A dataset or an iterable
-        is identified by its class or function, or ``version=``, and its length: the user must see to it that
-        its rows stay the same.
-        """
+        """What identifies the data in a state, of JSON types: tables and tensors by all of their rows, files
+        by names, sizes and row counts, others by class or ``version=`` and length. Put counts before digests:
+        a message names the first difference."""
 
     def block_key(self, block: int) -> Any:
         """What identifies a block's rows among all others, of JSON types; None if nothing does."""
@@ -298,10 +291,8 @@ class RandomAccessSource(RowSource):
     """Rows that can be read by number: what samplers and a global shuffle stand on.
 
     Attributes:
-        by_number: whether reading rows by number is as good as reading blocks, so that windows need hold
-            numbers only.
-        holds_numbers: whether the bytes of a window are then told as that; where windows have long
-            been made smaller by the rows' own bytes, they stay so, since that shapes the order.
+        by_number: reading rows by number is as good as reading blocks: windows need hold numbers only.
+        holds_numbers: the bytes of a window are then told as that, which shapes the order.
     """
 
     by_number: bool = False

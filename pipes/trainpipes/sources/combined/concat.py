@@ -19,20 +19,15 @@ from trainpipes.sources.files.row_names import file_names
 
 
 class Concat(JoiningSource):
-    """The rows of several pipelines, one after the other in file order, as one source.
+    """The rows of several pipelines, one after the other, as one source.
 
-    Out: rows of the first pipeline, then of the second, … An epoch is cut, dealt and shuffled over all of
-    them together. Cursor: as for any source. Costs nothing.
+    An epoch is cut, dealt and shuffled over all of them together. Each pipeline needs a source whose blocks
+    are known in advance, and stages that keep all rows, such as ``select`` and ``rename``, or ``take`` and
+    ``skip``; all others come after ``concat``. Use ``mix`` to mix by weights, ``zip`` to put columns side by
+    side, and a list in ``list_files`` for files of one kind.
 
-    Each pipeline needs a source whose blocks are known in advance, and only stages that keep all rows, such
-    as ``select`` and ``rename`` to give all the same columns; ``take`` and ``skip`` are allowed too. Stages
-    that all have in common, and those that drop, order, deal or batch rows, come after ``concat``. Use
-    ``mix`` to mix by weights, ``zip`` to put columns side by side, and a list in ``list_files`` for files of
-    one kind.
-
-    A column that has several types becomes the type that holds all values: int64 for int32 and int64,
-    float64 for integers and floats, large_string for string and large_string, any type for nulls. Rows that
-    are Python objects or tensors become columns where another source gives columns.
+    A column that has several types becomes the type that holds all values, such as int64 for int32 and int64.
+    Rows that are Python objects or tensors become columns where another source gives columns.
 
     Args:
         pipelines: in this order.

@@ -24,19 +24,14 @@ from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRow
 class Zip(JoiningSource):
     """The columns of several pipelines side by side: row k of each is part of row k.
 
-    In: pipelines with equal numbers of rows, such as features in one set of files and labels in another.
-    Out: rows with the columns of all. Cursor: as for any source. Costs a reference to each column. Blocks are
-    those of one source, as a rule the one with the largest. Where such a block ends within a block of another
-    source, a shuffle decodes the other block twice; sources that are read by number, such as memory maps,
-    are read from anywhere at no cost.
+    Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such
+    as ``tokenize``, ``map`` or ``select``, or ``take`` and ``skip``; all others come after ``zip``, so that
+    rows stay together. Blocks are those of one source, as a rule the one with the largest; where such a block
+    ends within one of another source, a shuffle decodes that twice.
 
-    Each pipeline needs a source whose rows are counted in advance, and only stages that keep all rows, such
-    as ``tokenize``, ``map`` or ``select``; ``take`` and ``skip`` are allowed too. Stages that drop, order,
-    deal or batch rows come after ``zip``, so that rows stay together.
-
-    Arrow columns stay as they are. Tensors and Python objects become columns where another source gives
-    columns; where all give dicts, or tuples, these are joined row by row. ``split`` and ``sample``
-    without a key choose a row by its place in the first pipeline.
+    Tensors and Python objects become columns where another source gives columns; where all give dicts, or
+    tuples, these are joined row by row. ``split`` and ``sample`` without a key choose a row by its place in
+    the first pipeline.
 
     Args:
         pipelines: their columns come in this order.

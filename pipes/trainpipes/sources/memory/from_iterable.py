@@ -22,9 +22,9 @@ from trainpipes.kinds.stage_kinds import Source
 class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.
 
-    Out: the items, unchanged. Cursor: a count. An iterable cannot seek: a resume makes it again and drops
-    the items already used, and with ``sharding_filter`` every rank and worker reads all of it. The factory
-    must give the same items in the same order each time.
+    An iterable cannot seek: a resume makes it again and drops the items already used, and with
+    ``sharding_filter`` every rank and worker reads all of it. It must give the same items in the same order
+    each time.
 
     Args:
         factory: function without arguments that returns a fresh iterable; or a re-iterable object

@@ -19,9 +19,8 @@ from trainpipes.kinds.stage_kinds import Source
 class FromTensors(Source):
     """Rows of tensors that share their first dimension.
 
-    Out: tuples of tensors, or dicts where the tensors are given by name. Cursor: a row number. Costs
-    the tensors; batches are gathered, not stacked row by row. The first state costs one pass over them,
-    about 1 GB/s in each thread, since a state knows tensors by all of their numbers.
+    A row is a tuple of tensors, or a dict where the tensors are given by name. The first state costs one pass
+    over them, about 1 GB/s in each thread, since a state knows tensors by all of their numbers.
 
     Args:
         tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.

@@ -126,17 +126,12 @@ _making = threading.Lock()
 class FromTorchdata(Source):
     """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
 
-    Out: the items, untouched. Cursor: the node's state; it may hold what JSON can, tuples, bytes, arrays and
-    tensors, such as that of a random generator. A resume costs what the node's ``reset(state)`` costs. Items
-    are drawn a batch, or a shuffle's buffer, ahead of use.
+    The position is the node's state, which may hold what JSON can, tuples, bytes, arrays and tensors. Epoch 0
+    is what the node gives after its first ``reset()``. For each later one it is reset again after one item of
+    the epoch before was read, which is how torchdata's nodes count epochs.
 
-    Epoch 0 is what the node gives after its first ``reset()``. For each later one it is reset again after one
-    item of the epoch before was read, which is how torchdata's nodes count epochs. So an epoch is the same
-    whether or not the one before it was read to its end, in this process or another.
-
-    One rank and no workers: each of several ranks or workers would have its own copy of the node, one
-    that gives all items again. That holds for a node that knows its rank, too. Where there are more, read the
-    same files by ``list_files``, or the same data by ``from_dataset``.
+    One rank and no workers: each of several would have its own copy of the node, one that gives all items
+    again. Where there are more, read the same files by ``list_files``, or the same data by ``from_dataset``.
 
     Args:
         node: the node, of which nothing was read before.
