@@ -1,8 +1,6 @@
 """Who asks for rows: read from the stack, for what other libraries say in no other way.
 
-Each name below is of another library, and a test of that library's installed version fails where it is no
-longer found: ``tests/test_loaders.py`` for torch, ``tests/frameworks`` for Accelerate, the HF Trainer and
-Lightning, ``tests/on_ray`` for Ray.
+Each name below is of another library, and a test of the installed version fails where it is gone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Options that are plain values, and optional packages: an error unless they are right, or installed.
-
-What is to be typed for a package names the package itself, so that it works wherever this library came from:
-an index, a wheel, a clone, or a folder on the path. ``pyproject.toml`` has the same packages as extras.
-"""
+"""Options that are plain values, and optional packages: an error unless they are right, or installed."""
 
 from __future__ import annotations
 

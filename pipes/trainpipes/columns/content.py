@@ -1,7 +1,6 @@
 """Digests of all that tables and tensors hold, by SHA-256.
 
-Equal rows of equal types have equal digests, however they lie in memory: in other chunks, as a slice,
-with other dictionaries. Costs one pass over the bytes, about 1 GB/s in each thread; kept for each object.
+Equal rows of equal types have equal digests, however they lie in memory. About 1 GB/s in each thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Rows of different lengths to rectangles.
 
-A rectangle is cut out of all rows' values in one step, as stretches of its width, of which the ends are then
-blanked out: nothing is done row by row. The values stay as they are stored, and are widened in the
-rectangle alone. Each rectangle has memory of its own, and can be kept without the others.
+A rectangle is cut out of all rows' values in one step, as stretches of its width, whose ends are then
+blanked out: nothing is done row by row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Rows that are Python objects as Arrow columns of one schema.
 
-Which schema that is does not depend on where a run of rows starts: it is given, or found once from the
-first rows (``SchemaFinder``). A row that does not fit is refused; nothing is cast but ints to floats, and
-no key is dropped.
+A row that does not fit is refused: nothing is cast but ints to floats, and no key is dropped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Python values as an Arrow array of a type that is given. Any thread may ask.
-
-Nothing is cast but ints to floats: a value that does not fit is refused.
-"""
+"""Python values as an Arrow array of a type that is given. Any thread may ask."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Whether a function of the user's draws from a global generator, which no state holds.
-
-NumPy's, Python's and torch's global generators are looked at before and after the first calls of a function
-in a process. They are read, never set. Later calls cost nothing.
-"""
+"""Whether a function of the user's draws from a global generator, which no state holds."""
 
 from __future__ import annotations
 

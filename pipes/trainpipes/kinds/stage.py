@@ -1,9 +1,4 @@
-"""What a stage is: a record of its options.
-
-A stage is a frozen dataclass: its fields are its options, and all that a pipeline records, prints, compares
-and pickles. ``Stage`` makes one of each class below it. How a stage is carried out, its kind says: see
-``stage_kinds``.
-"""
+"""What a stage is: a record of its options."""
 
 from __future__ import annotations
 

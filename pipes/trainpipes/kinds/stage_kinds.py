@@ -1,8 +1,4 @@
-"""The kinds of stages: what is asked of each.
-
-A stage of one's own is a ``TableStage``, ``RowStage``, ``BatchStage`` or ``Source``. The other kinds are what
-stages of this library are besides.
-"""
+"""The kinds of stages: what is asked of each."""
 
 from __future__ import annotations
 

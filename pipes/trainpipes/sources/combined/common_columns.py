@@ -1,12 +1,8 @@
 """What the rows of several pipelines become, so that they can be rows of one: of one kind, with one schema.
 
-Where all give columns, those are widened to types that hold the values of all. Where some give columns and
-others tensors or Python objects, these become columns. Where all give Python objects, or the same tensors,
-they stay as they are. Which it is does not depend on the rows that happen to be read first: it is found from
-what is known of the sources, and from the first row of those of which too little is.
-
-A ``CommonColumns`` is asked by all threads that read; one of them finds the answer, under the lock that
-schemas are found under.
+Columns are widened to types that hold the values of all. Tensors and Python objects become columns where
+others give columns, and stay as they are where none do. Which it is does not depend on the rows that are
+read first.
 """
 
 from __future__ import annotations

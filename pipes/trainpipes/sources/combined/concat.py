@@ -1,7 +1,4 @@
-"""``concat``: the rows of several sources, one after the other.
-
-A ``Joined`` owns the sources of all pipelines, and any thread may ask it.
-"""
+"""``concat``: the rows of several sources, one after the other."""
 
 from __future__ import annotations
 

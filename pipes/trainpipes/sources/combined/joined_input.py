@@ -1,8 +1,4 @@
-"""One of several pipelines whose rows are read as one source: what ``concat`` and ``zip`` have in common.
-
-``JoiningSource`` is a stage: options, and nothing that runs. A ``JoinedInput`` owns the source of one
-pipeline; any thread may ask it.
-"""
+"""One of several pipelines whose rows are read as one source: what ``concat`` and ``zip`` have in common."""
 
 from __future__ import annotations
 

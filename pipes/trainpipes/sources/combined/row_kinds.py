@@ -1,7 +1,4 @@
-"""Of what kind a pipeline's rows are: as far as that is known before any is read, and by its first row.
-
-Pure functions, called by the thread that looks.
-"""
+"""Of what kind a pipeline's rows are: as far as that is known before any is read, and by its first row."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``zip``: the columns of several sources, side by side.
-
-A ``Zipped`` owns the sources of all pipelines, and any thread may ask it.
-"""
+"""``zip``: the columns of several sources, side by side."""
 
 from __future__ import annotations
 

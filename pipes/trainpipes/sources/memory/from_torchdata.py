@@ -1,8 +1,4 @@
-"""``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours.
-
-A node stands at one position. When several pipelines of a process read the same node, each moves it to its
-own position before it reads. Called by the thread that reads a stream.
-"""
+"""``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours."""
 
 from __future__ import annotations
 

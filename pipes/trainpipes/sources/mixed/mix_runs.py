@@ -1,9 +1,7 @@
 """One shard of a mix: the next row is of the source whose turn it is.
 
-A shard of the mix has the same shard of every source, each with its chain, its windows and its epochs, which
-go on for ever. A run is made of stretches in which no source runs out of the rows that it has ready; between
-them more are read, and it is seen which sources have been gone through. The rows of a run are gathered
-source by source and put in order at once. Called by the thread that makes the shard's next run.
+A run is made of stretches, within which no source runs out of the rows that it has ready. Its rows are
+gathered source by source and put in order at once.
 """
 
 from __future__ import annotations

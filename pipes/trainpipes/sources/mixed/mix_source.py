@@ -1,7 +1,4 @@
-"""One source of a mix: where its next row stands in each shard.
-
-A ``MixSource`` belongs to one pass in one process, a ``SourceRows`` to one shard of it.
-"""
+"""One source of a mix: where its next row stands in each shard."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Weights of a mix as users give them: checked, and made exact.
-
-Pure functions, called by the thread that plans.
-"""
+"""Weights of a mix as users give them: checked, and made exact."""
 
 from __future__ import annotations
 
