@@ -1,4 +1,4 @@
-"""Secrets in texts that others read: in a ``repr``, an error, a log, and in what a state knows an option by."""
+"""Secrets in texts that others read: in a ``repr``, an error, a log, and in what a state knows options by."""
 
 from __future__ import annotations
 

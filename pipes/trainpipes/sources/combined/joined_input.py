@@ -218,7 +218,8 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
 
 
 class JoinedInput:
-    """The rows of one of the pipelines, in blocks, with the stages that they go through."""
+    """The rows of one of the pipelines, in blocks, with the stages that they go through; ``columns`` are those
+    of all pipelines. Row 0 is the first that is used, after ``skipped`` rows of the source."""
 
     def __init__(
         self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
@@ -236,6 +237,7 @@ class JoinedInput:
             )
         self.source = self.inputs.source
         blocks = self.inputs.blocks
+        # Of each block, rows that are used: all, but for ``take`` and ``skip``.
         self._begins, self.lengths = blocks.begins, blocks.lengths
         self._starts = blocks.firsts[:-1] + blocks.begins  # each block's first row that is used
         self.edges: IntArray = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
@@ -244,7 +246,8 @@ class JoinedInput:
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
-        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages."""
+        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages; ``first`` is
+        the number of this input's first row among those of all."""
         begin, own = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
@@ -258,9 +261,8 @@ class JoinedInput:
     def finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
         """Rows of the source after the pipeline's stages."""
         try:
-            return self.columns.of(
-                self.number, put_through(self.inputs.chain.steps, Block(data, rows))
-            ).data
+            block = put_through(self.inputs.chain.steps, Block(data, rows))
+            return self.columns.of(self.number, block).data
         except Exception as error:
             mark = getattr(error, "_trainpipes", None)
             if mark is not None and mark[1] is not None:

@@ -27,13 +27,13 @@ from trainpipes.sources.mixed.mix_weights import MixRules
 class Stretch:
     """Draws between which no source was read on."""
 
-    first: int
-    order: IntArray
-    lengths: IntArray | None
-    ahead: tuple[int, ...]
+    first: int  # of its rows among those of the run
+    order: IntArray  # source of each row, int64
+    lengths: IntArray | None  # tokens of each row, int64; None where rows are counted
+    ahead: tuple[int, ...]  # how far each source is ahead before it
     weights: tuple[int, ...]
-    tokens: int
-    cursors: tuple[CursorAfter, ...]
+    tokens: int  # drawn before it
+    cursors: tuple[CursorAfter, ...]  # give for each source that after so many of its rows
 
 
 @dataclass(frozen=True, eq=False)
