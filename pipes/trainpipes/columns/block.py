@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
@@ -75,7 +76,8 @@ class Pieces(NamedTuple):
 Each: TypeAlias = "int | IntArray"
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """Rows of one payload, yet to be gathered: those at ``index``, int64 ``[rows]``; None for all of it."""
 
     data: Payload
@@ -107,12 +109,13 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
     for _, group in groupby(pieces, key=lambda one: one.index is not None and id(one.data)):
         same = list(group)
         if len(same) > 1 and same[0].index is not None:
-            same = [Piece(same[0].data, np.concatenate([one.index for one in same]))]  # type: ignore[misc]
+            same = [Piece(same[0].data, np.concatenate([one.index for one in same]))]
         found += same
     return found
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """Batches of a block whose rows are in one payload.
 
     Args:
@@ -227,7 +230,7 @@ class Block:
         """The batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them
         but for those that lie in several payloads."""
         if len(self._pieces) == 1:
-            return [Part(*self._pieces[0], bounds)]
+            return [Part(self._pieces[0].data, self._pieces[0].index, bounds)]
         ends = np.cumsum([piece.rows for piece in self._pieces])
         # The piece in which each batch begins, and that in which it ends.
         begins_in = np.searchsorted(ends, bounds[:-1], side="right")
@@ -238,7 +241,7 @@ class Block:
             is_whole = begins_in[k] >= ends_in[k]
             stop = int(np.searchsorted(ends_in, ends_in[k], side="right")) if is_whole else k + 1
             piece = _one(self._between(int(bounds[k]), int(bounds[stop])))
-            found.append(Part(*piece, bounds[k : stop + 1] - bounds[k]))
+            found.append(Part(piece.data, piece.index, bounds[k : stop + 1] - bounds[k]))
             k = stop
         return found
 
@@ -255,8 +258,9 @@ class Block:
 
     def take(self, index: IntArray) -> Block:
         """The rows at ``index``, in that order."""
-        data, places = self._piece()
-        return self._of([Piece(data, index if places is None else places[index])], index)
+        piece = self._piece()
+        below = index if piece.index is None else piece.index[index]
+        return self._of([Piece(piece.data, below)], index)
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``, without a copy where the payload allows it."""

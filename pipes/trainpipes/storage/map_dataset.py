@@ -51,7 +51,9 @@ class MapDataset(Dataset[dict[str, Any]]):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.__setstate__({"path": os.fspath(path)})
+        self.path = os.fspath(path)
+        self._table: pa.Table | None = None
+        self._about: dict[str, Any] | None = None
 
     @staticmethod
     def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
@@ -106,9 +108,7 @@ class MapDataset(Dataset[dict[str, Any]]):
         return {"path": self.path, "about": self._about}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path: str = state["path"]
-        self._table: pa.Table | None = None
-        self._about: dict[str, Any] | None = state.get("about")
+        self.path, self._table, self._about = state["path"], None, state["about"]
 
     def __repr__(self) -> str:
         return f"MapDataset({self.path!r})"

@@ -218,8 +218,8 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
 
 
 class JoinedInput:
-    """The rows of one of the pipelines, in blocks, with the stages that they go through; ``columns`` are those
-    of all pipelines. Row 0 is the first that is used, after ``skipped`` rows of the source."""
+    """The rows of one of the pipelines, in blocks, with the stages that they go through. Row 0 is the first
+    that is used, after ``skipped`` rows of the source; ``columns`` are those of all pipelines."""
 
     def __init__(
         self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
@@ -246,8 +246,8 @@ class JoinedInput:
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
-        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages; ``first`` is
-        the number of this input's first row among those of all."""
+        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages;
+        ``first`` is the number of this input's first row among those of all."""
         begin, own = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)

@@ -54,7 +54,7 @@ class FromIterable(Source):
         way = "an iterator is empty after one epoch" if isinstance(factory, Iterator) else ""
         self._require(good, "factory", takes, way and f"{way}: pass lambda: ... instead")
         is_set = isinstance(factory, set | frozenset)
-        way = "pass sorted(...), since a set's order differs between processes"
+        way = "not a set, whose order differs between processes: pass sorted(...)"
         self._require(not is_set, "factory", "data in a fixed order", way)
         checked_schema(self.schema, "from_iterable(schema)")
 

@@ -175,7 +175,7 @@ class TorchdataStream(RowStream):
     """A node as a stream that can go where its state says."""
 
     node: BaseNode[Any]
-    seekable = True  # type: ignore[assignment]
+    seekable = True
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
         place = place_of(self.node)
