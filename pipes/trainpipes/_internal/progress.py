@@ -1,8 +1,7 @@
 """A progress bar for long jobs, by tqdm, and nothing for short ones.
 
-The bar appears after a second and is gone when the job ends. Without a terminal or a notebook, or without
-tqdm, the logger ``trainpipes`` gets a line every 10 seconds at level INFO instead. Only rank 0 shows
-anything, and no worker process. ``TQDM_DISABLE=1`` turns the bars off.
+Without a terminal or a notebook, or without tqdm, the logger ``trainpipes`` gets a line every 10 seconds at
+level INFO. Only rank 0 shows anything, and no worker process. ``TQDM_DISABLE=1`` turns the bars off.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Arrow's arrays as NumPy's, and the other way, in the same memory where that can be.
 
-pyarrow's own ways (``to_numpy``, ``pa.array``, ``take`` with an array of NumPy's, a number of Python's in a
-compute function) import pandas where it is installed, which takes 0.1 to 0.3 s of the first batch. These read
-and wrap Arrow's buffers instead.
+pyarrow's own ways (``to_numpy``, ``pa.array``, ``take`` with an array of NumPy's) import pandas where it is
+installed, which takes 0.1 to 0.3 s of the first batch. These read and wrap Arrow's buffers instead.
 """
 
 from __future__ import annotations

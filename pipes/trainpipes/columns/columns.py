@@ -119,7 +119,7 @@ def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> 
     arrays = {name: _returned(column, name, asker, type_of) for name, column in columns.items()}
     if len(set(map(len, arrays.values()))) > 1:
         got = ", ".join(f"{len(array)} in {name!r}" for name, array in arrays.items())
-        raise _refused(asker, f"must return equally long columns, got {got}")
+        raise _refused(asker, f"must return columns that are equally long, got {got}")
     return pa.table(arrays)
 
 

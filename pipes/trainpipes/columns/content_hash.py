@@ -2,12 +2,8 @@
 
 A value of several words (text, a list) is hashed by its words and their places: the sum of each word, mixed,
 times the key of its place, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
-hashing is fast", The Computer Journal 57, 2014; keys from Philox). What rows are made of is brought together
-by the same mixing. Two hashes with keys of their own make 128 bits.
-
-Values are compared as what they are: null is no value's equal but null's, NaN equals NaN, 0.0 equals -0.0.
-
-About 0.8 µs for a row of 150 numbers.
+hashing is fast", The Computer Journal 57, 2014; keys from Philox). Two hashes with keys of their own make 128
+bits. Null is no value's equal but null's, NaN equals NaN, 0.0 equals -0.0.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The Arrow types of Python values, and what values of a column have in common.
 
 Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts are
-united. Integers and floats of several widths take the widest. Columns of Arrow's other types go together
-where one type holds the values of both: text with text, bytes with bytes, lists with lists whose offsets are
-wider, dictionaries as their values, times of the finer unit. Nothing else does.
+united. Numbers, text, bytes, lists and times of several widths take the widest; dictionaries are their values.
+Nothing else goes together.
 """
 
 from __future__ import annotations

@@ -119,12 +119,12 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
 
     Args:
         pipeline: gives rows with columns; no batches.
-        path: the file, written anew. If left out, a file in the folder for caches, which is known by the
-            data and the stages as entries of ``cache()`` are, and made if it is not there.
+        path: the file, written anew. If left out, a file in the folder for caches, known by the data and the
+            stages, and made if it is not there.
 
     Raises:
-        ConfigError: the pipeline batches, has no end or no rows; its data cannot be told from others, so
-            that a path is needed; or the file cannot be written.
+        ConfigError: the pipeline batches, has no end or no rows; its data has no fingerprint, so that a path is
+            needed; or the file cannot be written.
         SchemaError: its rows have no columns, or not all the same.
     """
     plan = pipeline._session.plan

@@ -115,7 +115,7 @@ class MixRules:
         steps: whole weights of the sources in each step, all with the same sum.
         max_epochs: how often each source may be gone through in an epoch of the mix; None for no limit.
         stop: what ends an epoch of the mix.
-        lengths: tokens of each row, where tokens are counted: int64 ``[rows]``, 1 or more.
+        lengths: gives the tokens of each row, where tokens are counted: int64 ``[rows]``, 1 or more.
         output_column: of the sources' names, to be added; None for none.
         asker: the stage, for messages.
     """
