@@ -1,7 +1,7 @@
 """Errors of other packages as they are passed on: what is printed of them holds no secret.
 
-Packages that speak to servers put whole URLs into their errors. What stands for such an error has its kind, its
-text without secrets, and its traceback.
+Packages that speak to servers put whole URLs into their errors. What stands for such an error has its kind,
+its text without secrets, and its traceback.
 """
 
 from __future__ import annotations

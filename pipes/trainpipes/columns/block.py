@@ -142,8 +142,8 @@ class Block:
         ids: number of each row in file order over all files, int64 ``[rows]``: who it is.
         index: places of the rows in ``data``, int64 ``[rows]``; None where ``data`` is just them.
         epoch: in which they are read.
-        part: which it is of those of the same id and epoch: a sampler may draw a row twice, and a document may
-            be packed into several rows.
+        part: which it is of those of the same id and epoch: a sampler may draw a row twice, and a document
+            may be packed into several rows.
 
     Attributes:
         made_of: of rows that are packed, what each is made of; None of others.

@@ -1,8 +1,8 @@
 """Copies of rows made by the thread that asks, and by no other; any thread may ask.
 
 torch divides a copy among threads of its own: beside threads that each work on another batch, waking those
-costs more than the copy. Large copies go to memory that earlier ones have given back, since to touch new memory
-first takes longer than the copy itself. Up to 64 MiB stay.
+costs more than the copy. Large copies go to memory that earlier ones have given back, since to touch new
+memory first takes longer than the copy itself. Up to 64 MiB stay.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Arrow types of Python values, and what values of a column have in common.
 
 Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts are
-united. Numbers, text, bytes, lists and times of several widths take the widest; dictionaries are their values.
-Nothing else goes together.
+united. Numbers, text, bytes, lists and times of several widths take the widest; dictionaries are their
+values. Nothing else goes together.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ and has given x_i. What is kept is how far it is ahead, in whole numbers:
     ahead_i = D x_i - (its W over the units so far, added up)
 
 A row of length l (1 where rows are counted) may be taken from source i as soon as that does not put it
-ahead by l or more, and has its deadline at (ahead_i + D l) / W_i units from now. Of the rows that may be taken
-the one with the earliest deadline is. By rows this is Pfair scheduling of one processor (Baruah, Cohen, Plaxton
-and Varvel, "Proportionate progress", Algorithmica 15, 1996): no source is ever off by a whole row. By tokens it
-is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows taken early by their own length: no source is off by more
-than the longest row.
+ahead by l or more, and has its deadline at (ahead_i + D l) / W_i units from now. Of the rows that may be
+taken the one with the earliest deadline is. By rows this is Pfair scheduling of one processor (Baruah,
+Cohen, Plaxton and Varvel, "Proportionate progress", Algorithmica 15, 1996): no source is ever off by a
+whole row. By tokens it is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows taken early by their own length:
+no source is off by more than the longest row.
 
 So that shards are not all off in the same direction, each has a *phase*: by rows, the row taken is the one
 whose own place within its time comes first, if every deadline can still be met; by tokens the first row is of
