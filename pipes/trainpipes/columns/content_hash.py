@@ -8,7 +8,7 @@ bits. Null is no value's equal but null's, NaN equals NaN, 0.0 equals -0.0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from trainpipes.engine.layout import IntArray, random_key
 
 HashArray = npt.NDArray[np.uint64]
 
-#: Words that are worked on together, so that what is in between stays in the processor's cache.
-CHUNK = 1 << 15
+#: Bytes of rows that are worked on together: what is made of them stays in the processor's cache.
+PIECE_BYTES = 1 << 17
 #: Keys there are; of a longer value the place beyond them is mixed into the word.
 KEYS = 1 << 16
 
@@ -42,17 +42,8 @@ class _Hashing:
         raw = np.random.Philox(key=random_key(0, "content hash", number)).random_raw(KEYS)
         self.keys: HashArray = raw | _ONE
 
-    def combined(self, words: HashArray, offsets: IntArray) -> HashArray:
-        """One hash for the words of each row."""
-        found = np.empty(len(offsets) - 1, dtype=np.uint64)
-        row = 0
-        for stop in _cuts(offsets, CHUNK):
-            edges = offsets[row : stop + 1]
-            found[row:stop] = self._chunk(words[edges[0] : edges[-1]], edges - edges[0])
-            row = stop
-        return found
-
-    def _chunk(self, words: HashArray, edges: IntArray) -> HashArray:
+    def combined(self, words: HashArray, edges: IntArray) -> HashArray:
+        """One hash for the words of each row, which starts and ends at ``edges`` int64 ``[rows + 1]``."""
         lengths = np.diff(edges)
         place = np.arange(len(words)) - np.repeat(edges[:-1], lengths)
         mixed = words + _GOLDEN
@@ -90,13 +81,13 @@ def row_hashes(table: pa.Table, number: int = 0) -> HashArray:
     hashing = _HASHINGS.get(number)
     if hashing is None:
         hashing = _HASHINGS[number] = _Hashing(number)
-    columns = [_values(one_chunk(column), hashing) for column in table.columns]
-    return _joined(columns, len(table))
-
-
-def checksum(hashes: HashArray) -> int:
-    """The sum of rows' hashes, in whatever order they come."""
-    return int(np.sum(hashes, dtype=np.uint64))
+    step = max(1, PIECE_BYTES * len(table) // max(1, table.nbytes))
+    found = np.empty(len(table), dtype=np.uint64)
+    for start in range(0, len(table), step):
+        piece = table.slice(start, step)
+        columns = [_values(one_chunk(column), hashing) for column in piece.columns]
+        found[start : start + step] = _joined(columns, len(piece))
+    return found
 
 
 def _joined(parts: Sequence[HashArray], rows: int) -> HashArray:
@@ -139,33 +130,15 @@ def _values(array: Any, hashing: _Hashing) -> HashArray:
 
 def _texts(content: npt.NDArray[np.uint8], edges: IntArray, hashing: _Hashing) -> HashArray:
     """Of texts and bytes, eight bytes at a time; the last word of each is filled with zeros."""
-    found = np.empty(len(edges) - 1, dtype=np.uint64)
-    row = 0
-    for stop in _cuts(edges, 8 * CHUNK):
-        own = edges[row : stop + 1]
-        lengths, starts = np.diff(own), own[:-1] - own[0]
-        padded = np.zeros(int(own[-1] - own[0]) + 8, dtype=np.uint8)
-        padded[:-8] = content[own[0] : own[-1]]
-        at = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # 8 bytes from each byte on
-        counts = -(-lengths // 8)
-        before = np.zeros(len(own), dtype=np.int64)
-        np.cumsum(counts, out=before[1:])
-        words = at[np.arange(before[-1]) * 8 + np.repeat(starts - before[:-1] * 8, counts)]
-        some = np.flatnonzero(lengths)
-        words[before[some + 1] - 1] &= _MASKS[(lengths[some] - 1) % 8 + 1]
-        found[row:stop] = hashing.combined(words, before)
-        found[row:stop] ^= lengths.astype(np.uint64) * _SECOND
-        row = stop
-    return found
-
-
-def _cuts(edges: IntArray, most: int) -> Iterator[int]:
-    """Where to cut rows so that each piece has at most so many values, or a single row."""
-    row, rows = 0, len(edges) - 1
-    while row < rows:
-        stop = int(np.searchsorted(edges, edges[row] + most, side="right")) - 1
-        row = min(max(stop, row + 1), rows)
-        yield row
+    lengths = np.diff(edges)
+    padded = np.append(content, np.zeros(8, dtype=np.uint8))
+    at = np.ndarray(len(content) + 1, "<u8", padded, strides=(1,))  # 8 bytes from each byte on
+    counts = -(-lengths // 8)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    words = at[np.arange(before[-1]) * 8 + np.repeat(edges[:-1] - before[:-1] * 8, counts)]
+    some = np.flatnonzero(lengths)
+    words[before[some + 1] - 1] &= _MASKS[(lengths[some] - 1) % 8 + 1]
+    return hashing.combined(words, before) ^ (lengths.astype(np.uint64) * _SECOND)
 
 
 def _fixed(array: Any, hashing: _Hashing) -> HashArray:
