@@ -12,8 +12,10 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from trainpipes.columns.arrays import Array
+from trainpipes.columns.arrays import Array, apart
 from trainpipes.engine.layout import IntArray
 
 Side = Literal["right", "left"]
@@ -218,3 +220,21 @@ def _stretches(values: Array, width: int) -> Array:
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
     return f"{dtype.kind}{dtype.itemsize}" in PLAIN
+
+
+def cut_rows(values: Array, offsets: Any, length: int, side: Side) -> tuple[Array, IntArray]:
+    """Rows of ``length`` values at most, cut at their starts ("left") or ends ("right"): the values, and the
+    rows' lengths. Arrow cuts strings of bytes several times as fast as NumPy gathers numbers.
+
+    >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "left")
+    (array([1, 3, 4]), array([1, 2]))
+    """
+    unit = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+    edges = np.asarray(offsets).astype(np.int64) * unit
+    data = pa.py_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    buffers = [None, pa.py_buffer(edges), data]
+    strings = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
+    from_end = side == "left" and length * unit
+    cut = (-length * unit,) if from_end else (0, length * unit)
+    content, edges = apart(pc.binary_slice(strings, *cut))
+    return content.view(values.dtype).reshape(-1, *values.shape[1:]), np.diff(edges) // unit

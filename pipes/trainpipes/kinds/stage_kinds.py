@@ -395,7 +395,31 @@ class Source(Stage):
         return None
 
 
-class MixingSource(Source):
+class CombiningSource(Source):
+    """A stage whose rows are those of several pipelines; what their stages are, it is."""
+
+    @property
+    def chains(self) -> Sequence[Sequence[Stage]]:
+        """The stages of each pipeline."""
+        raise NotImplementedError
+
+    def _any(self, attribute: str) -> bool:
+        return any(getattr(stage, attribute) for chain in self.chains for stage in chain)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return self._any("runs_user_code")
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return self._any("reorders")
+
+    @property
+    def in_caller(self) -> bool:  # type: ignore[override]
+        return self._any("in_caller")
+
+
+class MixingSource(CombiningSource):
     """A stage that mixes the rows of pipelines."""
 
     asks_inputs = True

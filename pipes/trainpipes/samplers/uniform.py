@@ -78,7 +78,8 @@ class RandomSampler(RowSampler):
 
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
         if self.replacement:
-            return drawn(uniform(start, stop, self.seed, "draws", epoch), rows)
+            draws = uniform(start, stop, self.seed, "draws", epoch) * rows
+            return np.minimum(draws.astype(np.int64), rows - 1)
         parts, first = [], start
         while first < stop:
             turn = first // rows
@@ -139,10 +140,3 @@ class SubsetRandomSampler(RowSampler):
     def fingerprint(self) -> dict[str, Any]:
         known = {"indices": len(self.indices), "digest": digest(self.indices), "seed": self.seed}
         return {**self._named(), **known}
-
-
-def drawn(draws: np.ndarray[Any, np.dtype[np.float64]], rows: int) -> IntArray:
-    """Numbers from 0 up to 1 as rows."""
-    found = (draws * rows).astype(np.int64)
-    np.minimum(found, rows - 1, out=found)
-    return found

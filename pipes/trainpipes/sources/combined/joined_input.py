@@ -26,7 +26,7 @@ from trainpipes.kinds.source import (
     read_rows,
 )
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage, Source, put_through
+from trainpipes.kinds.stage_kinds import CombiningSource, RunStage, Source, put_through
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
 from trainpipes.storage.caching.contents import cache_key
 
@@ -44,7 +44,7 @@ class Cut(NamedTuple):
     stretches: Sequence[tuple[int, int, int]]
 
 
-class JoiningSource(Source):
+class JoiningSource(CombiningSource):
     """A stage that reads the rows of several pipelines as those of one source."""
 
     joined: ClassVar[Joined] = "one sequence"
@@ -63,35 +63,27 @@ class JoiningSource(Source):
                 raise ConfigError(
                     f"{self.name}(...): source {number} is distributed(): put that after {self.name}()"
                 )
-        for number, chain in enumerate(self._chains):
+        for number, chain in enumerate(self.chains):
             _check_chain(chain, number, self.name)
 
     @cached_property
-    def _chains(self) -> list[Sequence[Stage]]:
+    def chains(self) -> Sequence[Sequence[Stage]]:
         return [pipeline.stages for pipeline in self.pipelines]
 
     @property
-    def runs_user_code(self) -> bool:
-        return any(stage.runs_user_code for chain in self._chains for stage in chain)
-
-    @property
-    def in_caller(self) -> bool:  # type: ignore[override]
-        return any(stage.in_caller for chain in self._chains for stage in chain)
-
-    @property
     def makes_objects(self) -> bool:  # type: ignore[override]
-        return all(map(gives_objects, self._chains))
+        return all(map(gives_objects, self.chains))
 
     @property
     def has_blocks(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).has_blocks for chain in self._chains)
+        return all(_opener(chain).has_blocks for chain in self.chains)
 
     @property
     def random_access(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).random_access for chain in self._chains)
+        return all(_opener(chain).random_access for chain in self.chains)
 
     def open(self) -> RowSource:
-        return self.opened([None] * len(self._chains))
+        return self.opened([None] * len(self.chains))
 
     def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
         """The rows of all; of pipelines whose source is open already, that one's."""
@@ -99,7 +91,7 @@ class JoiningSource(Source):
         columns = CommonColumns(self.name, str(self), chains, self.joined)
         found = [
             JoinedInput(n, chain, source, self.name, columns)
-            for n, (chain, source) in enumerate(zip(self._chains, sources, strict=True))
+            for n, (chain, source) in enumerate(zip(self.chains, sources, strict=True))
         ]
         chains.update((part.number, (part.inputs, part.inputs.chain.steps)) for part in found)
         return self.rows_of(found)
@@ -110,12 +102,12 @@ class JoiningSource(Source):
 
     def identity(self) -> dict[str, Any]:
         chains = [
-            [stage.identity() for stage in chain if stage.role != "files"] for chain in self._chains
+            [stage.identity() for stage in chain if stage.role != "files"] for chain in self.chains
         ]
         return {"stage": self.name, "sources": chains}
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join('.'.join(map(repr, chain)) for chain in self._chains)})"
+        return f"{self.name}({', '.join('.'.join(map(repr, chain)) for chain in self.chains)})"
 
 
 def _opener(chain: Sequence[Stage]) -> Source:

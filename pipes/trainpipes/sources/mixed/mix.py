@@ -181,25 +181,13 @@ class Mix(MixingSource):
     def endless(self) -> bool:  # type: ignore[override]
         return self.stop == "repeat"
 
-    def _any(self, attribute: str) -> bool:
-        """Whether a stage of a source has it."""
-        return any(getattr(stage, attribute) for p in self.sources.values() for stage in p.stages)
-
     @property
-    def runs_user_code(self) -> bool:
-        return self._any("runs_user_code")
-
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return self._any("reorders")
-
-    @property
-    def in_caller(self) -> bool:  # type: ignore[override]
-        return self._any("in_caller")
+    def chains(self) -> Sequence[Sequence[Stage]]:
+        return [pipeline.stages for pipeline in self.sources.values()]
 
     @property
     def makes_objects(self) -> bool:  # type: ignore[override]
-        return all(gives_objects(pipeline.stages) for pipeline in self.sources.values())
+        return all(map(gives_objects, self.chains))
 
     def settle(self, threads: int) -> None:
         for part in self.plan_inputs.mixed.values():
