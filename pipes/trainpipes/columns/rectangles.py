@@ -6,9 +6,8 @@ blanked out: nothing is done row by row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +96,7 @@ class RaggedRows:
         return found
 
 
-class Rectangles(Sequence[Rectangle]):
+class Rectangles:
     """Rows of different lengths as rectangles of several rows each, made as they are asked for: cells
     ``[B, L, ...]`` in memory of their own, and 1 for those that are real, 0 for others, ``[B, L]``."""
 
@@ -119,13 +118,7 @@ class Rectangles(Sequence[Rectangle]):
     def __len__(self) -> int:
         return len(self._widths)
 
-    @overload
-    def __getitem__(self, k: int) -> Rectangle: ...
-    @overload
-    def __getitem__(self, k: slice) -> list[Rectangle]: ...
-    def __getitem__(self, k: int | slice) -> Rectangle | list[Rectangle]:
-        if isinstance(k, slice):
-            return [self[i] for i in range(*k.indices(len(self)))]
+    def __getitem__(self, k: int) -> Rectangle:
         rows, width = self._rows, self._widths[k]
         start, stop = self._edges[k], self._edges[k + 1]
         lengths = self._lengths[start:stop]

@@ -102,7 +102,8 @@ def _text(data: bytes) -> str:
 
 
 def tells_start(state: Any) -> bool:
-    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch."""
+    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch: that of an
+    iterable which goes to its start with the first item only says where the epoch before was left."""
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
     below = _KNOWN.get(frozenset(state))
