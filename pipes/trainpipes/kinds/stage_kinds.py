@@ -495,7 +495,7 @@ class _Processed:
             self._begun.append(error)
 
     def next_run(self) -> Run:
-        rounds = EmptyRounds()
+        rounds: EmptyRounds | None = None
         while True:
             begun = self._begun.popleft() if self._begun else (self._below.next_run(), None)
             if isinstance(begun, Exception):
@@ -505,6 +505,7 @@ class _Processed:
             run = self._called(made, below)
             if len(run):
                 return run
+            rounds = rounds or EmptyRounds()
             rounds.saw(below)
             rounds.check(self._stage)
 

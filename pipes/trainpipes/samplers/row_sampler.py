@@ -14,8 +14,6 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
 
-__all__ = ["Draws", "RowSampler", "digest"]
-
 #: Indices made at a time where they are asked for one by one.
 AHEAD = 4096
 

@@ -13,8 +13,6 @@ from trainpipes.engine.permutation import Permutation, uniform
 from trainpipes.errors import ConfigError
 from trainpipes.samplers.row_sampler import RowSampler, digest
 
-__all__ = ["RandomSampler", "SequentialSampler", "SubsetRandomSampler"]
-
 
 class SequentialSampler(RowSampler):
     """All rows, in order.

@@ -15,8 +15,6 @@ from trainpipes.engine.permutation import uniform
 from trainpipes.errors import ConfigError
 from trainpipes.samplers.row_sampler import RowSampler, digest
 
-__all__ = ["WeightedRandomSampler"]
-
 
 class WeightedRandomSampler(RowSampler):
     """Rows drawn with given probabilities.
