@@ -11,10 +11,10 @@ import numpy as np
 
 from trainpipes._internal.checks import Function, Schema
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource, round_of
+from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.errors import DataError, StateError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 
 #: Rows in a run, at most.
@@ -90,7 +90,7 @@ class _Rows:
         self._used = 0  # of what is made of it
         self._skip = used
         self._made: Iterator[Any] | None = None
-        self._seen: set[tuple[int, int]] = set()  # rounds, since something was made
+        self._rounds = EmptyRounds()
         self._begin, self._next = self._open, self._take
 
     def next_run(self) -> Run:
@@ -103,12 +103,11 @@ class _Rows:
                 self._number = self._used = 0
             found = self._lot(self._run)
             if found is not None:
-                self._seen.clear()
+                self._rounds.gave()
                 return found
-            self._seen.add(round_of(self._run.cursors.state(0)))
+            self._rounds.saw(self._run)
+            self._rounds.check(self._stage)
             self._run = None
-            if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-                raise kept_nothing(self._stage)
 
     def _lot(self, run: Run) -> Run | None:
         """The next rows made of a run's; None where there are no more."""

@@ -12,7 +12,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import StateError
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 
 #: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
 MOST_EPOCHS = 8
@@ -44,9 +44,7 @@ class Held:
         self._runs: list[Run] = []
         self._after: Run | None = None  # of epochs that may not join those that wait
         self._ended = False
-        # Since something came of one: runs that were taken, and the rounds of those before.
-        self._taken: list[Cursors] = []
-        self._seen: set[tuple[int, int]] = set()
+        self._rounds = EmptyRounds()
         self.rows = 0
 
     @property
@@ -86,7 +84,7 @@ class Held:
             self._after = _part(run, count, len(run))
             run = _part(run, 0, count)
         if count:
-            self._taken.append(run.cursors)
+            self._rounds.saw(run)
             self._runs.append(run)
             self.rows += count
 
@@ -140,13 +138,9 @@ class Held:
     def gave(self, something: bool, stage: object) -> None:
         """Say whether rows of an epoch came to something; where none do for many, nothing ever may."""
         if something:
-            self._taken.clear()
-            self._seen.clear()
-            return
-        self._seen.update(round_of(cursors.state(0)) for cursors in self._taken)
-        self._taken.clear()
-        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-            raise kept_nothing(stage)
+            self._rounds.gave()
+        else:
+            self._rounds.check(stage)
 
 
 def cursors_in(

@@ -15,11 +15,11 @@ import pyarrow as pa
 from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource, round_of
+from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray, permutation
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 from trainpipes.stages.held import MOST_EPOCHS, Held, cursors_in, misplaced
@@ -251,16 +251,15 @@ class _Packer(ABC):
         self._lot = max(1, LOT_TOKENS // stage.max_length)
 
     def next_run(self) -> Run:
-        epochs = set()  # whose rows are all left out
+        rounds = EmptyRounds()
         while True:
             run = self._next_rows()
             if "labels" in self._documents.columns:
                 run = self._stage.with_targets(run)
             if len(run):
                 return run
-            epochs.add(round_of(run.cursors.state(0)))
-            if len(epochs) > MOST_EMPTY_EPOCHS + 1:
-                raise kept_nothing(self._stage)
+            rounds.saw(run)
+            rounds.check(self._stage)
 
     def _next_rows(self) -> Run:
         if self._placing is None or self._row == len(self._placing):

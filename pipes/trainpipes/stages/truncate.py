@@ -9,8 +9,7 @@ import numpy as np
 from trainpipes._internal.checks import ColumnNames, Natural, column_names
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
-from trainpipes.columns.byte_rows import cut_rows
-from trainpipes.columns.rectangles import Side
+from trainpipes.columns.rectangles import Side, cut_rows
 from trainpipes.columns.run import Run
 from trainpipes.stages.columns import row_table
 from trainpipes.stages.targets import OnError, TargetStage, have_target
