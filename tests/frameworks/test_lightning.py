@@ -11,14 +11,7 @@ import pytest
 
 pytest.importorskip("lightning")
 
-from frameworks.lightning_runs import (
-    after_epochs,
-    after_steps,
-    evaluations,
-    fails_on,
-    fits,
-    script,
-)
+from frameworks.lightning_runs import after_epochs, after_steps, evaluations, fails_on, fits, script
 from frameworks.ranks import Ranks, run
 from frameworks.steps import digests_by_step, in_order
 

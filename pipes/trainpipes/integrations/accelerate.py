@@ -32,11 +32,7 @@ __all__ = ["AccelerateLoader", "loader"]
 
 
 def loader(
-    pipe: Pipeline,
-    accelerator: Accelerator,
-    *,
-    allow_changes: Collection[str] = (),
-    **options: Any,
+    pipe: Pipeline, accelerator: Accelerator, *, allow_changes: Collection[str] = (), **options: Any
 ) -> AccelerateLoader:
     """A loader for a training loop of Accelerate:
 

@@ -21,12 +21,7 @@ from trainpipes.engine.column_names import row_schema
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import divisors
 from trainpipes.engine.topology import Topology
-from trainpipes.errors import (
-    ConfigError,
-    SchemaError,
-    StateError,
-    TopologyError,
-)
+from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 

@@ -58,10 +58,7 @@ class PipelineDatasource(Datasource):  # type: ignore[misc]  # ray may not be th
         return None if each is None or self._rows.count is None else int(each * self._rows.count)
 
     def get_read_tasks(
-        self,
-        parallelism: int,
-        per_task_row_limit: int | None = None,
-        data_context: Any = None,
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
         limit = {} if per_task_row_limit is None else {"per_task_row_limit": per_task_row_limit}
         size = self.estimate_inmemory_data_size()

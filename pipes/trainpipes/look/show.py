@@ -26,14 +26,7 @@ from trainpipes._internal.text import escaped
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
-from trainpipes.look.decoded import (
-    KnownIds,
-    Piece,
-    TokenGrid,
-    known_ids,
-    pieces_of,
-    token_grids,
-)
+from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
 from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves, rows_of
 from trainpipes.tokenizers.load import load
 

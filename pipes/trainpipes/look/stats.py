@@ -18,11 +18,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.label_counts import label_counts
 from trainpipes.look.lengths import Numbered, walk
-from trainpipes.look.shuffle_quality import (
-    BATCH_SIZE,
-    ShuffleQuality,
-    order_quality,
-)
+from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import Array, masks_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mixture import Mixture
