@@ -30,11 +30,7 @@ STORAGE_OPTIONS = option(
 
 
 def storage_options(given: str | None) -> dict[str, Any] | None:
-    """The options of a text, or of the file that it names; None of none. They are never shown.
-
-    Raises:
-        click.UsageError: they are no JSON object, or the file cannot be read.
-    """
+    """The options of a text, or of the file that it names; None of none. They are never shown."""
     if given is None:
         return None
     try:

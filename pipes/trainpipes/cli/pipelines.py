@@ -23,15 +23,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What the options say of a pipeline.
-
-    Args:
-        tokenizer: of ``--tokenizer``.
-        options: of ``--option``, each NAME=VALUE.
-        changes: of ``--set``, each PATH=VALUE.
-        allow_imports: whether functions that a config names are imported.
-        storage_options: of ``--storage-options``, as JSON.
-    """
+    """What the options say of a pipeline."""
 
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
@@ -40,11 +32,7 @@ class PipelineOptions:
     storage_options: str | None = None
 
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
-        """The options of a recipe, by name.
-
-        Raises:
-            click.UsageError: one is of a config, is given twice, or has no value.
-        """
+        """The options of a recipe, by name."""
         self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
         given = [_named(text, "option") for text in self.options]
         if self.tokenizer is not None:

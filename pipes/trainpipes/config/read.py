@@ -33,18 +33,7 @@ _KEYS = ("recipe", "options", "stages")
 
 @dataclass
 class _Step:
-    """A stage or a recipe that is to be made.
-
-    Attributes:
-        name: of it.
-        kind: the stage's class, or the recipe's function, whose parameters are its options.
-        make: makes the stage, or the pipeline.
-        node: where it stands.
-        path: of it.
-        prefix: of the paths of its options.
-        nodes: of its options, by name.
-        options: their values, by name.
-    """
+    """A stage or a recipe that is to be made."""
 
     name: str
     kind: Callable[..., Any]
@@ -57,17 +46,7 @@ class _Step:
 
 
 class Reader:
-    """Reads one document.
-
-    Args:
-        name: of it, in errors.
-        allow_imports: whether functions may be imported.
-        storage_options: for all stages that take them.
-
-    Attributes:
-        document: the text's reader.
-        used_storage: whether a stage took the storage options.
-    """
+    """Reads one document."""
 
     def __init__(
         self,

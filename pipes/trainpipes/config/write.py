@@ -129,11 +129,7 @@ def _node(value: Any) -> Any:
 
 @dataclasses.dataclass
 class _Writer:
-    """Makes plain values of a pipeline, which PyYAML can write.
-
-    Attributes:
-        left_out: whether there are storage options, which are not written.
-    """
+    """Makes plain values of a pipeline, which PyYAML can write."""
 
     left_out: bool = False
 
@@ -289,9 +285,6 @@ def _has_secret(text: str) -> bool:
 
 def name_of(value: Any) -> str:
     """The name, ``package.module:function``, by which a config finds a function or a class.
-
-    Raises:
-        ValueError: it finds another, or none.
 
     >>> import json
     >>> name_of(json.dumps)

@@ -168,12 +168,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         return math.ceil(left / world)
 
     def _last_step(self, batch: Any, before: Any) -> Any:
-        """The last batch of this rank, with as many rows as each other rank's. Called by all ranks.
-
-        Args:
-            batch: None where the others have one and this rank has not.
-            before: the batch before that, if there was one.
-        """
+        """The last batch of this rank, with as many rows as each other rank's. Called by all ranks."""
         own = 0 if batch is None else _rows_in(batch)
         everyone: list[tuple[int, bool]] = gather_object([(own, batch is None and before is None)])
         rows = [number for number, _ in everyone]
@@ -236,14 +231,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
 
 def _rows_in(batch: Any) -> int:
-    """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows.
-
-    Args:
-        batch: what a pipeline gives.
-
-    Raises:
-        ConfigError: it holds none of these.
-    """
+    """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows."""
     parts = tree_leaves(_plain(batch), is_leaf=_is_rows)
     found = [len(part) for part in parts if _is_rows(part)]
     if not found:
@@ -257,10 +245,6 @@ def _rows_in(batch: Any) -> int:
 
 def _filled(batch: Any, rows: int) -> Any:
     """A batch of so many rows: its own, and then these again from the first one on.
-
-    Args:
-        batch: as ``_rows_in`` takes it, with one row or more.
-        rows: of the batch returned, no fewer than it has.
 
     >>> import torch
     >>> _filled({"x": torch.arange(3), "name": ["a", "b", "c"]}, 5)

@@ -49,12 +49,7 @@ class _Place:
 
 
 class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets has no types here
-    """The rows of one part of a pipeline's shards, as ``datasets`` asks for them.
-
-    Args:
-        pipeline: gives rows.
-        features: of the rows; None where they are not known.
-    """
+    """The rows of one part of a pipeline's shards, as ``datasets`` asks for them."""
 
     #: datasets asks; no thread of ours outlives an iterator.
     _sleep_on_threads_shutdown = False
@@ -154,11 +149,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
             one.close()
 
     def _loaded(self, state: dict[str, Any], topology: Topology) -> Position:
-        """Where a state says to start.
-
-        Raises:
-            StateError: it is of another dataset, or of another part of the shards.
-        """
+        """Where a state says to start."""
         _check_keys(state)
         text = deepcopy(state["trainpipes"])  # which may be where another iteration is
         try:

@@ -50,14 +50,7 @@ ROW, PIECE, SPARED = 400, 120, 16
 
 @dataclass
 class KnownIds:
-    """What the stages of a pipeline say of the columns that come out.
-
-    Attributes:
-        engines: the tokenizer of each column of ids; None where several tokenizers made them.
-        own: columns that are texts of their own: an encoder-decoder's targets.
-        masked: whether tokens are hidden, and labels are what they were.
-        classes: columns of classes.
-    """
+    """What the stages of a pipeline say of the columns that come out."""
 
     engines: dict[str, Engine | None] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
@@ -115,20 +108,7 @@ def _add(found: KnownIds, stage: Stage) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TokenGrid:
-    """Token ids of an item, and what is known of each.
-
-    Attributes:
-        name: of the column.
-        ids: ``[B, L]``.
-        there: which cells hold a token, bool ``[B, L]``; the others are padding.
-        engine: the tokenizer; None to show numbers.
-        layout: of the labels, as above; "" where there are none.
-        labels: the column of labels that belong to these ids; "" where there is none.
-        in_loss: which tokens are targets of the loss, bool ``[B, L]``; None where nothing says so.
-        truth: of masked tokens, the labels ``[B, L]``.
-        starts: tokens with which a document begins, but the first of each row, bool ``[B, L]``; None where
-            rows are not packed.
-    """
+    """Token ids of an item, and what is known of each."""
 
     name: str
     ids: Array
@@ -153,13 +133,7 @@ class TokenGrid:
 def token_grids(
     values: Mapping[str, Any], known: KnownIds, of_row: bool = False
 ) -> list[TokenGrid]:
-    """The token ids among an item's values.
-
-    Args:
-        values: by name.
-        known: what the pipeline says of them.
-        of_row: whether they are of one row, which has no padding.
-    """
+    """The token ids among an item's values."""
     found: list[TokenGrid] = []
     taken = known.classes.copy()
     for name, value in values.items():
@@ -303,15 +277,7 @@ def _vector(row: Any) -> Array | None:
 
 
 class Piece(NamedTuple):
-    """Some tokens that stand side by side.
-
-    Attributes:
-        kind: "plain"; "loss" or "masked", if it is in the loss, "masked" where its label is another token;
-            "document", where another one begins; "left_out" or "padding", which have no text.
-        text: of the tokens, escaped.
-        tokens: how many.
-        truth: of a masked token, the text of its label.
-    """
+    """Some tokens that stand side by side."""
 
     kind: str
     text: str = ""

@@ -121,18 +121,7 @@ def explain(
     num_workers: int,
     loader: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """What a pipeline amounts to on so many ranks with so many workers.
-
-    Args:
-        pipeline: what to explain.
-        session: where it stands: the pipeline's own, or its loader's.
-        world_size: number of ranks.
-        num_workers: of each rank.
-        loader: the loader's options.
-
-    Raises:
-        TopologyError: the ranks do not divide the shards.
-    """
+    """What a pipeline amounts to on so many ranks with so many workers."""
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
     plan = session.plan

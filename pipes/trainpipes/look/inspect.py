@@ -200,11 +200,7 @@ def _measured_columns(sample: Sample, max_length: int | None) -> list[list[str]]
 def _lengths(
     sample: Sample, names: list[str], engine: Engine | None, max_length: int | None
 ) -> Lengths | None:
-    """How long rows are in these columns together; None if there are no such rows.
-
-    Raises:
-        SchemaError: a column's values have no length.
-    """
+    """How long rows are in these columns together; None if there are no such rows."""
     sample = sample.having(names)
     lengths, units = np.zeros(sample.rows, dtype=np.int64), set()
     if not len(lengths):

@@ -48,17 +48,7 @@ def findings_of(
     asked: Sequence[str],
     max_length: int | None,
 ) -> list[Finding]:
-    """Everything to fix.
-
-    Args:
-        found: the files.
-        sample: of their rows.
-        rows: of all files, about.
-        columns: of all files.
-        lengths: of rows in the sample.
-        asked: columns that the user named, if any.
-        max_length: the length that rows should have at most.
-    """
+    """Everything to fix."""
     return [
         *_of_files(found),
         *_of_blocks(found, rows),

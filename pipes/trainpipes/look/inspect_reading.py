@@ -64,16 +64,7 @@ ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 @dataclass
 class DataFile:
-    """Files that are read as one, or a file by itself.
-
-    Args:
-        name: of the first, without secrets.
-        size: in bytes.
-        lengths: rows of each block, int64 ``[blocks]``.
-        block_bytes: bytes of each block before compression, float64 ``[blocks]``.
-        schema: None if it is known only when rows are read.
-        source: reads its blocks.
-    """
+    """Files that are read as one, or a file by itself."""
 
     name: str
     size: int
@@ -85,19 +76,7 @@ class DataFile:
 
 @dataclass
 class Found:
-    """The files.
-
-    Args:
-        reader: reads them.
-        urls: what was asked for.
-        remote: whether files are on another machine.
-        count: number of files, also of those that are not looked at.
-        bytes: of all files.
-        files: those that were looked at: all as one, or in parts where that fails.
-        others: names of files beside them that another reader reads.
-        unreadable: why files cannot be read, by name.
-        scale: bytes of all files, for each byte of those looked at.
-    """
+    """The files."""
 
     reader: str
     urls: Sequence[str]
@@ -122,13 +101,7 @@ class Found:
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
     """The files that paths, folders, globs and URLs stand for, and what they say without reading rows. Where
-    there are several formats, the one with most bytes is taken.
-
-    Raises:
-        MissingFilesError: there are none.
-        ConfigError: no name says how to read a file.
-        UnreachableError: a server does not answer, or denies access.
-    """
+    there are several formats, the one with most bytes is taken."""
     if not urls:
         raise MissingFilesError(
             "inspect_files(files) must be a path, folder, glob or URL, or a list of them, got none"
@@ -265,11 +238,7 @@ def reason_of(name: str, error: Exception) -> str:
 
 @dataclass
 class Sample:
-    """Rows of all files.
-
-    Args:
-        tables: pieces of consecutive rows, in the order of the files.
-    """
+    """Rows of all files."""
 
     tables: list[pa.Table] = field(default_factory=list)
 
@@ -305,16 +274,7 @@ def plain_array(array: pa.Array) -> pa.Array:
 
 def read_sample(found: Found, rows: int, small: bool) -> Sample:
     """About ``rows`` rows of all files, in pieces of consecutive rows. Files that cannot be decoded are added
-    to ``found.unreadable``.
-
-    Args:
-        found: the files.
-        rows: how many, at most.
-        small: whether work on them takes long, so that they should be few bytes.
-
-    Raises:
-        UnreachableError: a server does not answer, or denies access.
-    """
+    to ``found.unreadable``."""
     most = REMOTE_BYTES if found.remote or small else LOCAL_BYTES
     total = int(found.lengths.sum())
     if size := float(found.block_bytes.sum()):

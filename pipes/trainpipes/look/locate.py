@@ -277,14 +277,7 @@ def _said(value: Any) -> str:
 
 
 def _text_of(inputs: Inputs, row: int, readers: dict[int, Reader], opened: ExitStack) -> str:
-    """The first text of a row, as its source gives it; "" where there is none.
-
-    Args:
-        inputs: where the rows are.
-        row: its number there.
-        readers: by source, those that were opened; one more may be.
-        opened: closes them.
-    """
+    """The first text of a row, as its source gives it; "" where there is none."""
     if isinstance(inputs.source, RowMixture):
         inputs, row, _ = inputs.source.where(inputs, row)
     source = inputs.source

@@ -31,13 +31,7 @@ ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
 
 
 def mermaid(pipeline: Pipeline, counts: bool = True) -> str:
-    """The text of a drawing of a pipeline.
-
-    Args:
-        pipeline: what to draw.
-        counts: whether files may be listed to count their rows, as ``explain()`` does. If False, rows are
-            counted only where their files were listed before.
-    """
+    """The text of a drawing of a pipeline."""
     drawing = _Drawing()
     plan = pipeline._session.plan
     source = plan.inputs.source if counts or plan.inputs.is_open else None

@@ -42,12 +42,7 @@ PACKAGES = (
 
 
 def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a pipeline or a loader runs, and where it stands.
-
-    Args:
-        session: the pipeline's or the loader's.
-        loader: the loader's options.
-    """
+    """What a pipeline or a loader runs, and where it stands."""
     plan = session.plan
     rank, world_size = session.ranks()
     chain = plan.chain
@@ -156,10 +151,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def plain(value: Any, name: str = "") -> Any:
     """An option as JSON types; functions by module and name, arrays and tables by their content.
-
-    Args:
-        value: any option of a stage, or a part of one.
-        name: what it is called.
 
     >>> plain({"size": (224, 224), "dtype": torch.float32, "password": "x"})
     {'size': [224, 224], 'dtype': 'torch.float32', 'password': '(left out)'}

@@ -58,17 +58,7 @@ ON_TERMINAL, IN_NOTEBOOK = "\x1b[32m\\g<0>\x1b[0m", r'<span style="color: green"
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How much of a column of token ids is in the loss, and how much is padding.
-
-    Attributes:
-        name: of the column.
-        layout: how labels stand to ids: see ``trainpipes.look.decoded``; "" where nothing says what is in the
-            loss.
-        cells: B * L.
-        tokens: of these, those that are no padding.
-        padding: the others.
-        in_loss: targets of the loss; None where nothing says so.
-    """
+    """How much of a column of token ids is in the loss, and how much is padding."""
 
     name: str
     layout: str
@@ -89,19 +79,7 @@ class RowText:
 
 @dataclass(frozen=True)
 class ItemView:
-    """What is shown of one item.
-
-    Attributes:
-        title: "batch 0", "row 3".
-        kind: what the item is: "dict of 3", "tuple of 2", "Tensor".
-        rows: in a batch; None where that cannot be known.
-        values: what it is made of.
-        more_values: whether it has more than are listed.
-        tokens: counts of each column of token ids.
-        texts: of its first rows, or of the row.
-        items: its first rows, where it is a list of them.
-        notes: what stands out.
-    """
+    """What is shown of one item."""
 
     title: str
     kind: str
@@ -181,13 +159,7 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
 
 
 def show_next(session: Session, count: int, rows: int) -> Preview:
-    """The next items of a pipeline: ``Pipeline.show``.
-
-    Args:
-        session: the pipeline's.
-        count: how many.
-        rows: of a batch, how many are shown as text.
-    """
+    """The next items of a pipeline: ``Pipeline.show``."""
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     found = preview(islice(session.coming(), count), session.plan, rows)

@@ -155,14 +155,7 @@ def order_quality(
 def _measured(
     numbers: IntArray, lengths: IntArray, batch_size: int, epoch_rows: int | None = None
 ) -> ShuffleQuality:
-    """Measure an order.
-
-    Args:
-        numbers: of the rows, as they come.
-        lengths: rows of each file.
-        batch_size: rows of a batch.
-        epoch_rows: rows of the epoch of which these are the first; all if left out.
-    """
+    """Measure an order."""
     n = len(numbers)
     whole = epoch_rows is None or n >= epoch_rows
     file = np.searchsorted(np.cumsum(lengths), numbers, side="right")

@@ -22,11 +22,7 @@ KEPT = 4
 
 
 class Progress:
-    """How far a trainer is.
-
-    Args:
-        trainer: that fits.
-    """
+    """How far a trainer is."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -83,11 +79,7 @@ class Progress:
         return isinstance(limit, float) and limit == 1.0  # 1 is one batch
 
     def count_as(self, taken: int) -> None:
-        """Count a resumed epoch's batches as this number of ranks would have taken them.
-
-        Args:
-            taken: batches of the epoch that a rank has had.
-        """
+        """Count a resumed epoch's batches as this number of ranks would have taken them."""
         if self.restarts:
             current = self._batches.current
             more = taken - current.processed
@@ -96,12 +88,7 @@ class Progress:
 
 
 class TrainingLoader:
-    """What trains.
-
-    Args:
-        loader: gives the batches.
-        pipeline: that it was made of.
-    """
+    """What trains."""
 
     def __init__(self, loader: Loader, pipeline: Pipeline) -> None:
         self.loader = loader
@@ -246,12 +233,7 @@ class _Pass:
 
 
 class EvaluationLoader:
-    """What validates, tests or predicts: each pass from the pipeline's start.
-
-    Args:
-        loader: gives the batches.
-        pipeline: that it was made of.
-    """
+    """What validates, tests or predicts: each pass from the pipeline's start."""
 
     def __init__(self, loader: Loader, pipeline: Pipeline) -> None:
         self.loader = loader
@@ -265,11 +247,7 @@ class EvaluationLoader:
         return iter(self.loader)
 
     def check(self, stage: str) -> None:
-        """Warn if it would leave rows out.
-
-        Raises:
-            ConfigError: it would never end.
-        """
+        """Warn if it would leave rows out."""
         session = self.loader._session
         world, chain = session.ranks()[1], session.plan.chain
         if chain.endless:

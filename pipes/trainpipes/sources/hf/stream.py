@@ -49,11 +49,7 @@ def _copied(dataset: Any) -> Any:
 
 
 class HFStream(RowStream):
-    """An ``IterableDataset`` as a stream.
-
-    Args:
-        dataset: the dataset.
-    """
+    """An ``IterableDataset`` as a stream."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -96,13 +92,7 @@ class HFStream(RowStream):
 
 
 class HFReader(StreamReader):
-    """One pass over an ``IterableDataset``.
-
-    Args:
-        dataset: one of its own.
-        schema: of the rows as Arrow; None for dicts.
-        state: of an earlier reader.
-    """
+    """One pass over an ``IterableDataset``."""
 
     def __init__(
         self, dataset: Any, schema: pa.Schema | None, state: dict[str, Any] | None
