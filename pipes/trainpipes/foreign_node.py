@@ -41,9 +41,9 @@ class FromNode(Source):
 class NodeStream(RowStream):
     """A foreign node as a stream that can go where its own state says.
 
-    A node has one place, and begins its next epoch by ``reset()`` after something was read of the one before. So
-    its place is changed when another reader's turn comes, and the start of an epoch is told by the node's state
-    there, or by that from which ``reset()`` led to it.
+    A node has one place, and begins its next epoch by ``reset()`` after something was read of the one before.
+    So its place is changed when another reader's turn comes, and the start of an epoch is told by the node's
+    state there, or by that from which ``reset()`` led to it.
     """
 
     read_once = True
