@@ -5,8 +5,11 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -37,12 +40,7 @@ from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.remote.retry import Stopped
 
 #: Formats without a header: a file is read once to count its rows.
-SCANNED: dict[str, dict[str, Any]] = {
-    "read_json": {"index": False},
-    "read_csv": {"index": False},
-    "read_text": {"index": False},
-    "read_webdataset": {"index": False, "missing": "null"},
-}
+SCANNED = ("read_json", "read_csv", "read_text", "read_webdataset")
 #: Bytes of such files that are read, about 1 s a GB; a quarter of that if they are compressed or remote. Of
 #: more, some of so many files are, the small ones first.
 SCANNED_BYTES, SCANNED_FILES = 256 << 20, 64
@@ -148,10 +146,15 @@ def _memmap(urls: Sequence[str]) -> Found:
 
 
 def _look(found: Found, files: FileList) -> None:
-    """Open files as a pipeline opens them. What cannot be opened together is opened in halves, down to the
-    files that cannot be read."""
+    """Open files as a pipeline opens them, or each by itself where they cannot be opened together."""
 
-    def look(numbers: list[int]) -> list[DataFile]:
+    wanted = _wanted_files(found, files)
+    if found.reader == "read_images":
+        for file in np.flatnonzero(files.sizes == 0).tolist():
+            found.unreadable[hidden(files.names[file])] = "empty: 0 bytes"
+        wanted = np.flatnonzero(files.sizes != 0).tolist()
+
+    def look(*numbers: int) -> list[DataFile]:
         some = files.pick(np.array(numbers, dtype=np.int64))
         name, size = hidden(some.names[0]), int(np.maximum(some.sizes, 0).sum())
         try:
@@ -161,29 +164,16 @@ def _look(found: Found, files: FileList) -> None:
         except Exception as error:
             if len(numbers) == 1:
                 found.unreadable[name] = reason_of(name, error)
-                return []
-        half = len(numbers) // 2
-        return look(numbers[:half]) + look(numbers[half:])
+            return []
 
-    wanted = _wanted_files(found, files)
-    if found.reader == "read_images":
-        for file in np.flatnonzero(files.sizes == 0).tolist():
-            found.unreadable[hidden(files.names[file])] = "empty: 0 bytes"
-        wanted = np.flatnonzero(files.sizes != 0).tolist()
-    if found.reader in SCANNED:  # each is read to its end, once
-        job = "looking at files"
-        looked = each_file(
-            files,
-            lambda n, _: look([n]),
-            "inspect_files()",
-            "data",
-            wanted=wanted,
-            least=1,
-            job=job,
-        )
-        found.files = [one for several in looked.values() for one in several]
-    elif wanted:
-        found.files = look(wanted)
+    # Those without a header are read to their end, once, and so each by itself.
+    found.files = look(*wanted) if wanted and found.reader not in SCANNED else []
+    if found.reader in SCANNED or (len(wanted) > 1 and not found.files):
+        one_by_one = each_file(
+            files, lambda n, _: look(n), "inspect_files()", "data",
+            wanted=wanted, least=1, job="looking at files",
+        )  # fmt: skip
+        found.files = [one for several in one_by_one.values() for one in several]
     found.bytes = found.bytes or sum(file.size for file in found.files)
     if len(wanted) < len(files) and found.reader in SCANNED:
         found.scale = found.bytes / max(1, sum(file.size for file in found.files))
@@ -205,8 +195,10 @@ def _wanted_files(found: Found, files: FileList) -> list[int]:
 def _opened(reader: str, files: FileList) -> RowSource:
     """What a pipeline reads of files that are listed already."""
     read: Any = getattr(Pipeline([ListFiles.of(files, files.names)]), reader)
-    options = {} if reader == "read_images" else {"index": False, **SCANNED.get(reader, {})}
-    *below, stage = read(**options).stages
+    options = {} if reader == "read_images" else {"index": False}
+    *below, stage = read(
+        **options, **{"missing": "null"} if reader == "read_webdataset" else {}
+    ).stages
     try:
         source: RowSource = stage.open_files(below)
     except ConfigError:
@@ -281,33 +273,26 @@ def read_sample(found: Found, rows: int, small: bool) -> Sample:
         rows = min(rows, max(1, int(most * total / size)))
     if found.remote and found.reader == "read_images":
         rows = min(rows, REMOTE_IMAGES)
-    sample, reader, open_file = Sample(), None, -1
+    sample = Sample()
     places = _places(found.files, rows, REMOTE_PIECES if found.remote else LOCAL_PIECES)
-    try:
-        for file, block, start, stop in counted(
-            places, "reading some rows of files", len(places), "pieces", 1
-        ):
-            one = found.files[file]
-            try:
-                if reader is None or file != open_file:
-                    if reader is not None:
-                        reader.close()
-                    reader, open_file = one.source.reader(), file
-                table = table_of(reader.read(block, start, stop), "inspect_files()")
-            except (UnreachableError, MemoryError, MissingExtraError):
-                raise
-            except Exception as error:
-                name = hidden(getattr(error, "path", None) or one.name)
-                found.unreadable[name] = reason_of(name, error)
-                continue
-            one.schema = one.schema or table.schema
-            sample.tables.append(table)
-            most -= table.nbytes
-            if most < 0:
-                break
-    finally:
-        if reader is not None:
-            reader.close()
+    pieces = counted(places, "reading some rows of files", len(places), "pieces", 1)
+    for file, of_file in groupby(pieces, itemgetter(0)):
+        one = found.files[file]
+        with closing(one.source.reader()) as reader:
+            for _, *place in of_file:
+                try:
+                    table = table_of(reader.read(*place), "inspect_files()")
+                except (UnreachableError, MemoryError, MissingExtraError):
+                    raise
+                except Exception as error:
+                    name = hidden(getattr(error, "path", None) or one.name)
+                    found.unreadable[name] = reason_of(name, error)
+                    continue
+                one.schema = one.schema or table.schema
+                sample.tables.append(table)
+                most -= table.nbytes
+                if most < 0:
+                    return sample
     return sample
 
 
