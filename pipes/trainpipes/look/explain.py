@@ -63,9 +63,9 @@ class Explanation:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Types of the columns of the rows, before they are batched, by name: Arrow's, torch's, or else Python's.
-        Empty if rows have no names, or if there are no rows. Found in files' footers or headers, else in the first
-        row in file order, for which the pipeline's functions are called.
+        """Types of the columns of the rows, before they are batched, by name: Arrow's, torch's, or else
+        Python's. Empty if rows have no names, or if there are no rows. Found in files' footers or headers,
+        else in the first row in file order, for which the pipeline's functions are called.
 
         >>> import trainpipes as tp
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns
@@ -82,8 +82,8 @@ class Explanation:
         """What a run trains on, to be logged with it: plain JSON types. Reads nothing more.
 
         - ``fingerprint``: equal for pipelines that take each other's states, and for no others.
-        - ``stages``: each with all of its options. Functions by module and name, tokenizers by name and content,
-          arrays by their content.
+        - ``stages``: each with all of its options. Functions by module and name, tokenizers by name and
+          content, arrays by their content.
         - ``data``: files, rows, a fingerprint, and what it is made of.
         - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is not
           known in advance. ``num_shards``, ``batch_size``, ``world_size``.
@@ -92,8 +92,8 @@ class Explanation:
           position: a ``Loader`` does, and in a DataLoader's worker its iterator.
         - ``versions``: of the library, its states, Python, and packages that it works with.
 
-        There are no ``storage_options``, no credentials of a URL, and no values under names such as ``api_key``.
-        ``position["state"]`` is None where the state itself holds such a value.
+        There are no ``storage_options``, no credentials of a URL, and no values under names such as
+        ``api_key``. ``position["state"]`` is None where the state itself holds such a value.
         """
         return record(self._session, self._loader)
 

@@ -54,9 +54,9 @@ def inspect_files(
     is named, and the others are looked at.
 
     Of Parquet files it reads footers and a sample of rows, of a large row group only its beginning. Nulls,
-    sizes, lengths and duplicates are those of the sample. JSON, CSV, text and tar files are read once to count
-    rows: all of them up to 256 MB (64 MB if compressed or remote), else some, and the number of rows is an
-    estimate. A sample has at most 256 MB; 32 MB with a tokenizer or of remote files.
+    sizes, lengths and duplicates are those of the sample. JSON, CSV, text and tar files are read once to
+    count rows: all of them up to 256 MB (64 MB if compressed or remote), else some, and the number of rows is
+    an estimate. A sample has at most 256 MB; 32 MB with a tokenizer or of remote files.
 
     Args:
         files: a path, folder, glob or URL, or a list of them.

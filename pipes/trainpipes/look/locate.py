@@ -155,8 +155,8 @@ def locate(
 ) -> LocatedBatch:
     """Find a batch of a run, past or to come: make it again, and say where its rows come from. Moves nothing.
 
-    Where batches are counted, it reads at most the shuffle windows of its rows. Others are made again one after
-    the other, from the epoch's start or from a state.
+    Where batches are counted, it reads at most the shuffle windows of its rows. Others are made again one
+    after the other, from the epoch's start or from a state.
 
     Args:
         run: the pipeline, or its loader; with any number of workers and threads.
@@ -228,8 +228,8 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         position, walked = replace(start, m=start.m + passed * world), 0
         if position.m < 0:
             raise StateError(
-                f"locate(after) must not go back beyond the start of epoch {start.epoch} (m = {start.m} batches "
-                f"ago), got {passed}; give the number of the batch, and epoch="
+                f"locate(after) must not go back beyond the start of epoch {start.epoch} (m = {start.m} "
+                f"batches ago), got {passed}; give the number of the batch, and epoch="
             )
     elif passed < 0:
         raise StateError(
