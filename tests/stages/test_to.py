@@ -14,8 +14,7 @@ from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
 from trainpipes._internal.messages import _warned
-from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
-from trainpipes.stage_node import node_of
+from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle, node_of
 from trainpipes.stages.device import To
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -20,7 +20,6 @@ from trainpipes.config.values import (
     imported,
     is_name,
     members,
-    stage_classes,
     type_text,
 )
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -223,7 +222,7 @@ class Reader:
         return name, kind, options
 
     def _stage_class(self, name: str, node: Node, path: str) -> type[Stage]:
-        known = stage_classes()
+        known = start.stage_classes()
         if name in known:
             return known[name]
         if not is_name(name):

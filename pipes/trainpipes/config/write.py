@@ -21,13 +21,14 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
 from trainpipes.config.document import STANDARD, add_scalars
-from trainpipes.config.values import arrow_schema, declared_types, members, stage_classes
+from trainpipes.config.values import arrow_schema, declared_types, members
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.sources.remote.retry import Retry
+from trainpipes.start import stage_classes
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.

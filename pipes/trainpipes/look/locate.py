@@ -87,8 +87,8 @@ class Provenance(list[RowPlace]):
 
     @cached_property
     def texts(self) -> list[str]:
-        """The first text among the columns of each place's row; "" where it has none, or cannot be read by its
-        number (streams). Reads these rows."""
+        """The first text among the columns of each place's row; "" where it has none, or cannot be read by
+        its number (streams). Reads these rows."""
         with ExitStack() as opened:
             readers: dict[int, Reader] = {}
             rows = sorted(set(self._ids))  # those of a row group one after the other

@@ -1,8 +1,7 @@
 """A ``Loader`` as Lightning's loops take one: for training, and for evaluation; and what those loops say.
 
-A training loader keeps the states of the last few batches that it gave, each under the number that Lightning
-counts the batch by. So the state of the last batch *trained on* is known, however many were fetched ahead,
-and also when training on a batch has failed.
+A training loader keeps the states after the last few batches, each under the number that Lightning counts
+the batch by. So the state of the last batch *trained on* is known, however many were fetched ahead.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
-
-__all__ = ["EvaluationLoader", "Progress", "TrainingLoader"]
 
 #: States that are kept: Lightning fetches one batch ahead, and training on one more may fail.
 KEPT = 4
@@ -132,7 +129,7 @@ class TrainingLoader:
 
     def align(self) -> None:
         """After a resume within an epoch, perhaps on another number of ranks: let Lightning count the batches
-        of it that were taken so that those that are left make it full."""
+        that were taken so that those that are left complete the epoch."""
         progress, session = self._progress, self.loader._session
         assert progress is not None
         try:
@@ -155,8 +152,8 @@ class TrainingLoader:
             state = after[progress.trained]
         else:
             raise StateError(
-                f"Lightning has trained on {progress.trained} batches, and the positions after {min(after)} "
-                f"to {max(after)} are known: take batches by training_step(batch, batch_idx)"
+                f"the position after batch {progress.trained}, the last that Lightning trained on, must be "
+                f"known, got {min(after)} to {max(after)}; take batches by training_step(batch, batch_idx)"
             )
         if progress is not None and progress.at_end and state["m"] and not self._endless:
             return self.pipeline.state_at(0, epoch=state["epoch"] + 1)
@@ -180,9 +177,8 @@ class TrainingLoader:
             raise StopIteration
         if progress.resumes and not self.in_use:
             raise StateError(
-                "the checkpoint has no position of this PipelineDataModule: it was saved without one, or "
-                "with a class of another name. Give the position, data.load_state_dict({'train': state}), or "
-                "load the model alone, without ckpt_path"
+                "the checkpoint has no position of this PipelineDataModule (or of one with another class "
+                "name); call data.load_state_dict({'train': state}), or load the model without ckpt_path"
             )
         if progress.repeats_batches and not session.upcoming().m:
             self.loader.load_state_dict(self.pipeline.state_at(0))
@@ -200,8 +196,8 @@ class TrainingLoader:
             self._after.pop(number - KEPT, None)
 
     def _settle(self) -> None:
-        """Let the next iterator begin where it should, whatever was fetched and not trained on: an endless
-        pipeline goes on, and an epoch of which no batch was trained on begins once more."""
+        """Let the next iterator begin where it should: an endless pipeline goes on, and an epoch of which no
+        batch was trained on begins once more, whatever was fetched."""
         progress, after = self._progress, self._after
         if progress is not None and after:
             trained = progress.trained
@@ -251,10 +247,9 @@ class EvaluationLoader:
         session = self.loader._session
         world, chain = session.ranks()[1], session.plan.chain
         if chain.endless:
-            limit = f"limit_{stage}_batches"
             raise ConfigError(
                 f"PipelineDataModule({stage}) must have an end, got .repeat(); leave .repeat() out, or say "
-                f"Trainer({limit}=...)"
+                f"Trainer(limit_{stage}_batches=...)"
             )
         if world == 1 or chain.ragged:
             return

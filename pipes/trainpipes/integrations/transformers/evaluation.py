@@ -18,15 +18,12 @@ from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.order import ShardingFilter
 
-__all__ = ["EvaluationLoader", "every_row"]
-
 
 def every_row(pipe: Pipeline) -> Pipeline:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
     if pipe._session.plan.chain.endless:
         raise ConfigError(
-            "an evaluation goes over its rows once, and this pipeline has no end: leave .repeat() out of "
-            f"the pipeline of eval_dataset, got\n{pipe}"
+            f"the pipeline of eval_dataset must have an end, got\n{pipe}\nleave .repeat() out"
         )
     stages = [
         stage.replaced(tail="ragged") if isinstance(stage, ShardingFilter) else stage

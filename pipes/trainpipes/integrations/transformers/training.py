@@ -15,8 +15,6 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.state.cursor import is_count
 
-__all__ = ["FILE", "EpochLength", "NotePosition", "SavedPosition", "TrainingLoader"]
-
 #: The position's file in a checkpoint's folder, and the one in which the Trainer says how far it is.
 FILE = "trainpipes.json"
 TRAINER_STATE = "trainer_state.json"
@@ -113,9 +111,10 @@ class TrainingLoader:
             self.epoch += 1
             self.left = len(loader)
         if self.left == 0:
+            ranks = loader._session.ranks()[1]
             raise ConfigError(
-                "an epoch must have a batch for each rank, got one that has fewer batches than the "
-                f"{loader._session.ranks()[1]} ranks: add rows, or make smaller batches"
+                f"an epoch must have a batch for each rank, got fewer batches than the {ranks} ranks; add "
+                "rows, or make smaller batches"
             )
 
     def _left(self, state: dict[str, Any]) -> int | None:
@@ -129,7 +128,8 @@ class TrainingLoader:
         self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
     ) -> tuple[int, int]:
         """Optimizer steps of the whole training, and the epoch after the last that the Trainer runs, which
-        begins to count at ``step // updates``."""
+        begins to count at ``step // updates``. ``max_steps`` and ``updates`` are the Trainer's, as if the
+        ranks of now had trained all of it."""
         assert self.left is not None
         rest = math.ceil(self.left / accumulation)
         if by_epochs and self._resumed:

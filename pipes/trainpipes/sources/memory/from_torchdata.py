@@ -178,7 +178,7 @@ class FromTorchdata(Source):
             BaseNode,  # here, since to import it takes as long as pyarrow does
         )
 
-        from trainpipes.stage_node import StageNode
+        from trainpipes.nodes import StageNode
 
         if isinstance(self.node, StageNode):
             raise ConfigError(
