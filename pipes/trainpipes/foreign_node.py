@@ -1,8 +1,5 @@
-"""Rows from a torchdata node that is not ours, below a chain of nodes that are.
-
-Unlike those of ``from_torchdata``, its epochs are just what torchdata makes of it: each begins where the one
-before was left. Called by the thread that reads a stream.
-"""
+"""Rows from a torchdata node that is not ours, below a chain of nodes that are: its epochs are what torchdata
+makes of it, each begins where the one before was left."""
 
 from __future__ import annotations
 

@@ -66,13 +66,13 @@ class FoundState:
 class StateSummary:
     """What a state says.
 
-    Args:
-        format: version of the format.
+    Attributes:
+        format: its version.
         epoch: from 0.
         batches: delivered in that epoch, over all ranks.
-        rank: the rank that saved it, and the number of ranks; None if the state is that of all ranks.
+        rank: that saved it, and the number of ranks; None if the state is that of all ranks.
         rank_batches: batches that this rank has delivered.
-        num_shards: shards of the pipeline.
+        num_shards: of the pipeline.
         world_sizes: numbers of ranks that may load it.
         stages: of the pipeline, each with its main option.
         files: of the data; None where it is in none.

@@ -2,12 +2,13 @@
 
 Labels stand to the ids beside them in one of these layouts:
 
-- ``aligned``: a label is the token at its place, as in transformers; the model shifts them. The first token
-  of a row is never in the loss: nothing comes before it that could predict it.
+- ``aligned``: a label is the token at its place, as in transformers; the model shifts them, and the first
+  token of a row is never in the loss.
 - ``masked``: a label is the token that was hidden at its place.
-- ``own``: labels are a text of their own, such as that of an encoder-decoder. All of it is in the loss.
-- ``mask``: there are no labels. A mask says which tokens are in the loss, and else it is ``aligned``.
-Other labels, such as classes of tokens, have no text. A negative label is ignored by the loss.
+- ``own``: labels are a text of their own, such as that of an encoder-decoder.
+- ``mask``: there are no labels; a mask says which tokens are in the loss, and else it is ``aligned``.
+
+Other labels, such as classes of tokens, have no text. The loss ignores negative labels.
 """
 
 from __future__ import annotations
@@ -324,8 +325,8 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
 
 
 def _text(engine: Engine | None, ids: Array, start: int, stop: int) -> str:
-    """The text of tokens ``start`` to ``stop`` as they stand after those before them: a space between them is
-    there, and a character that both have a part of is not lost. Numbers where nothing decodes them."""
+    """The text of tokens ``start`` to ``stop`` as they stand after those before them, so that no space or
+    part of a character is lost; numbers where nothing decodes them."""
     context = max(0, start - 8)
     whole = None if engine is None else engine.decode(ids[context:stop].tolist())
     before = None if engine is None else engine.decode(ids[context:start].tolist())

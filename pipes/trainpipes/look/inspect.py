@@ -46,17 +46,16 @@ def inspect_files(
     sample: int = 10_000,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Look at files before training on them: rows, sizes, columns, some rows, how long texts are, and what to
+    """Look at files before training on them: rows, sizes, columns, some rows, lengths of texts, and what to
     fix, each with the command or code that fixes it.
 
-    Reads Parquet, Arrow, JSON lines, CSV, text, NumPy, tar archives, images, as their names say, and folders
-    of ``write_memmap``. Of several formats, the one with most bytes is looked at. A file that cannot be read
-    is named, and the others are looked at.
+    Reads Parquet, Arrow, JSON lines, CSV, text, NumPy, tar archives, images and folders of
+    ``write_memmap``; of several formats the one with most bytes. Files that cannot be read are named.
 
-    Of Parquet files it reads footers and a sample of rows, of a large row group only its beginning. Nulls,
-    sizes, lengths and duplicates are those of the sample. JSON, CSV, text and tar files are read once to
-    count rows: all of them up to 256 MB (64 MB if compressed or remote), else some, and the number of rows is
-    an estimate. A sample has at most 256 MB; 32 MB with a tokenizer or of remote files.
+    Nulls, sizes, lengths and duplicates are those of a sample: 256 MB at most, 32 MB with a tokenizer or
+    of remote files. Rows are counted from the footers of Parquet files. JSON, CSV, text and tar files are
+    read once: all of them up to 256 MB (64 MB if compressed or remote), else some, and the number of rows
+    is an estimate.
 
     Args:
         files: a path, folder, glob or URL, or a list of them.

@@ -1,8 +1,5 @@
-"""A chain as Mermaid text, which GitHub, GitLab, mkdocs and JupyterLab draw: https://mermaid.js.org.
-
-Boxes are stages with the options that were given; lines say what flows, and how much of it in an epoch where
-that is known. Pipelines that ``mix``, ``concat`` and ``zip`` join are branches.
-"""
+"""A chain as Mermaid text: https://mermaid.js.org. Boxes are stages with their options; lines say what flows,
+and how much of it in an epoch where that is known."""
 
 from __future__ import annotations
 

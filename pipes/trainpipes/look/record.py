@@ -1,7 +1,6 @@
 """What a run trained on, as one record of plain JSON types: ``explain().to_dict()``.
 
-Values are named by what a state knows them by (``kinds.options.identify``), short, and without what could
-hold a secret: values under such names, and credentials and queries of URLs, also within a text.
+Values are named by what a state knows them by, without what could hold a secret.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Items of a pipeline for people to read: ``pipe.show()``, ``loader.show()`` and ``tp.show(batch)``.
-
-An item becomes an ``ItemView``, plain data. Views become text, which is the same on a terminal, in a notebook
-and in a file; the first two show in color what is in the loss.
-"""
+"""Items of a pipeline for people to read: ``pipe.show()``, ``loader.show()`` and ``tp.show(batch)``."""
 
 from __future__ import annotations
 
@@ -127,10 +123,9 @@ class Preview:
 
 def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     """A batch, or a row, for people to read: names, types, shapes, the least and the greatest number, and
-    token ids as text with the tokens in the loss marked.
+    token ids as text with the tokens in the loss marked. Long values are cut.
 
-    For items of any origin; ``pipe.show()`` and ``loader.show()`` know the tokenizer by themselves. Nothing
-    is printed whole that is long, and of large tensors only the first rows are looked at.
+    For items of any origin; ``pipe.show()`` and ``loader.show()`` know the tokenizer by themselves.
 
     Args:
         item: a batch: a dict or tuple of tensors or arrays, a tensor, an Arrow table, a list of rows;

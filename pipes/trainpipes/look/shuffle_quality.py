@@ -37,14 +37,14 @@ class ShuffleQuality:
         epoch_rows: rows of an epoch: more than ``rows`` for a sample.
         batch_size: rows in a batch.
         files: that the rows are from; blocks where there are no files.
-        neighbour_distance: mean distance in the files of rows that come one after the other, as a part of all
-            rows: 0 for file order, 1/3 for a random one.
-        neighbours_kept: share of rows that come after their neighbor in a file: 1 for file order,
-            2 / epoch_rows for a random one. Above 0.01, batches hold stretches of files.
+        neighbour_distance: mean distance in the files of rows that come one after the other, as a part of
+            all rows: 0 for file order, 1/3 for a random one.
+        neighbours_kept: share of rows that come after their neighbor in a file: 1 for file order. Above
+            0.01, batches hold stretches of files.
         files_per_batch: mean number of files that a batch has rows of.
         random_files_per_batch: the same in a random order.
-        file_spread: batches that have a row of a file, as a part of those in a random order, mean over files:
-            1 is random; 0.1: a file's rows come in a tenth of the places. None for a sample.
+        file_spread: batches that have a row of a file, as a part of those in a random order: 1 is random.
+            None for a sample.
     """
 
     rows: int

@@ -119,8 +119,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         return self._evaluated("predict")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands after the last batch trained on, for any number of ranks. All ranks ask for
-        it, as they do when Lightning saves.
+        """Where training stands after the last batch trained on, for any number of ranks, which all ask for
+        it.
 
         Raises:
             StateError: batches are not counted, and not all ranks asked for it in time.
