@@ -76,7 +76,6 @@ class NodeStream(RowStream):
         return self._reader
 
     def turn(self, reader: NodeReader) -> None:
-        """Have the node stand where this reader stands."""
         if self._reader is not reader:
             self._leave()
             self._go(reader.state())

@@ -65,7 +65,6 @@ class StageNode(BaseNode[Any]):
         self._consumed = False  # whether anything was, of the pass at hand
 
     def stages(self) -> list[Stage]:
-        """The stages of the chain that ends here, first one first."""
         below = self.source
         if below is None:
             return [self.stage]

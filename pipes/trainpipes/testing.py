@@ -275,7 +275,6 @@ def _items(count: int) -> str:
 
 
 def _functions(subject: Any) -> list[Stage]:
-    """The stages that call functions, or are classes, of the user's."""
     pipeline = getattr(subject, "pipeline", subject)
     stages = with_mixed(pipeline.stages) if isinstance(pipeline, Pipeline) else ()
     return [
@@ -286,7 +285,6 @@ def _functions(subject: Any) -> list[Stage]:
 
 
 def _hint(functions: Sequence[Stage]) -> str:
-    """Which functions a difference may be due to."""
     if not functions:
         return ""
     drawn = seen_draws(functions)

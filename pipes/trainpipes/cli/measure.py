@@ -34,7 +34,6 @@ class Counts:
     waited: float = 0.0
 
     def add(self, item: Any, is_batch: bool) -> None:
-        """Count one more item."""
         self.steps += 1
         self.rows += (rows_of(item) or 0) if is_batch else 1
         named = item if isinstance(item, Mapping) else {}
@@ -84,7 +83,6 @@ class Report:
         return None if targets is None else targets / max(1, self.counts.tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
         rates = {f"{name}_per_second": self.rate(name) for name in ("steps", "rows", "tokens")}
         shares = {
             name: getattr(self, name) for name in ("wait_share", "padding_share", "target_share")

@@ -51,7 +51,6 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
 
 
 def executor_options(command: Any) -> Any:
-    """``--executor`` and ``--shared-filesystem``: what does the work of a command; see ``executor``."""
     given = option(
         "--executor", metavar="NAME[:N]", help="threads:4, processes:8, ray, or ray:ADDRESS."
     )

@@ -37,7 +37,6 @@ class Node:
 
     @classmethod
     def of(cls, value: Any) -> Node:
-        """A value of Python's as it would stand in a document."""
         if isinstance(value, dict):
             return cls({key: cls.of(one) for key, one in value.items()})
         return cls([cls.of(one) for one in value] if isinstance(value, list | tuple) else value)

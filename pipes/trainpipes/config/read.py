@@ -60,7 +60,6 @@ class Reader:
         self._storage_options = storage_options
 
     def change(self, root: Node, path: str, value: Any) -> None:
-        """Give another value to what is at a path."""
         steps, node = path_steps(path), root
         for at, step in enumerate(steps):
             if at > 1 and steps[at - 2] == "stages" and isinstance(steps[at - 1], int):
@@ -88,7 +87,6 @@ class Reader:
     # Nodes to values
 
     def value(self, node: Node, path: str) -> Any:
-        """The value of a node; raises ConfigError where it has none."""
         if node.tag == "!pipeline":
             return self.pipeline(Node(node.value, node.line), path)
         value = node.value

@@ -19,7 +19,6 @@ from trainpipes._internal.text import shown
 
 
 def declared_types(make: Any) -> dict[str, Any]:
-    """The types that the options of a stage or recipe are declared with."""
     try:
         return get_type_hints(make)
     except Exception:  # of types that are only there for type checkers
@@ -27,7 +26,6 @@ def declared_types(make: Any) -> dict[str, Any]:
 
 
 def members(declared: Any) -> tuple[Any, ...]:
-    """The types of a union; a type by itself."""
     union = get_origin(declared) in (Union, UnionType)
     return get_args(declared) if union else (declared,)
 
@@ -71,7 +69,6 @@ def type_text(declared: Any) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is ``package.module:function``."""
     name = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
     return re.fullmatch(f"{name}:{name}", text) is not None
 

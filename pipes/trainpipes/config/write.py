@@ -186,7 +186,6 @@ class _Writer:
         defaults: Mapping[str, Any],
         types: Mapping[str, Any],
     ) -> _Block:
-        """Options by name, without those that are their defaults."""
         found = _Block()
         for name, value in options.items():
             default = defaults.get(name, inspect.Parameter.empty)
@@ -254,7 +253,6 @@ def _key(key: Any) -> Any:
 
 
 def _named(value: Any, option: str) -> _Tagged:
-    """A value that has a name, with its tag."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if option == "tokenizer" and not inspect.isroutine(value):
         raise ValueError(

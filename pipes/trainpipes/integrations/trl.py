@@ -99,7 +99,6 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         return dataset.pipeline
 
     def _need(self, names: tuple[str, ...], batch: Any) -> None:
-        """Raise where a batch is not of this trainer's kind."""
         found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
         for name in names:
             if name not in found:

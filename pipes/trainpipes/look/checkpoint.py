@@ -91,7 +91,6 @@ class StateSummary:
     rows: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
         rank = None if self.rank is None else {"rank": self.rank[0], "world_size": self.rank[1]}
         return {**asdict(self), "rank": rank}
 
@@ -295,7 +294,6 @@ def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
 
 
 def _in_short(stage: Mapping[str, Any]) -> str:
-    """A stage's name, and its main option."""
     value = next((stage[name] for name in MAIN_OPTIONS if stage.get(name) is not None), None)
     name = cut(str(stage["stage"]), 60)
     return f"{name}({cut(str(value), 60)})" if isinstance(value, int | float | str) else name
@@ -323,7 +321,6 @@ def _step(found: FoundState) -> tuple[Any, ...] | None:
 
 
 def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
-    """One state of a group's."""
     for one in group:
         if one.problem:
             raise StateError(one.problem)

@@ -67,7 +67,6 @@ class KnownIds:
 
 
 def known_ids(plan: Plan) -> KnownIds:
-    """What the stages of a plan say."""
     found = KnownIds()
     for stage in _stages(plan.inputs):
         _add(found, stage)
@@ -134,7 +133,6 @@ class TokenGrid:
 def token_grids(
     values: Mapping[str, Any], known: KnownIds, of_row: bool = False
 ) -> list[TokenGrid]:
-    """The token ids among an item's values."""
     found: list[TokenGrid] = []
     taken = known.classes.copy()
     for name, value in values.items():
@@ -198,7 +196,6 @@ def _looks_masked(ids: Array, labels: Array) -> bool:
 
 
 def _labels_alone(name: str, labels: Array, known: KnownIds, of_row: bool) -> TokenGrid:
-    """Labels that are a text of their own."""
     there, engine = labels >= 0, known.engine(name)
     if there.all() and not of_row:
         there = _unpadded(labels, engine)

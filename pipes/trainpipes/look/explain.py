@@ -115,7 +115,6 @@ def explain(
     num_workers: int,
     loader: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """What a pipeline amounts to on so many ranks with so many workers."""
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
     plan = session.plan

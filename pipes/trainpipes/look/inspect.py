@@ -121,7 +121,6 @@ def _row_groups(found: Found) -> RowGroups | None:
 
 
 def _columns(found: Found, sample: Sample) -> list[Column]:
-    """All columns, by what the sample has of them."""
     types: dict[str, dict[str, None]] = {}
     rows: Counter[str] = Counter()
     for file in found.files:
@@ -141,7 +140,6 @@ def _columns(found: Found, sample: Sample) -> list[Column]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether values are texts or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -159,7 +157,6 @@ def _counts(array: pa.Array) -> IntArray:
 
 
 def _row(sample: Sample, row: int) -> dict[str, str]:
-    """A row of the sample, each value in short."""
     for table in sample.tables:
         if row < len(table):
             break

@@ -134,7 +134,6 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 
 def _is_memmap(url: str) -> bool:
-    """Whether a folder is one of ``write_memmap``, or holds such folders."""
     return any(map(is_memmap, [url, *glob.glob(f"{glob.escape(url)}/*/")]))
 
 
@@ -252,7 +251,6 @@ class Sample:
         return found
 
     def having(self, names: Sequence[str]) -> Sample:
-        """The rows that have all of these columns."""
         return Sample([table for table in self.tables if set(names) <= set(table.column_names)])
 
 

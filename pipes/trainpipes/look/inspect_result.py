@@ -125,7 +125,6 @@ class Inspection:
         return not self.unreadable and self.rows > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
         return dataclasses.asdict(self)
 
     def __repr__(self) -> str:

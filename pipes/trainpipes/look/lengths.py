@@ -109,7 +109,6 @@ class Flow:
 def flows(
     plan: Plan, stages: Sequence[Stage], rows: int | None, made: Mapping[Stage, float] | None = None
 ) -> Iterator[Flow]:
-    """What comes out of each stage."""
     flow = Flow("files")
     reads = any(stage.role in ("reader", "source") for stage in stages)
     kept: float | None = None  # rows, as far as they are exact
@@ -135,7 +134,6 @@ def flows(
 def _after(
     flow: Flow, stage: Stage, plan: Plan, made: Mapping[Stage, float] | None, several: bool
 ) -> Flow:
-    """What a stage makes of what comes to it."""
     count = flow.count
     options = stage.options
     if stage.role == "repeat":
@@ -248,8 +246,6 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
 
 
 class _Count:
-    """Items that have come by."""
-
     items = 0
 
 

@@ -28,7 +28,6 @@ ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
 
 
 def mermaid(pipeline: Pipeline, counts: bool = True) -> str:
-    """The text of a drawing of a pipeline."""
     drawing = _Drawing()
     plan = pipeline._session.plan
     source = plan.inputs.source if counts or plan.inputs.is_open else None
@@ -93,7 +92,6 @@ class _Drawing:
         return own
 
     def _card(self, pipeline: Pipeline) -> str:
-        """A box that stands for a whole pipeline, a line for each stage."""
         lines = [f"{stage.name}({written(stage)})" for stage in pipeline.stages]
         lines = [line if len(line) <= MOST_WIDE else f"{line[: MOST_WIDE - 1]}…" for line in lines]
         if len(lines) > MOST_ON_CARD:

@@ -41,7 +41,6 @@ PACKAGES = (
 
 
 def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a pipeline or a loader runs, and where it stands."""
     plan = session.plan
     rank, world_size = session.ranks()
     chain = plan.chain
@@ -71,7 +70,6 @@ def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[st
 
 
 def _stage(stage: Stage) -> dict[str, Any]:
-    """A stage with all its options."""
     options = {k: v for k, v in stage.resolved_options.items() if k != "storage_options"}
     return {
         "stage": stage.name,
@@ -118,7 +116,6 @@ def _rows(inputs: Inputs) -> int | None:
 
 
 def _position(session: Session, rank: int) -> dict[str, Any] | None:
-    """Where it stands; None where others iterate it, which know."""
     try:
         state = session.state()
     except StateError:

@@ -154,7 +154,6 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
 
 
 def show_next(session: Session, count: int, rows: int) -> Preview:
-    """The next items of a pipeline: ``Pipeline.show``."""
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     found = preview(islice(session.coming(), count), session.plan, rows)
@@ -167,7 +166,6 @@ def show_next(session: Session, count: int, rows: int) -> Preview:
 
 
 def preview(items: Iterable[Any], plan: Plan, rows: int = 4) -> Preview:
-    """Items of the pipeline with that plan."""
     known = known_ids(plan)
     is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
     title = "batch {:,}" if is_batch else "row {:,}"
@@ -299,7 +297,6 @@ def _marked(piece: Piece) -> str:
 
 
 def _legend(views: Sequence[ItemView]) -> str:
-    """What the marks mean, of those that are there."""
     inner = [one for view in views for one in (view, *view.items)]
     there = {piece.kind for view in inner for one in view.texts for piece in one.pieces}
     return "   ".join(

@@ -151,7 +151,6 @@ def order_quality(
 def _measured(
     numbers: IntArray, lengths: IntArray, batch_size: int, epoch_rows: int | None = None
 ) -> ShuffleQuality:
-    """Measure an order."""
     n = len(numbers)
     whole = epoch_rows is None or n >= epoch_rows
     file = np.searchsorted(np.cumsum(lengths), numbers, side="right")

@@ -133,7 +133,6 @@ def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
 
 
 def facts_of(name: str, value: Any) -> Facts:
-    """What there is to say of a value."""
     name = escaped(name, NAME)
     try:
         return _facts(name, value)

@@ -92,7 +92,6 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
                 setattr(self, hook, MethodType(getattr(LightningDataModule, hook), self))
 
     def train_dataloader(self) -> CombinedLoader:
-        """The training data, from where it stands."""
         combined = self._combined("train")
         if self.trainer is None:
             return combined
@@ -107,15 +106,12 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         return combined
 
     def val_dataloader(self) -> Any:
-        """The validation data, from its start."""
         return [] if self.val is None else self._evaluated("val")
 
     def test_dataloader(self) -> CombinedLoader:
-        """The test data, from its start."""
         return self._evaluated("test")
 
     def predict_dataloader(self) -> CombinedLoader:
-        """The prediction data, from its start."""
         return self._evaluated("predict")
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,8 +19,6 @@ KEPT = 4
 
 
 class Progress:
-    """How far a trainer is."""
-
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._epochs = trainer.fit_loop.epoch_progress
@@ -33,7 +31,6 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is trained on."""
         return int(self._epochs.current.processed)
 
     @property
@@ -63,12 +60,10 @@ class Progress:
 
     @property
     def repeats_batches(self) -> bool:
-        """Whether every epoch trains on the same batches."""
         return bool(self.trainer.overfit_batches > 0)
 
     @property
     def evaluates_all(self) -> bool:
-        """Whether evaluation is to see all batches."""
         trainer = self.trainer
         limits = {"test": trainer.limit_test_batches, "predict": trainer.limit_predict_batches}
         fn = trainer.state.fn
@@ -122,7 +117,6 @@ class TrainingLoader:
         self._nothing_left = progress.has_ended_epoch
 
     def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:
-        """Stand where a state was taken."""
         self.loader.load_state_dict(state, allow_changes=allow_changes)
         self._after = {}
         self.in_use = True
@@ -189,7 +183,6 @@ class TrainingLoader:
         return batches
 
     def _given(self, state: dict[str, Any]) -> None:
-        """Note the state after one more batch."""
         if self._after:
             number = max(self._after) + 1
             self._after[number] = state

@@ -113,7 +113,6 @@ class PipelineTrainerMixin(Base):
         )
 
     def _check(self, pipe: Pipeline) -> None:
-        """Raise where arguments contradict a pipeline."""
         args, chain, alone = self.args, pipe._session.plan.chain, pipe._ranks is not None
         world = 1 if alone else data_parallel()[1]
         if world > 1 and args.world_size == 1:
@@ -156,7 +155,6 @@ class PipelineTrainerMixin(Base):
         return epochs, updates, examples, samples, size, length, max_steps
 
     def _resume(self, loader: TrainingLoader) -> None:
-        """Start where the checkpoint was saved, if there is one."""
         folder = None if self._resumes_from is None else Path(self._resumes_from)
         if folder is not None and not (folder / FILE).exists():
             told = (
@@ -206,7 +204,6 @@ class PipelineTrainerMixin(Base):
         return EvaluationLoader(self._loader(every_row(found)), self.accelerator, self._accepted)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Every row once where the pipeline makes batches; else what the Trainer gives."""
         if _makes_batches(test_dataset):
             return self.get_eval_dataloader(test_dataset)
         return super().get_test_dataloader(test_dataset)

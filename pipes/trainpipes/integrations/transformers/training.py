@@ -21,8 +21,6 @@ TRAINER_STATE = "trainer_state.json"
 
 
 class SavedPosition(NamedTuple):
-    """Where a run stood."""
-
     step: int
     first_epoch: int
     loader: dict[str, Any]
@@ -36,7 +34,6 @@ class SavedPosition(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> SavedPosition | None:
-        """The position in a folder; None where there is none."""
         path = folder / FILE
         try:
             saved = cls(**json.loads(path.read_text()))
@@ -181,8 +178,6 @@ class EpochLength(int):
 
 
 class NotePosition(TrainerCallback):
-    """Notes the position after each optimizer step, which is what a checkpoint holds."""
-
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:

@@ -49,8 +49,6 @@ def _copied(dataset: Any) -> Any:
 
 
 class HFStream(RowStream):
-    """An ``IterableDataset`` as a stream."""
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         features = getattr(dataset, "features", None)
@@ -92,8 +90,6 @@ class HFStream(RowStream):
 
 
 class HFReader(StreamReader):
-    """One pass over an ``IterableDataset``."""
-
     def __init__(
         self, dataset: Any, schema: pa.Schema | None, state: dict[str, Any] | None
     ) -> None:
