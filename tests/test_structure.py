@@ -34,7 +34,6 @@ FLOORS = [
         "loader",
         "nodes",
         "foreign_node",
-        "stage_node",
         "recipe_registry",
         "storage.map_dataset",
         "storage.memmap",
@@ -63,7 +62,7 @@ LATE = {
     ("pipeline", "integrations"),
     ("pipeline", "look"),
     ("loader", "look"),
-    ("sources", "stage_node"),
+    ("sources", "nodes"),
 }
 
 

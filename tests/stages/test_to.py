@@ -20,8 +20,7 @@ import trainpipes as tp
 from fake_device import Batch as FakeBatch
 from fake_device import FakeDevice
 from trainpipes._internal.messages import _warned
-from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
-from trainpipes.stage_node import node_of
+from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle, node_of
 from trainpipes.stages.device import To, map_tensors, recorded
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -157,7 +157,7 @@ class FromTorchdata(Source):
         # Here, since to import it takes as long as pyarrow does.
         from torchdata.nodes import BaseNode
 
-        from trainpipes.stage_node import StageNode
+        from trainpipes.nodes import StageNode
 
         ours, rule = isinstance(self.node, StageNode), "a node of torchdata or of your own"
         self._require(not ours, "node", rule, "of trainpipes.nodes, write that as a pipeline")
