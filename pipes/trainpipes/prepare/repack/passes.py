@@ -56,6 +56,8 @@ CALLER = "repack"
 MOST_UNIT = 512 << 20
 #: Bytes of a piece, on average at least: of a file on this machine, and of one that a server sends.
 LEAST_HERE, LEAST_THERE = 128 << 10, 1 << 20
+#: Rows of the input that are worth a task of their own.
+LEAST_PART = 8192
 #: The file that says where rows go.
 PLACES_FILE = "part-00000.places"
 
@@ -295,7 +297,8 @@ class Shuffle:
         """
         count, rows = int(self.rows.count or 0), self.places.rows
         unit_rows = max(1, int(self.unit / self.row_bytes))
-        parts = part_edges(count, unit_rows, self.blocks)
+        share = max(LEAST_PART, -(-count // readers.workers))
+        parts = part_edges(count, min(unit_rows, share), self.blocks)
         least = LEAST_HERE if isinstance(self.temporary, LocalPlace) else LEAST_THERE
         buckets = bucket_edges(self.starts, unit_rows)
         groups = group_edges(buckets, len(parts) - 1, self.row_bytes * rows, least)

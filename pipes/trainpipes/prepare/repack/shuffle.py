@@ -32,11 +32,11 @@ def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
         blocks: rows of each block of the input, where they are read in their order. Parts then begin where a
             block does, unless one is larger than a part: a block that two parts need would be read twice.
     """
-    firsts = np.arange(0, rows, max(1, part_rows), dtype=np.int64)
+    firsts = _even(0, rows, -(-rows // max(1, part_rows)))[:-1]
     if blocks is not None and blocks.sum() == rows:
         edges = np.concatenate([[0], np.cumsum(blocks)])
         block = np.searchsorted(edges, firsts, side="right") - 1
-        small = edges[block + 1] - edges[block] <= part_rows
+        small = np.diff(edges)[block] <= part_rows
         firsts = np.unique(np.where(small, edges[block], firsts))
     return np.append(firsts, rows)
 
