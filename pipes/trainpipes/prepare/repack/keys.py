@@ -55,9 +55,9 @@ class Keys:
         self._descending = descending
         self._floats: set[int] = set()
         self._rows = 0
-        memory = max(memory, LEAST_MEMORY)
+        self._memory = memory = max(memory, LEAST_MEMORY)
         config: dict[str, Any] = {
-            "memory_limit": f"{memory}B",
+            "memory_limit": f"{max(memory // 2, LEAST_MEMORY)}B",  # while rows are read, too
             "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
             "temp_directory": str(folder / "spilled"),
         }
@@ -106,6 +106,7 @@ class Keys:
     def order(self) -> int:
         """Find the order of all rows; gives how many stay."""
         statement = ranked(len(self._sort), self._floats, self._descending, self._by is not None)
+        self._database.execute(f"SET memory_limit = '{self._memory}B'")
         found = self._database.execute(statement)
         return int(found.fetchall()[0][0])
 

@@ -258,6 +258,7 @@ class FindPlaces:
                 keys.add(table)
                 file.advance(len(table))
             self.rows.close()
+            pa.default_memory_pool().release_unused()
             kept = keys.order()
             order = None if self.seed is None else Permutation(kept, self.seed, CALLER)
             for places in keys.places():

@@ -25,6 +25,8 @@ from trainpipes.storage.places import LocalPlace, Place
 
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
 Pieces: TypeAlias = IntArray
+#: Bytes of rows that are compressed at a time.
+BATCH_BYTES = 4 << 20
 #: Requests to a server at once.
 REQUESTS = 16
 
@@ -55,11 +57,11 @@ class PieceWriter:
         self._sizes.append(sizes)
 
     def _write(self, piece: pa.Table) -> int:
-        sink = pa.BufferOutputStream()
+        start: int = self._file.tell()
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_stream(sink, piece.schema, options=options) as writer:
-            writer.write_table(piece)
-        size: int = self._file.write(sink.getvalue())
+        with pa.ipc.new_stream(self._file, piece.schema, options=options) as writer:
+            writer.write_table(piece, max(1, BATCH_BYTES * len(piece) // max(1, piece.nbytes)))
+        size: int = self._file.tell() - start
         return size
 
     def info(self) -> FileInfo:
@@ -101,15 +103,25 @@ def read_pieces(place: Place, pieces: Pieces) -> list[pa.Table]:
     files, starts, stops = pieces.T.tolist()
     names = [piece_file(number) for number in files]
     tables = []
-    contents = read_ranges(place, names, starts, stops)
-    for name, start, stop, content in zip(names, starts, stops, contents, strict=True):
+    for name, source in zip(names, _opened(place, names, starts, stops), strict=True):
         try:
-            if len(content) != stop - start:
-                raise pa.ArrowInvalid(f"{len(content):,} bytes of {stop - start:,}")
-            tables.append(pa.ipc.open_stream(pa.py_buffer(content)).read_all())
+            tables.append(pa.ipc.open_stream(source).read_all())
         except (OSError, pa.ArrowException) as error:
             raise damaged(place, f"{place.at(name)} cannot be read ({error})") from error
     return tables
+
+
+def _opened(
+    place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
+) -> Iterator[Any]:
+    """What Arrow reads pieces from; a file is read batch by batch."""
+    if isinstance(place, LocalPlace):
+        for name, start in zip(names, starts, strict=True):
+            with pa.OSFile(place.at(name)) as file:
+                file.seek(start)
+                yield file
+    else:
+        yield from map(pa.py_buffer, read_ranges(place, names, starts, stops))
 
 
 def read_ranges(
