@@ -345,29 +345,32 @@ class OutputFolder:
             )
 
 
+def _no_state() -> None: ...
+
+
 def run(
     tasks: Iterable[T],
-    make: Callable[..., FileInfo],
+    make: Callable[[T, OutputFile, Any], FileInfo],
     folder: OutputFolder,
     executor: Executor,
     *,
-    open_state: Callable[[], Any] | None = None,
+    open_state: Callable[[], Any] = _no_state,
     total: int | None = None,
     job: str = "writing",
-    notes: Callable[[Mapping[str, FileInfo]], Mapping[str, Any]] | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Make the files of tasks that are not whole yet, each with its sidecar, and at the end the manifest.
 
     Args:
         tasks: one for each file; taken one by one, when there is room for it.
-        make: called as ``make(task, file)``, or ``make(task, file, state)`` with ``open_state``; writes the
-            file, calls ``file.advance(rows)`` now and then, and says what is in it. Pickles, but for threads.
+        make: called as ``make(task, file, state)``; writes the file, calls ``file.advance(rows)`` now and
+            then, and says what is in it. Pickles, but for threads.
         folder: entered. If it is finished, nothing is done.
         executor: entered.
-        open_state: called once in each worker, before its first task.
+        open_state: called once in each worker, before its first task; gives the state.
         total: rows of all tasks, for the progress bar.
         job: what is done, for the bar.
-        notes: says what the manifest is to hold besides, of the files by name.
+        notes: what the manifest holds besides, of JSON types.
 
     Raises:
         Exception: what a task has raised; the files that are whole stay.
@@ -379,95 +382,70 @@ def run(
     kept = len(folder.files)
     with Progress(f"{job} {folder.name}", total, "rows") as progress:
         progress.skip(sum(info.rows for info in folder.files.values()))
-        shown = _Shown(progress.advance)
-        opener = _Opener(make, open_state, folder.place, shown)
+        jobs = _Job(make, open_state, folder.place, progress.advance)
         missing = (task for task in tasks if task.name not in folder.files)
-        done = executor.map_unordered(_make_file, missing, opener)
+        done = executor.map_unordered(jobs.make_file, missing, jobs.open_state)
         with closing(done):  # type: ignore[type-var]
             for task, info in done:
                 folder.note(info)
-                shown.end(task.name, info.rows)
+                jobs.end(task.name, info.rows)
     if not folder.files:
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
-    return replace(folder.finish(None if notes is None else notes(folder.files)), kept=kept)
+    return replace(folder.finish(notes), kept=kept)
 
 
-class _Shown:
-    """Shows how far all files are. A copy in another process shows nothing: rows count with whole files."""
+@dataclass
+class _Job:
+    """What workers do. A copy in another process shows nothing: rows count there with whole files."""
 
-    def __init__(self, advance: Callable[[int], None]) -> None:
-        self._advance: Callable[[int], None] | None = advance
-        self._begun: dict[str, int] = {}
+    make: Callable[[Any, OutputFile, Any], FileInfo]
+    open_state: Callable[[], Any]
+    place: Place
+    show: Callable[[int], None] | None
+    shown: dict[str, int] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_advance": None, "_begun": {}}
+        return {**vars(self), "show": None, "shown": {}}
 
     def advance(self, name: str, rows: int) -> None:
-        if self._advance is not None:
-            self._begun[name] = self._begun.get(name, 0) + rows
-            self._advance(rows)
+        if self.show is not None:
+            self.shown[name] = self.shown.get(name, 0) + rows
+            self.show(rows)
 
     def end(self, name: str, rows: int) -> None:
-        assert self._advance is not None
-        self._advance(rows - self._begun.pop(name, 0))
+        self.advance(name, rows - self.shown.pop(name, 0))
 
-
-@dataclass(frozen=True)
-class _Opener:
-    """Opens, in a worker, what makes files."""
-
-    make: Callable[..., FileInfo]
-    open_state: Callable[[], Any] | None
-    place: Place
-    shown: _Shown
-
-    def __call__(self) -> _Maker:
-        state = () if self.open_state is None else (self.open_state(),)
-        return _Maker(self.make, state, self.place, self.shown)
-
-
-@dataclass(frozen=True)
-class _Maker:
-    make: Callable[..., FileInfo]
-    state: tuple[Any, ...]
-    place: Place
-    shown: _Shown
-
-    def close(self) -> None:
-        for state in self.state:
-            if hasattr(state, "close"):
-                state.close()
-
-
-def _make_file(task: Task, maker: _Maker) -> FileInfo:
-    """Make a file, put it in its place, and its sidecar after it."""
-    name, place = task.name, maker.place
-    try:
+    def make_file(self, task: Task, state: Any) -> FileInfo:
+        """Make a file, put it in its place, and its sidecar after it."""
+        name, place = task.name, self.place
         beside: dict[str, OutputFile] = {}
-        with ExitStack() as files:
+        try:
+            with ExitStack() as files:
 
-            def open_beside(ending: str) -> OutputFile:
-                other = f"{_stem(name)}{ending}"
-                beside[other] = files.enter_context(place.file(other))
-                return beside[other]
+                def open_beside(ending: str) -> OutputFile:
+                    other = f"{_stem(name)}{ending}"
+                    beside[other] = files.enter_context(place.file(other))
+                    return beside[other]
 
-            file = files.enter_context(place.file(name))
-            file.on_advance = partial(maker.shown.advance, name)
-            file.beside = open_beside
-            info = maker.make(task, file, *maker.state)
-        sizes = {other: beside[other].size for other in sorted(beside)}
-        info = replace(info, file=name, bytes=file.size, crc32=f"{file.check:08x}", beside=sizes)
-        write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
-    except TrainpipesError as error:
-        if error.path is None:
-            error.message = f"{error.message} (while making {task})"
-        raise
-    except Exception as error:
-        error.add_note(f"while making {task}")
-        raise
-    return info
+                file = files.enter_context(place.file(name))
+                file.on_advance = partial(self.advance, name)
+                file.beside = open_beside
+                info = self.make(task, file, state)
+            sizes = {other: beside[other].size for other in sorted(beside)}
+            info = replace(
+                info, file=name, bytes=file.size, crc32=f"{file.check:08x}", beside=sizes
+            )
+            write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
+        except TrainpipesError as error:
+            if error.path is None:
+                error.message = f"{error.message} (while making {task})"
+            raise
+        except Exception as error:
+            error.add_note(f"while making {task}")
+            raise
+        return info
 
 
 def write_json(place: Place, name: str, content: Any) -> None:

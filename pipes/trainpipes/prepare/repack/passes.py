@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import Permutation
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import DataError
 from trainpipes.prepare.repack.pieces import (
     PieceIndex,
     Pieces,
@@ -48,7 +48,7 @@ from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import LocalPlace, Place
-from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.epoch_rows import EpochRows, check_columns
 from trainpipes.storage.writers.formats import ParquetForm
 
 CALLER = "repack"
@@ -124,7 +124,7 @@ class ScatterPart:
         rows.open_part(task.first, task.stop)
         with closing(rows):
             for tables in few_rows(rows, task.stop - task.first, self.unit):
-                check_columns(self.schema, tables[0].schema, at)
+                check_columns(self.schema, tables[0].schema, CALLER, f" from row {at:,} on")
                 count = sum(map(len, tables))
                 writer.write(scatter(tables, self.places(at, at + count), self.edges))
                 pa.default_memory_pool().release_unused()
@@ -159,20 +159,6 @@ def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]
         yield held
 
 
-def check_columns(schema: pa.Schema, found: pa.Schema, row: int) -> None:
-    """Raise SchemaError where rows have other columns than the first ones."""
-    if not found.equals(schema):
-        raise SchemaError(
-            f"{CALLER}(): rows must all have the same columns, got {_said(found)} from row {row:,} on, after "
-            f"{_said(schema)}; bring them in line by map(), select() or map_batches()",
-            stage=CALLER,
-        )
-
-
-def _said(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
-
-
 @dataclass(frozen=True)
 class GroupTask:
     """Pieces of a group of buckets that one task takes apart."""
@@ -195,7 +181,7 @@ class ScatterGroup:
 
     place: Place
 
-    def __call__(self, task: GroupTask, file: OutputFile) -> FileInfo:
+    def __call__(self, task: GroupTask, file: OutputFile, _: None) -> FileInfo:
         tables = read_pieces(self.place, task.pieces)
         places = drop_places(tables)
         file.advance(len(places))
@@ -239,7 +225,7 @@ class GatherFile:
     schema: pa.Schema
     form: ParquetForm
 
-    def __call__(self, task: FileTask, file: OutputFile) -> FileInfo:
+    def __call__(self, task: FileTask, file: OutputFile, _: None) -> FileInfo:
         writer = self.form.open(file, self.schema)
         rows = 0
         with closing(writer):
@@ -318,8 +304,7 @@ class Shuffle:
             for n, (a, b) in enumerate(pairwise(cuts.tolist()))
         )
         gather_file = GatherFile([first.place, second.place], self.schema, form)
-        notes = {"rows_in": count}
-        return run(files, gather_file, out, executor, total=rows, notes=lambda _: notes)
+        return run(files, gather_file, out, executor, total=rows, notes={"rows_in": count})
 
     def _regrouped(
         self,

@@ -21,14 +21,14 @@ from trainpipes.columns.columns import table_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_runs import say_where
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import DataError
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import put_through
 from trainpipes.prepare.tokenize.cut import ASKER, files_of, open_plan
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
-from trainpipes.storage.writers.epoch_rows import compact, decoded
+from trainpipes.storage.writers.epoch_rows import check_columns, compact, decoded
 from trainpipes.storage.writers.write import FileWriter
 
 #: Rows and bytes of a piece, at most: a tokenizer's own objects take some 50 times what the text does.
@@ -140,9 +140,8 @@ class BareFile:
         """Nothing follows the last id."""
 
 
-@dataclass(frozen=True)
-class Opener:
-    """Opens the plan in a worker. Pickles.
+class Maker:
+    """Makes files of one plan; one a worker.
 
     Args:
         stages: what is done ahead.
@@ -153,33 +152,22 @@ class Opener:
         ids: columns of token ids, which are counted.
     """
 
-    stages: Sequence[Stage]
-    source: Any
-    schemas: dict[str, pa.Schema | None]
-    open_file: Callable[[OutputFile, pa.Schema], FileWriter]
-    schema: pa.Schema
-    ids: list[str]
-
-    def __call__(self) -> Maker:
-        plan = open_plan([stage.fresh() for stage in self.stages], self.source)
-        plan.inputs.schemas.adopt(self.schemas)
-        return Maker(plan, self)
-
-
-def make(task: Task, file: OutputFile, maker: Maker) -> FileInfo:
-    """Write the file of a task."""
-    return maker.make(task, file)
-
-
-class Maker:
-    """Makes files of one plan; one a worker."""
-
-    def __init__(self, plan: Plan, given: Opener) -> None:
-        self._plan, self._given = plan, given
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        source: Any,
+        schemas: dict[str, pa.Schema | None],
+        open_file: Callable[[OutputFile, pa.Schema], FileWriter],
+        schema: pa.Schema,
+        ids: list[str],
+    ) -> None:
+        self._plan = plan = open_plan([stage.fresh() for stage in stages], source)
+        plan.inputs.schemas.adopt(schemas)
+        self._open_file, self._schema, self._ids = open_file, schema, ids
         self._before = partial(put_through, plan.chain.steps)
-        self._source = source = files_of(plan)
-        total = max(1, int(source.lengths.sum()))
-        sizes = source.block_bytes
+        self._source = files_of(plan)
+        total = max(1, int(self._source.lengths.sum()))
+        sizes = self._source.block_bytes
         self._average = float(sizes.sum()) / total if sizes is not None else 0.0
 
     def make(self, task: Task, file: OutputFile) -> FileInfo:
@@ -190,13 +178,13 @@ class Maker:
         """
         rows = tokens = 0
         reader = self._source.reader()
-        writer = self._given.open_file(file, self._given.schema)
+        writer = self._open_file(file, self._schema)
         try:
             if isinstance(reader, LooksAhead):
                 reader.expect(range(task.first, task.stop))
             for block in range(task.first, task.stop):
                 # A row group for each block of the input, which may have no rows.
-                parts = [pa.Table.from_batches([], self._given.schema)]
+                parts = [pa.Table.from_batches([], self._schema)]
                 for table, read in self._pieces(reader, block, task):
                     parts.append(table)
                     tokens += self._count(table)
@@ -216,19 +204,13 @@ class Maker:
 
     def _pieces(self, reader: Reader, block: int, task: Task) -> Iterator[tuple[pa.Table, int]]:
         """What the stages make of a block, and of how many rows each piece is."""
-        blocks, schema = self._plan.inputs.blocks, self._given.schema
+        blocks = self._plan.inputs.blocks
         begin = int(blocks.begins[block])
         stop, step = begin + int(blocks.lengths[block]), self._rows(block)
         while begin < stop:
             end = min(begin + step, stop)
             table = rows_of(self._plan, self._before, reader, block, begin, end)
-            if not table.schema.equals(schema):
-                raise SchemaError(
-                    f"{ASKER}: rows must all have the same columns, got {_said(table.schema)} in "
-                    f"{task.source} and {_said(schema)} in the first rows; bring them in line by map() "
-                    "or select()",
-                    path=task.source,
-                )
+            check_columns(self._schema, table.schema, "tokenize", f" in {task.source}")
             yield table, end - begin
             begin = end
 
@@ -242,7 +224,7 @@ class Maker:
         return int(min(PIECE_ROWS, max(1.0, PIECE_BYTES / row_bytes)))
 
     def _count(self, table: pa.Table) -> int:
-        return sum(len(one_chunk(table.column(name)).flatten()) for name in self._given.ids)
+        return sum(len(one_chunk(table.column(name)).flatten()) for name in self._ids)
 
 
 def rows_of(
@@ -285,5 +267,6 @@ def first_rows(plan: Plan) -> pa.Table:
         reader.close()
 
 
-def _said(schema: Any) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+def make(task: Task, file: OutputFile, maker: Maker) -> FileInfo:
+    """Write the file of a task."""
+    return maker.make(task, file)

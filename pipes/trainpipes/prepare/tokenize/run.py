@@ -22,7 +22,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
 from trainpipes.prepare.tokenize.make import (
     BareFile,
-    Opener,
+    Maker,
     Task,
     first_rows,
     make,
@@ -184,8 +184,8 @@ def tokenize(
         options |= {"compression": compression} if is_parquet else {"dtype": dtype}
         about = {"options": options, "pipeline": json.loads(plan.identity)}
         about |= {"tokenized": {"ids": ids}, **about_inputs(source)}
-        opener = Opener(
-            parts.ahead, source, plan.inputs.schemas.known(),
+        opener = partial(
+            Maker, parts.ahead, source, plan.inputs.schemas.known(),
             partial(BareFile, dtype) if dtype else _form(compression, schema).open, schema, ids,
         )  # fmt: skip
         with OutputFolder(place, "tokenize", about, overwrite=overwrite) as out:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainpipes.engine.layout import WindowKey
-from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.sources.memmap.manifest import Array
 from trainpipes.storage.writers.array_blocks import Arrays, of_batch, of_rows
@@ -144,15 +142,7 @@ class EpochArrays(EpochRuns):
         self._columns = self.schema
         self.close()
 
-    def _open(
-        self,
-        cursor: dict[str, Any] | None,
-        epoch: int,
-        shard: int,
-        last: WindowKey | None,
-        row: int,
-    ) -> None:
-        super()._open(cursor, epoch, shard, last, row)
+    def _begin_at(self, row: int) -> None:
         self._groups = ArrayGroups(self._blocks(), self._named, self._columns, row)
 
     @property
@@ -170,13 +160,6 @@ class EpochArrays(EpochRuns):
 
     def _blocks(self) -> Iterator[Arrays]:
         assert self._groups is not None
-        while True:
-            try:
-                data = self.next_run()
-            except Exception as error:
-                say_where(error, self.plan)
-                raise
-            if data is None:
-                return
+        while (data := self.next_run()) is not None:
             row = self._groups.row
             yield from of_rows(data, first=row) if isinstance(data, list) else [of_batch(data, row)]

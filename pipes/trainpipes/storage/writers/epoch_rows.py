@@ -8,7 +8,6 @@ bytes. Used by one thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +16,10 @@ from trainpipes.columns.arrays import gathered
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.column_names import row_schema
-from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.writers.epoch_runs import EpochRuns
-
-if TYPE_CHECKING:
-    pass
 
 #: Rows that are looked at together, at first and at most, and the bytes that they are to have.
 FIRST_ROWS, MOST_ROWS = 16, 1024
@@ -141,29 +136,26 @@ class EpochRows(EpochRuns):
 
     def _advance(self) -> bool:
         """Go on to the next run, if there is one."""
-        try:
-            found = self.next_run()
-            if found is None:
-                return False
-            table = decoded(table_of(found, self.asker))
-        except Exception as error:
-            say_where(error, self.plan)
-            raise
+        found = self.next_run()
+        if found is None:
+            return False
+        table = decoded(table_of(found, self.asker))
         schema = table.schema.remove_metadata()
-        if self._schema is None:
-            self._schema = schema
-        elif not schema.equals(self._schema):
-            raise SchemaError(
-                f"{self.asker}(): rows must all have the same columns, got {_said(schema)} after "
-                f"{_said(self._schema)}; bring them in line by map(), select() or map_batches()",
-                stage=self.asker,
-            )
+        self._schema = self._schema or schema
+        check_columns(self._schema, schema, self.asker)
         self._table = table.replace_schema_metadata()
         return True
 
 
-def _said(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+def check_columns(first: pa.Schema, found: pa.Schema, asker: str, where: str = "") -> None:
+    """Raise SchemaError where rows have other columns than the first ones."""
+    if not found.equals(first):
+        got, had = (", ".join(f"{f.name}: {f.type}" for f in schema) for schema in (found, first))
+        raise SchemaError(
+            f"{asker}(): rows must all have the same columns, got {got}{where} after {had}; bring them in "
+            "line by map(), select() or map_batches()",
+            stage=asker,
+        )
 
 
 def decoded(table: pa.Table) -> pa.Table:

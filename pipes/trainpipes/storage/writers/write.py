@@ -286,7 +286,7 @@ def _make(form: Format, task: FileTask, file: OutputFile, reader: _Reader) -> Fi
     return info
 
 
-def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile) -> FileInfo:
+def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile, _: None) -> FileInfo:
     info = _write(rows, form, file, task.group, task.length, task.start)
     return replace(info, cursor=rows.cursor)
 
