@@ -17,6 +17,7 @@ from concurrent.futures import (
 )
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing import connection, forkserver
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -65,14 +66,9 @@ class Executor(Protocol):
 
         Args:
             fn: does a task. Pickles, but for threads, as ``open_state`` does.
-            tasks: taken one by one, when there is room for it; ``str(task)`` is for messages.
-            open_state: called once in each worker, before its first task. A state with a method ``close`` is
-                closed at the end, where the worker is a thread.
-
-        Raises:
-            Exception: what a task has raised.
-            WorkerError: a worker has died; says at which task.
-            ConfigError: what is sent does not pickle.
+            tasks: taken one by one, when there is room for it.
+            open_state: called once in each worker. A thread's state is closed at the end, if it has
+                ``close``.
         """
         ...
 
@@ -227,8 +223,8 @@ class Ray:
     """Tasks on a Ray cluster. What they read and write is at URLs, unless all nodes see the same files.
 
     Args:
-        address: of the cluster, as ``ray.init()`` takes it. If left out, the one that this process is
-            connected to, that of ``RAY_ADDRESS``, or one that is started on this machine for the job.
+        address: as ``ray.init()`` takes it. If left out, the cluster that this process is connected to, that
+            of ``RAY_ADDRESS``, or one that is started on this machine.
         shared_filesystem: whether all nodes see the same files at the same paths, as with NFS.
     """
 
@@ -334,21 +330,18 @@ def _as_they_end(
     """Tasks and results; ``most`` are in flight at a time, and ``running`` says which."""
     running = {} if running is None else running
     waiting = iter(tasks)
-    more = True
-    while True:
-        while more and len(running) < most:
-            try:
-                task = next(waiting)
-            except StopIteration:
-                more = False
-            else:
-                running[submit(task)] = task
-        if not running:
-            return
+    while feed(waiting, running, most, submit):
         ended, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in ended:
             result = future.result()
             yield running.pop(future), result
+
+
+def feed(waiting: Iterator[T], running: dict[R, T], most: int, submit: Callable[[T], R]) -> bool:
+    """Begin tasks that wait until so many run; whether any does."""
+    for task in islice(waiting, max(0, most - len(running))):
+        running[submit(task)] = task
+    return bool(running)
 
 
 def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:

@@ -1,14 +1,14 @@
-"""The one way out: files that tasks make, each whole or not there, and a manifest that appears last.
+"""Files that tasks make, each whole or not there, and a manifest that appears last.
 
-    part-00000.parquet      a file that is whole; a task may make several, whose names begin alike
-    _manifest.json          what was written, and of each file its rows, bytes and CRC-32; appears last
+    part-00000.parquet      a whole file; a task may make several, whose names begin alike
+    _manifest.json          of each file its rows, bytes and CRC-32; appears last
     _unfinished/            until then:
         about.json              what is being written
-        *.done.json             of each file that is whole: rows, bytes, CRC-32, and where the next one begins
+        *.done.json             of each whole file: rows, bytes, CRC-32, and where the next one begins
         *.part                  files in work
         lock                    who writes
 
-So a process that is killed at any moment loses the files in work, and the next one goes on after the rest.
+A process that is killed loses the files in work, and the next one goes on after the rest.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ FORM = 1
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What is known of a file that is whole. Whoever makes it says rows, and what it likes of the rest.
+    """What is known of a whole file.
 
     Attributes:
         rows: in it.
         columns: names and types; those of all files are the same.
-        cursor: where the rows after its last begin, of JSON types; not kept in the manifest.
-        notes: of JSON types, kept in the manifest.
-        file: its name; ``run`` sets this, and the following.
+        cursor: where the next file's rows begin; not in the manifest.
+        notes: further entries of the manifest.
+        file: its name; ``run`` sets this and the following.
         bytes: of the file.
         crc32: of these.
         beside: further files of the task, and their bytes.
@@ -92,14 +92,14 @@ class Manifest:
     """The files that were written.
 
     Attributes:
-        folder: where: a path or URL.
+        folder: a path or URL.
         files: paths or URLs of the files, in the order of the rows.
-        rows: how many there are in all.
+        rows: in all files.
         bytes: of all files.
-        columns: their names and types.
-        kept: files that were there already.
+        columns: names and types.
+        kept: number of files that were there already.
         entries: what is known of each file.
-        notes: of the writer, as ``OutputFolder.finish`` got them.
+        notes: of the writer.
     """
 
     folder: str
@@ -122,24 +122,15 @@ class Manifest:
 
 
 class OutputFolder:
-    """A folder that one job writes to. A context: entered, it is locked, and knows what is there already.
+    """A folder that one job writes to. Entered, it is locked, and knows what is there already: ``files`` by
+    name, and ``finished``, the manifest, if all are there.
 
     Args:
         folder: a path or URL; made if it is not there.
         caller: who writes, for messages.
-        about: what is written, of JSON types: "pipeline" as states have it, "options", and "inputs", a
-            checksum of the files that are read. Where "pipeline" is None, no later run goes on.
-        overwrite: whether what was written there before, of whatever pipeline, is removed.
+        about: what is written, of JSON types. No later run goes on where "pipeline" is None.
+        overwrite: whether to remove what was written there before.
         storage_options: of the URL's file system.
-
-    Attributes:
-        place: where.
-        files: those that are whole, by name, in the order of their names.
-        finished: the manifest, if all are.
-
-    Raises:
-        ConfigError: the folder holds something else, another process writes to it, or it cannot be written.
-        DataChangedError: the input has changed since, or a file that is whole.
     """
 
     def __init__(
@@ -197,11 +188,7 @@ class OutputFolder:
         self._stack.close()
 
     def note(self, info: FileInfo) -> None:
-        """Know of a file that has become whole, whose sidecar is written.
-
-        Raises:
-            SchemaError: its columns are not those of the files before it.
-        """
+        """Know of a file that has become whole, whose sidecar is written."""
         if self.columns is not None and info.columns != self.columns:
             raise SchemaError(
                 f"{self.caller}(): the files written so far have columns {self.columns}, and the next rows "
@@ -211,11 +198,7 @@ class OutputFolder:
         self.files[info.file] = info
 
     def finish(self, notes: Mapping[str, Any] | None = None) -> Manifest:
-        """Write the manifest: everything is there.
-
-        Args:
-            notes: of JSON types, kept in it.
-        """
+        """Write the manifest: everything is there."""
         self.files = dict(sorted(self.files.items(), key=lambda item: (len(item[0]), item[0])))
         content: dict[str, Any] = {"trainpipes_files": FORM, "columns": self.columns or {}}
         content |= {"rows": sum(info.rows for info in self.files.values())}
@@ -370,12 +353,7 @@ def run(
         open_state: called once in each worker, before its first task; gives the state.
         total: rows of all tasks, for the progress bar.
         job: what is done, for the bar.
-        notes: what the manifest holds besides, of JSON types.
-
-    Raises:
-        Exception: what a task has raised; the files that are whole stay.
-        SchemaError: two files have different columns.
-        ConfigError: there are no tasks.
+        notes: further entries of the manifest, of JSON types.
     """
     if folder.finished is not None:
         return folder.finished
@@ -455,11 +433,7 @@ def write_json(place: Place, name: str, content: Any) -> None:
 
 
 def read_manifest(place: Place) -> dict[str, Any]:
-    """What a manifest says.
-
-    Raises:
-        UnreadableError: it is damaged.
-    """
+    """What a manifest says."""
     path = place.at(MANIFEST)
     found = _parse_json(b"".join(place.blocks(MANIFEST)), path)
     try:
@@ -476,11 +450,7 @@ def read_manifest(place: Place) -> dict[str, Any]:
 
 
 def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
-    """Compare files with their checksums.
-
-    Raises:
-        DataChangedError: one has changed since it was written.
-    """
+    """Compare files with their checksums."""
     for info in files:
         check = 0
         try:

@@ -1,9 +1,8 @@
 """A folder that files are put into whole: on this machine, or at a URL of any fsspec file system.
 
-A file is made apart, under ``_unfinished``, and gets its name when it is whole. On this machine that is a
-rename, after a flush to the disk. A store of objects (S3, GCS, Azure) shows an upload when it is complete and
-not before, so that the file is sent to its name at once; other file systems get it under another name, and
-rename it. Places pickle, and are used by any thread and process.
+On this machine a file is made under ``_unfinished``, flushed and renamed. A store of objects (S3, GCS, Azure)
+shows an upload when it is complete; other file systems get the file under another name, and rename it.
+Places pickle, and are used by any thread and process.
 """
 
 from __future__ import annotations
@@ -45,11 +44,7 @@ BEAT, LEASE = 5.0, 15.0
 def place_at(
     folder: str | os.PathLike[str], caller: str, storage_options: Mapping[str, Any] | None = None
 ) -> Place:
-    """The place of a path or URL.
-
-    Raises:
-        ConfigError: it is neither, or of no file system that is known.
-    """
+    """The place of a path or URL."""
     if "://" not in str(folder) or str(folder).startswith(("file://", "local://")):
         path = str(folder).partition("://")[2] if "://" in str(folder) else folder
         return LocalPlace(os.path.abspath(local_path(path, f"{caller}(folder)")), caller)
@@ -65,12 +60,7 @@ def place_at(
 
 @dataclass(frozen=True)
 class LocalPlace:
-    """A folder of this machine, or of one that this machine has mounted.
-
-    Args:
-        root: its absolute path.
-        caller: who writes, for messages.
-    """
+    """A folder of this machine, or of one that this machine has mounted."""
 
     root: str
     caller: str
@@ -164,14 +154,7 @@ class LocalPlace:
 
 @dataclass(frozen=True)
 class RemotePlace:
-    """A folder at a URL. Requests that fail for a while are made again for two minutes.
-
-    Args:
-        root: the URL.
-        caller: who writes, for messages.
-        system: the fsspec file system.
-        path: of the folder in it.
-    """
+    """A folder at a URL. Requests that fail for a while are made again for two minutes."""
 
     root: str
     caller: str
@@ -253,8 +236,8 @@ class RemotePlace:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from writing to it: by an object that only one can create, where the store can say so
-        (S3, GCS, Azure), and which its holder renews. One that is not renewed for ``LEASE`` seconds, or whose
-        process on this machine is gone, is no one's any more."""
+        (S3, GCS, Azure), and which its holder renews. One that is not renewed for ``LEASE`` seconds, or
+        whose process on this machine is gone, is free."""
         lease = _Lease(self)
         lease.take()
         try:

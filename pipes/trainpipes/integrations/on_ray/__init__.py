@@ -1,4 +1,4 @@
-"""What ``executor=Ray(address)`` needs: Ray runs tasks again after a crash, and moves them off dead nodes.
+"""What ``executor=Ray(address)`` needs.
 
 tasks      what a task does in a worker process, and how those that run are ended
 cluster    a connection to a cluster: runs tasks, and hands out their results

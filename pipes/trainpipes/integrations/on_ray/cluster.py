@@ -1,12 +1,10 @@
 """A connection to a Ray cluster, and the tasks of a job on it.
 
-Where the process has called ``ray.init()`` itself, that cluster is used, and left as it is. Else this one
-connects: to ``address``, to ``RAY_ADDRESS``, to a cluster that was started on this machine by ``ray start``,
-or it starts one here, as ``ray.init()`` does. It then ships the driver's own ``trainpipes`` and
-``trainpipes_recipes`` to the nodes, by Ray's runtime environment, whether these are folders of sources or
-installed. Other packages (torch, pyarrow, the tokenizer's) are those of the nodes. Functions of the program
-that is run (``__main__``) travel with the pipeline; modules of one's own do where the program calls
-``ray.init(runtime_env={"working_dir": "."})`` first, or is started by ``ray job submit --working-dir``.
+Where the process has called ``ray.init()``, that cluster is used, and left as it is. Else this one connects,
+to ``address``, ``RAY_ADDRESS``, one of this machine or a new one, and ships the driver's ``trainpipes`` and
+``trainpipes_recipes`` to the nodes by Ray's runtime environment. Other packages are those of the nodes.
+Functions of ``__main__`` travel with the pipeline; your own modules do by
+``ray.init(runtime_env={"working_dir": "."})`` or ``ray job submit --working-dir``.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -29,6 +28,7 @@ from typing import Any, TypeVar
 from trainpipes._internal.checks import need
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
 from trainpipes.integrations.on_ray.tasks import Failed, Job, do_task, end_tasks
+from trainpipes.storage.executor import feed
 
 __all__ = ["RayCluster"]
 
@@ -51,17 +51,7 @@ KNOCK = 10.0
 
 
 class RayCluster:
-    """A connection to a Ray cluster, for one job of ours. Closed, it leaves nothing behind.
-
-    Args:
-        address: of the cluster, as ``ray.init()`` takes it; "local" starts one on this machine.
-        shared_filesystem: whether every node sees this machine's paths, as with NFS or Lustre.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        UnreachableError: no cluster answers.
-        ConfigError: an address is given, and this process is connected to another cluster.
-    """
+    """A connection to a Ray cluster, for one job of ours. Closed, it leaves nothing behind."""
 
     def __init__(self, address: str | None = None, *, shared_filesystem: bool = False) -> None:
         need("ray", "executor=Ray()")
@@ -130,15 +120,7 @@ class RayCluster:
 
     def check_path(self, path: str | os.PathLike[str], option: str) -> None:
         """Raise where the nodes cannot get at a path that tasks read or write. On a cluster of one node, the
-        driver's, tasks stay on it, so that none goes to a node that joins later.
-
-        Args:
-            path: or URL.
-            option: that named it, for messages, as in "tokenize(folder)".
-
-        Raises:
-            ConfigError: it is of one machine, and there are several.
-        """
+        driver's, tasks stay on it, so that none goes to a node that joins later."""
         text = str(os.fspath(path))
         scheme = text.partition("://")[0] if "://" in text else "file"
         if scheme not in ("file", "local") or self._shared:
@@ -155,14 +137,7 @@ class RayCluster:
     def run(
         self, fn: Callable[[T, Any], R], tasks: Iterable[T], open_state: Callable[[], Any]
     ) -> Generator[tuple[T, R], None, None]:
-        """Run tasks; see ``Executor.map_unordered``.
-
-        Raises:
-            Exception: what a task has raised: as it was, and once.
-            WorkerError: the process of a task has died, time and again; says which task. Or the object store
-                is full.
-            ConfigError: what is sent does not pickle.
-        """
+        """Run tasks; see ``Executor.map_unordered``."""
         import ray
 
         given: dict[str, Any] = {"num_cpus": 1, "max_retries": RETRIES, "retry_exceptions": False}
@@ -172,35 +147,24 @@ class RayCluster:
             here = ray.get_runtime_context().get_node_id()
             given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
         remote = ray.remote(**given)(do_task)
-        most, look = 0, 0.0
-        job: Job | None = None
+        most, look = self._most(), time.monotonic() + LOOK
+        job = Job(secrets.token_hex(8), [self._put((fn, open_state))], max(1.0, most / CALLS))
         running: dict[Any, T] = {}
         waiting = iter(tasks)
-        more = True
         try:
-            while True:
+            while feed(waiting, running, most, partial(_submit, remote, job)):
                 if time.monotonic() >= look:  # a cluster may grow
-                    most = max(LEAST_IN_FLIGHT, IN_FLIGHT * self.cpus)
-                    look = time.monotonic() + LOOK
-                if job is None:
-                    shared = [self._put((fn, open_state))]
-                    job = Job(secrets.token_hex(8), shared, max(1.0, most / CALLS))
-                while more and len(running) < most:
-                    try:
-                        task = next(waiting)
-                    except StopIteration:
-                        more = False
-                    else:
-                        running[remote.remote(task, job)] = task
-                if not running:
-                    return
+                    most, look = self._most(), time.monotonic() + LOOK
                 ready, _ = ray.wait([*running], num_returns=1, timeout=LOOK)
                 for reference in ready:
                     task = running.pop(reference)
                     yield task, self._result(reference, str(task))
         finally:
-            if job is not None:
-                end_tasks(job, [*running])
+            end_tasks(job, [*running])
+
+    def _most(self) -> int:
+        """Tasks in flight, at most."""
+        return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.cpus)
 
     def _put(self, work: Any) -> Any:
         import ray
@@ -250,6 +214,10 @@ class RayCluster:
         if isinstance(done, Failed):
             raise done.error
         return done
+
+
+def _submit(remote: Any, job: Job, task: Any) -> Any:
+    return remote.remote(task, job)
 
 
 def _folder_of(package: str) -> str:

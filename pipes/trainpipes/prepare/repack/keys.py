@@ -1,8 +1,7 @@
 """Where rows go that are sorted, or of which only the first of equal ones stays: DuckDB finds it on disk.
 
-It gets no rows, but the columns to sort by, and hashes of 128 bits of what makes rows equal. So rows may be
-of any type. That two rows which differ have the same 128 bits happens once in 2^128 pairs: among 10 billion
-rows with a chance of 1.5 in 10^19.
+It gets the columns to sort by, and hashes of 128 bits of what makes rows equal; so rows may be of any type.
+Among 10 billion rows two different ones have the same hash with a chance of 1.5 in 10^19.
 """
 
 from __future__ import annotations
@@ -29,16 +28,7 @@ LEAST_MEMORY = 64 << 20
 
 
 class Keys:
-    """What the order of rows depends on, in a database on disk.
-
-    Args:
-        folder: for the database and DuckDB's temporary files; its own.
-        sort: columns to sort by.
-        descending: whether the largest comes first.
-        by: columns in which equal rows are the same; () for all, None where none is dropped.
-        memory: bytes.
-        caller: for messages.
-    """
+    """What the order of rows depends on, in a database on disk."""
 
     def __init__(
         self,
@@ -145,8 +135,8 @@ def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
-    """The statement that puts the numbers of the rows that stay into a table, in their order. Equal rows
-    stay in the order of the input, NaN comes after all numbers, and null last.
+    """The statement that makes a table of the numbers of the rows that stay, in order. Equal rows stay in
+    the order of the input, NaN comes after all numbers, and null last.
 
     >>> ranked(1, set(), True, False).split(" ORDER BY ")[1]
     'key0 DESC NULLS LAST, row'

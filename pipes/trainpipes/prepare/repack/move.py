@@ -36,7 +36,6 @@ from trainpipes.prepare.repack.passes import (
     few_rows,
 )
 from trainpipes.prepare.repack.pieces import below, discard
-from trainpipes.prepare.repack.shuffle import file_edges
 from trainpipes.sources.files.patterns import WORK
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
@@ -46,7 +45,7 @@ from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, r
 from trainpipes.storage.places import LocalPlace, Place, place_at
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import FILE_BYTES, ParquetForm, write_arrow
-from trainpipes.storage.writers.write import check_lengths
+from trainpipes.storage.writers.write import check_lengths, file_edges
 
 #: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
 #: keeps; and while keys are read, with what is read ahead and DuckDB's own memory.
@@ -58,14 +57,7 @@ FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 def temporary_place(
     out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
 ) -> Place:
-    """The folder of temporary files.
-
-    Args:
-        out: the folder that is written to.
-        given: a path or URL of the user's, or None.
-        storage_options: of the file system of ``out``.
-        shared: whether other machines read them.
-    """
+    """The folder of temporary files."""
     if given is None and (shared or isinstance(out, LocalPlace)):
         return below(out, f"{WORK}/{CALLER}")
     root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
@@ -80,23 +72,7 @@ def temporary_place(
 
 @dataclass(frozen=True)
 class Move:
-    """Moves rows.
-
-    Attributes:
-        pipeline: gives them.
-        rows: of the pipeline, not opened.
-        form: of the output files.
-        sort: columns to sort by.
-        descending: whether the largest comes first.
-        once: whether rows that are the same in all columns are dropped, or names of columns.
-        seed: of the shuffle; None for none.
-        num_files: how many output files; or
-        rows_per_file: how many rows in each.
-        memory: bytes for rows.
-        temporary: a folder of this job's.
-        storage_options: of its file system.
-        about: what is done, so that a next call knows whether it can go on.
-    """
+    """Moves rows."""
 
     pipeline: Pipeline
     rows: EpochRows

@@ -1,8 +1,5 @@
-"""The passes of a shuffle on disk, each a list of tasks that make files.
-
-What a file holds follows from its task alone, so tasks are done in any order, by threads, processes or a
-cluster, and again after a kill. See ``shuffle`` for the arithmetic.
-"""
+"""The passes of a shuffle on disk, each a list of tasks that make files; see ``shuffle`` for the arithmetic.
+What a file holds follows from its task alone."""
 
 from __future__ import annotations
 
@@ -64,17 +61,13 @@ PLACES_FILE = "part-00000.places"
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows go, by their numbers.
-
-    Attributes:
-        rows: how many go somewhere.
-        seed: of the shuffle.
-        listed: the folder with the file that says it row by row; None where they follow from the seed.
-    """
+    """Where rows go, by their numbers."""
 
     rows: int
     seed: int
-    listed: Place | None = None
+    listed: Place | None = (
+        None  # the folder of a file that says it; None where it follows from the seed
+    )
 
     @cached_property
     def _order(self) -> Permutation:
@@ -104,19 +97,12 @@ class PartTask:
 
 @dataclass(frozen=True)
 class ScatterPart:
-    """Makes a file of pieces of a part of the input.
-
-    Attributes:
-        schema: of the rows.
-        places: where they go.
-        edges: of the buckets.
-        unit: bytes of rows that are worked on at once.
-    """
+    """Makes a file of pieces of a part of the input."""
 
     schema: pa.Schema
     places: Places
-    edges: IntArray
-    unit: int
+    edges: IntArray  # of the buckets
+    unit: int  # bytes of rows that are worked on at once
 
     def __call__(self, task: PartTask, file: OutputFile, rows: EpochRows) -> FileInfo:
         writer = PieceWriter(file)
@@ -173,11 +159,7 @@ class GroupTask:
 
 @dataclass(frozen=True)
 class ScatterGroup:
-    """Makes a file of pieces of some of a group's pieces.
-
-    Attributes:
-        place: of the files that these are in.
-    """
+    """Makes a file of pieces of some of a group's pieces."""
 
     place: Place
 
@@ -213,13 +195,7 @@ class FileTask:
 
 @dataclass(frozen=True)
 class GatherFile:
-    """Makes an output file of pieces.
-
-    Attributes:
-        folders: that these are in.
-        schema: of the rows.
-        form: of the output file.
-    """
+    """Makes an output file of pieces."""
 
     folders: Sequence[Place]
     schema: pa.Schema
@@ -249,19 +225,8 @@ class GatherFile:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A shuffle on disk.
-
-    Attributes:
-        rows: of the input, counted.
-        blocks: rows of each block that the input is read by, where these are read in their order.
-        row_bytes: of a row in memory, about.
-        schema: of the rows.
-        places: where they go.
-        starts: the place of the first row of each output file, and the end.
-        unit: bytes of rows that a task works on at once.
-        temporary: where files are in between.
-        form: of the output files.
-    """
+    """A shuffle on disk: ``blocks`` are rows of each block of the input, where these are read in order;
+    ``starts`` the place of the first row of each output file, and the end."""
 
     rows: EpochRows
     blocks: IntArray | None
@@ -274,13 +239,7 @@ class Shuffle:
     form: ParquetForm
 
     def run(self, out: OutputFolder, readers: Executor, executor: Executor) -> Manifest:
-        """Do it.
-
-        Args:
-            out: the folder, entered.
-            readers: does the tasks that read the input.
-            executor: does all others.
-        """
+        """Do it."""
         count, rows = int(self.rows.count or 0), self.places.rows
         unit_rows = max(1, int(self.unit / self.row_bytes))
         share = max(LEAST_PART, -(-count // readers.workers))

@@ -1,8 +1,7 @@
 """Files of pieces: what a task of one pass writes, and tasks of the next one read from.
 
-A piece has rows of one bucket, as an Arrow stream of its own (lz4), which dictionaries within lists need. A
-file may hold more rows than memory does: it then has several runs, each with a piece for each bucket. Where
-they begin stands in the manifest.
+A piece has rows of one bucket, as an Arrow stream (lz4). A file may hold more rows than memory does: it then
+has several runs, each with a piece for each bucket. Where they begin stands in the manifest.
 """
 
 from __future__ import annotations
@@ -37,11 +36,7 @@ def piece_file(number: int) -> str:
 
 
 class PieceWriter:
-    """Writes a file of pieces.
-
-    Args:
-        file: that Arrow can write to.
-    """
+    """Writes a file of pieces."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -70,12 +65,7 @@ class PieceWriter:
 
 
 class PieceIndex:
-    """Where the pieces of some files are.
-
-    Args:
-        manifest: of the files.
-        numbers: of the files; all if left out.
-    """
+    """Where the pieces of some files are."""
 
     def __init__(self, manifest: Manifest, numbers: Sequence[int] | None = None) -> None:
         numbers = range(len(manifest.entries)) if numbers is None else numbers

@@ -1,8 +1,5 @@
-"""Makes the output files: one for each input file, of a large one several, cut between its row groups.
-
-A block of the input is read and put through the stages piece by piece. What a piece has depends on the block
-alone, so that the bytes of a file are the same wherever and whenever it is made.
-"""
+"""Makes the output files: one for each input file, of a large one several, cut between its row groups. What
+is read at once depends on the block alone, so that the bytes of a file are always the same."""
 
 from __future__ import annotations
 
@@ -41,16 +38,7 @@ FIRST_ROWS = 16
 
 @dataclass(frozen=True)
 class Task:
-    """One output file. With the pipeline it says all.
-
-    Attributes:
-        name: of the file.
-        source: the input file.
-        source_name: the same below the folder that was asked for.
-        first: the first block of it.
-        stop: the block after the last.
-        rows: that are read.
-    """
+    """One output file. With the pipeline it says all."""
 
     name: str
     source: str
@@ -64,13 +52,7 @@ class Task:
 
 
 def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
-    """The tasks of a plan, in the order of the rows.
-
-    Args:
-        plan: what is done ahead.
-        suffix: of the files' names.
-        bytes_per_file: of rows as they are read, after which another file begins.
-    """
+    """The tasks of a plan, in the order of the rows."""
     source, blocks = files_of(plan), plan.inputs.blocks
     count = len(source.files)
     edges = np.searchsorted(source.file_of_block, np.arange(count + 1)).tolist()
@@ -141,16 +123,7 @@ class BareFile:
 
 
 class Maker:
-    """Makes files of one plan; one a worker.
-
-    Args:
-        stages: what is done ahead.
-        source: theirs, opened.
-        schemas: of rows that are Python objects.
-        open_file: begins a file with rows of a schema.
-        schema: of all rows.
-        ids: columns of token ids, which are counted.
-    """
+    """Makes files of one plan; one a worker."""
 
     def __init__(
         self,
@@ -171,11 +144,7 @@ class Maker:
         self._average = float(sizes.sum()) / total if sizes is not None else 0.0
 
     def make(self, task: Task, file: OutputFile) -> FileInfo:
-        """Write the file of a task.
-
-        Raises:
-            TrainpipesError: a row cannot be read or tokenized; says which file and row.
-        """
+        """Write the file of a task."""
         rows = tokens = 0
         reader = self._source.reader()
         writer = self._open_file(file, self._schema)
@@ -245,12 +214,7 @@ def rows_of(
 
 
 def first_rows(plan: Plan) -> pa.Table:
-    """What the stages make of the first rows: says which columns there are.
-
-    Raises:
-        DataError: there is no row.
-        TrainpipesError: a stage fails on them.
-    """
+    """What the stages make of the first rows: says which columns there are."""
     blocks, source = plan.inputs.blocks, files_of(plan)
     there = np.flatnonzero(blocks.lengths)
     if not len(there):

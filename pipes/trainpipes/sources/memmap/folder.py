@@ -26,11 +26,7 @@ CHECK_ROWS = 1 << 20
 
 
 def open_folder(path: str) -> list[MappedRows]:
-    """Map all columns of a memory map, part by part. Headers and offsets are read.
-
-    Raises:
-        UnreadableError: the manifest is damaged, or a file is missing or not what the manifest says.
-    """
+    """Map all columns of a memory map, part by part. Headers and offsets are read."""
     headers = read_headers(path)
     if len(headers) == 1:
         return [_opened(path, part, header) for part, header in headers.items()]

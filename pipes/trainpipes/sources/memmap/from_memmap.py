@@ -33,11 +33,8 @@ BLOCK_ROWS = 8192
 
 
 class FromMemmap(Source):
-    """Rows of memory-mapped files.
-
-    Out: dicts or tuples of tensors where all columns have a fixed shape, gathered and not stacked row
-    by row; with a ragged column, rows as Arrow, which ``pad_collate`` pads. Cursor: a row number.
-    Costs the pages that are read, and a shuffle's buffer costs its rows; ``shuffle(scope="global")`` has no
+    """Rows of memory-mapped files: dicts or tuples of tensors where all columns have a fixed shape; with a
+    ragged column, rows as Arrow. A shuffle's buffer costs its rows; ``shuffle(scope="global")`` has no
     buffer.
 
     Args: those of ``MemmapDataset``.

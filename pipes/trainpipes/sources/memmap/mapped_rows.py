@@ -39,17 +39,7 @@ def mapped(
 
 @dataclass(frozen=True)
 class MappedRows:
-    """The rows of one memory map.
-
-    Args:
-        path: the folder or file.
-        rows: how many.
-        layout: what a row is.
-        columns: its columns.
-        values: of each column, in the file: ``[rows, ...]``, of a ragged one ``[values, ...]``.
-        offsets: of a ragged column, where its rows start in the values, and their end: int64 ``[rows + 1]``.
-        row_bytes: of an average row.
-    """
+    """The rows of one memory map."""
 
     path: str
     rows: int

@@ -27,14 +27,7 @@ Named = tuple[
 
 
 class ArrayGroups:
-    """Blocks of rows, cut anew. Used by one thread.
-
-    Args:
-        blocks: the rows.
-        named: by the user.
-        columns: that rows have; those of the first block if left out.
-        row: number of the first row, for messages.
-    """
+    """Blocks of rows, cut anew. Used by one thread."""
 
     #: Nobody can begin between two rows of these.
     cursor = None
@@ -62,12 +55,7 @@ class ArrayGroups:
         return self.columns
 
     def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
-        """The next rows of one block, and how many bytes they have, about; None where there are no more.
-
-        Args:
-            most: rows to stop after.
-            most_bytes: bytes to stop after: after the row by which there are as many.
-        """
+        """The next rows of one block, and how many bytes they have, about; None where there are no more."""
         while self._block is None or self._used == len(self._block):
             block, is_first = next(self._blocks, None), self.columns is None
             if block is None:
@@ -114,13 +102,7 @@ class ArrayGroups:
 
 
 class EpochArrays(EpochRuns):
-    """The rows of one epoch of a pipeline as arrays.
-
-    Args:
-        pipeline: gives rows; no batches.
-        asker: who writes them.
-        named: by the user.
-    """
+    """The rows of one epoch of a pipeline as arrays."""
 
     def __init__(self, pipeline: Pipeline, asker: str, named: Named) -> None:
         self._named = named

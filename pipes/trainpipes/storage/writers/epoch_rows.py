@@ -1,9 +1,5 @@
-"""The rows of one epoch of a pipeline, in order, as tables whose cuts depend on the rows alone.
-
-A pipeline that is resumed cuts its runs at other rows than one that ran through. Tables here begin and end at
-the same rows in both cases, and have the same layout in memory, so that files made of them have the same
-bytes. Used by one thread.
-"""
+"""The rows of one epoch as tables whose cuts depend on the rows alone, so that files have the same bytes also
+after a resume, which cuts runs elsewhere."""
 
 from __future__ import annotations
 
@@ -27,11 +23,7 @@ FEW_BYTES, MANY_BYTES = 256 << 10, 1 << 20
 
 
 class AsColumns(RunStage):
-    """Turns rows that are Python objects into columns of one schema, with text in UTF-8.
-
-    Args:
-        asker: the method that writes; the stage has its name.
-    """
+    """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
 
     needs_columns = True
     free = frozenset({"asker"})
@@ -52,11 +44,7 @@ class AsColumns(RunStage):
 
 
 class EpochRows(EpochRuns):
-    """The rows of one epoch of a pipeline as tables.
-
-    Args:
-        pipeline: gives rows with columns; no batches.
-    """
+    """The rows of one epoch of a pipeline as tables."""
 
     _table: pa.Table | None = None
     _schema: pa.Schema | None = None
@@ -90,12 +78,7 @@ class EpochRows(EpochRuns):
         return self._schema
 
     def group(self, most: int, most_bytes: int | None) -> tuple[pa.Table, int] | None:
-        """The next rows, and how many bytes they have; None where there are no more.
-
-        Args:
-            most: rows to stop after.
-            most_bytes: bytes to stop after, about; None for any number.
-        """
+        """The next rows, and how many bytes they have; None where there are no more."""
         parts: list[pa.RecordBatch] = []
         rows = size = 0
         step = FIRST_ROWS

@@ -24,18 +24,6 @@ class EpochRuns:
     """The runs of one epoch of a pipeline, without what deals them to ranks. Used by one thread.
 
     Pickles before it is opened: who reads it elsewhere need not list files again.
-
-    Args:
-        pipeline: gives rows; no batches.
-        asker: who writes them, for messages.
-        source: of the pipeline, where another has opened it.
-        dealt: whether rows stay dealt to shards, of which ``open`` takes one.
-
-    Attributes:
-        used: rows of the last run that were taken.
-
-    Raises:
-        ConfigError: the pipeline batches or repeats.
     """
 
     def __init__(

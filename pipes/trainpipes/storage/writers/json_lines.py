@@ -18,11 +18,7 @@ ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circ
 
 
 class NoJson(Exception):
-    """A value that JSON has no form for.
-
-    Attributes:
-        row: in which; None if the whole column is of such a type.
-    """
+    """A value that JSON has no form for."""
 
     def __init__(self, row: int | None, why: str) -> None:
         super().__init__(why)
@@ -30,11 +26,7 @@ class NoJson(Exception):
 
 
 def lines_of(table: pa.Table) -> bytes:
-    """Rows as JSON objects, a line each. Dates, times and decimals are text as Arrow writes it.
-
-    Raises:
-        NoJson: a value that JSON has no form for.
-    """
+    """Rows as JSON objects, a line each. Dates, times and decimals are text as Arrow writes it."""
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
         kind = _json_type(field.type, field.name)

@@ -25,13 +25,7 @@ from trainpipes.storage.writers.array_blocks import Arrays, bad_row
 
 @dataclass(frozen=True)
 class ArrayColumns:
-    """The columns of all parts, as the first rows show them.
-
-    Args:
-        layout: what a row is.
-        columns: without counts; of a ragged one that has no values in these rows the dtype is "".
-        named: dtypes that the user named, by column.
-    """
+    """The columns of all parts, as the first rows show them."""
 
     layout: Layout
     columns: tuple[Column, ...]
@@ -44,12 +38,7 @@ class ArrayColumns:
         dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
         ragged: Collection[str],
     ) -> ArrayColumns:
-        """The columns of which these are the first rows.
-
-        Raises:
-            ConfigError: a dtype is of a column that is not there; two columns have one name, or a ragged one
-                has none.
-        """
+        """The columns of which these are the first rows."""
         names = rows.names
         asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(names, dtypes)
         if missing := sorted({*asked, *ragged} - {*names}):
@@ -135,14 +124,7 @@ class NpyFile:
 
 class ColumnFile:
     """A column's values, and the offsets of a ragged one. Where dtype and shape are not known, they are those
-    of the first row that is not empty.
-
-    Args:
-        column: of which it is.
-        named: the dtype that the user named, if any.
-        part: the part's header, beside which its files are.
-        ending: of their names.
-    """
+    of the first row that is not empty."""
 
     def __init__(
         self, column: Column, named: np.dtype[Any] | None, part: OutputFile, ending: str

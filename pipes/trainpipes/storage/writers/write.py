@@ -9,10 +9,13 @@ from contextlib import closing, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Protocol
 
+import numpy as np
+
 from trainpipes._internal.checks import whole_number
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_file import OutputFile
@@ -43,43 +46,23 @@ class FileWriter(Protocol):
 Group = tuple[Any, int]
 
 
-class Rows(Protocol):
-    """Rows that are read in turn."""
-
-    @property
-    def schema(self) -> Any:
-        """Of all rows; once there has been a group."""
-        ...
-
-    @property
-    def cursor(self) -> Any:
-        """The position after the rows taken so far, of JSON types."""
-        ...
-
-    def open(self, cursor: Any, *, row: int = 0) -> None: ...
+#: Rows that are read in turn: ``EpochRows``, ``EpochArrays`` or ``ArrayGroups``.
+Rows = Any
 
 
 @dataclass(frozen=True)
 class Format:
-    """How rows are written. Pickles.
-
-    Args:
-        caller: the method, for messages.
-        suffix: of the files' names.
-        open: begins a file with rows of a schema.
-        group: the next rows for a file: of those that are read, how many fit in it (None: any number), and
-            how many bytes; None where there are no more.
-        options: of the method, of JSON types, which shape the files.
-        file_bytes: of rows in memory after which a file ends, where neither rows nor files are counted.
-        beside: what the name of another file of each task ends with.
-    """
+    """How rows are written. Pickles."""
 
     caller: str
     suffix: str
     open: Callable[[OutputFile, Any], FileWriter]
+    #: The next rows for a file: of those that are read, how many fit in it, and how many bytes.
     group: Callable[[Any, int | None, int], Group | None]
     options: dict[str, Any]
+    #: After which a file ends, where neither rows nor files are counted.
     file_bytes: int
+    #: What the name of another file of each task ends with.
     beside: str = ""
 
     def name_of(self, number: int) -> str:
@@ -106,14 +89,7 @@ class FileTask:
 
 @dataclass(frozen=True)
 class NextTask:
-    """The next file of rows that are read in turn.
-
-    Args:
-        name: of the file.
-        start: its first row.
-        length: how many rows it has at most; None where it ends by its bytes.
-        group: its first rows, and their bytes.
-    """
+    """The next file of rows that are read in turn, and the first of them."""
 
     name: str
     start: int
@@ -160,9 +136,10 @@ def write(
             if not is_cut:
                 return _write_in_turn(found, found.count, out, form, num_files, rows_per_file)
             assert found.count is not None
-            length = partial(_length, found.count, num_files, rows_per_file)
+            edges = file_edges(found.count, num_files, rows_per_file).tolist()
+            tasks = (FileTask(form.name_of(n), *edge) for n, edge in enumerate(pairwise(edges)))
             return run(
-                _cut(found.count, form, length), partial(_make, form), out, workers,
+                tasks, partial(_make, form), out, workers,
                 open_state=_Reader(found, alone), total=found.count,
             )  # fmt: skip
 
@@ -213,15 +190,13 @@ def _length(rows: int, num_files: int | None, rows_per_file: int | None, number:
     return rows // num_files + (number < rows % num_files)
 
 
-def _cut(rows: int, form: Format, length: Callable[[int], int | None]) -> Iterator[FileTask]:
-    """The files of rows that are counted."""
-    start = 0
-    for number in count():
-        if start >= rows:
-            return
-        stop = min(rows, start + (length(number) or rows))
-        yield FileTask(form.name_of(number), start, stop)
-        start = stop
+def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntArray:
+    """The first row of each file, and the end: int64 ``[files + 1]``."""
+    if rows_per_file is not None:
+        return np.append(np.arange(0, rows, rows_per_file, dtype=np.int64), rows)
+    count = files or 1
+    numbers = np.arange(count + 1, dtype=np.int64)
+    return numbers * (rows // count) + np.minimum(numbers, rows % count)
 
 
 def _in_turn(
@@ -242,12 +217,7 @@ def _in_turn(
 
 
 class _Reader:
-    """Gives a worker the rows; each its own. Pickles.
-
-    Args:
-        rows: of the pipeline.
-        alone: whether there is one worker, which makes all files in turn.
-    """
+    """Gives a worker the rows; each its own. Pickles."""
 
     def __init__(self, rows: EpochRuns, alone: bool) -> None:
         self._rows, self._alone = rows, alone
