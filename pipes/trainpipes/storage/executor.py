@@ -88,7 +88,6 @@ def check_stop() -> None:
 
 
 def set_stop_check(check: Callable[[], None] | None) -> None:
-    """Say what ``check_stop`` calls in this thread."""
     _here.check = check
 
 
@@ -270,7 +269,6 @@ class Ray:
 
 
 def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
-    """``executor=`` of a function, or the default where it is None."""
     if value is None:
         return default
     if not isinstance(value, Threads | Processes | Ray):
@@ -291,7 +289,6 @@ def refuse_memory(path: str, option: str) -> None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
     mine = getattr(os, "sched_getaffinity", None)
     return (os.cpu_count() or 1) if mine is None else len(mine(0))
 
@@ -308,7 +305,6 @@ def use_threads(threads: int) -> None:
 
 
 def portable(error: BaseException, task: object) -> BaseException:
-    """An error that reaches the process that asked."""
     try:
         if isinstance(pickle.loads(pickle.dumps(error)), Exception):
             return error
@@ -327,7 +323,6 @@ def _as_they_end(
     most: int,
     running: dict[Future[R], T] | None = None,
 ) -> Iterator[tuple[T, R]]:
-    """Tasks and results; ``most`` are in flight at a time, and ``running`` says which."""
     running = {} if running is None else running
     waiting = iter(tasks)
     while feed(waiting, running, most, submit):
@@ -345,7 +340,6 @@ def feed(waiting: Iterator[T], running: dict[R, T], most: int, submit: Callable[
 
 
 def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
-    """Says how a worker died, and at which of the tasks that were running; the pool ends the others."""
     ended = [one for one in workers if one.exitcode not in (None, 0, -signal.SIGTERM)]
     who = "a worker process has died"
     if ended:
@@ -385,7 +379,6 @@ _work: tuple[Callable[[Any, Any], Any], Any] | None = None
 
 
 def _begin(parent: Any, payload: bytes) -> None:
-    """Called first in each worker process."""
     global _payload
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -122,12 +122,10 @@ def write_memmap(
 
 
 def _group(rows: ArrayGroups | EpochArrays, left: int | None, room: int) -> Group | None:
-    """The next rows of a part that has room for ``left`` rows, or for so many bytes."""
     return rows.group(left, room if left is None else ANY)
 
 
 def _same_length(length: int | None, rows: int | None) -> int | None:
-    """How many rows there are, by the user and by the source."""
     if rows is not None and length is not None and rows != length:
         raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
     return length if rows is None else rows
@@ -149,7 +147,6 @@ def _check_alone(executor: Executor | None) -> None:
 
 
 def _said(dtypes: Any) -> Any:
-    """Dtypes as JSON."""
     if isinstance(dtypes, Mapping):
         return {name: dtype.name for name, dtype in sorted(dtypes.items())}
     return dtypes and dtypes.name
@@ -177,7 +174,6 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 def _blocks(
     source: Any, ragged: Collection[str], batched: bool
 ) -> tuple[int | None, Iterator[Arrays]]:
-    """How many rows there will be, where that is known, and blocks of their columns."""
     if isinstance(source, Pipeline):
         return None, _of_batches(source)
     if isinstance(source, pa.Table | pa.RecordBatch):
@@ -205,7 +201,6 @@ def _blocks(
 
 
 def _of_batches(pipe: Pipeline) -> Iterator[Arrays]:
-    """What one epoch of a pipeline of batches gives."""
     whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
     if any(stage.role == "finish" for stage in whole._session.plan.chain.after):
         return of_batches(tuple(item) if isinstance(item, list) else item for item in whole)

@@ -158,12 +158,10 @@ class OutputFolder:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.place.root.rpartition("/")[2]
 
     @property
     def columns(self) -> dict[str, str] | None:
-        """Names and types of the files' columns; None before the first file."""
         return next((info.columns for info in self.files.values()), None)
 
     def __enter__(self) -> OutputFolder:
@@ -198,7 +196,6 @@ class OutputFolder:
         self.files[info.file] = info
 
     def finish(self, notes: Mapping[str, Any] | None = None) -> Manifest:
-        """Write the manifest: everything is there."""
         self.files = dict(sorted(self.files.items(), key=lambda item: (len(item[0]), item[0])))
         content: dict[str, Any] = {"trainpipes_files": FORM, "columns": self.columns or {}}
         content |= {"rows": sum(info.rows for info in self.files.values())}
@@ -219,7 +216,6 @@ class OutputFolder:
         )  # fmt: skip
 
     def _is_finished(self) -> bool:
-        """Whether all is there already, of what is to be written."""
         if MANIFEST not in self.place.sizes():
             return False
         if not self._goes_on:
@@ -275,7 +271,6 @@ class OutputFolder:
         return dict(_parse_json(b"".join(self.place.blocks(ABOUT)), self.place.at(ABOUT)))
 
     def _clear(self) -> None:
-        """Remove what stands in the folder of what is not finished."""
         found = {name: size for name, size in self.place.sizes(WORK).items() if name != LOCK_NAME}
         self.place.remove(*(f"{WORK}/{name}" for name, size in found.items() if size >= 0))
         for name in (name for name, size in found.items() if size < 0):
@@ -291,7 +286,6 @@ class OutputFolder:
         )
 
     def _check_there(self) -> None:
-        """Compare files with the sizes that they were written with."""
         sizes = self.place.sizes() if self.files else {}
         for info in self.files.values():
             for name, size in {info.file: info.bytes, **info.beside}.items():
@@ -396,7 +390,6 @@ class _Job:
         self.advance(name, rows - self.shown.pop(name, 0))
 
     def make_file(self, task: Task, state: Any) -> FileInfo:
-        """Make a file, put it in its place, and its sidecar after it."""
         name, place = task.name, self.place
         beside: dict[str, OutputFile] = {}
         try:
@@ -427,13 +420,11 @@ class _Job:
 
 
 def write_json(place: Place, name: str, content: Any) -> None:
-    """Put a small file in its place, whole."""
     with place.file(name) as file:
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
 def read_manifest(place: Place) -> dict[str, Any]:
-    """What a manifest says."""
     path = place.at(MANIFEST)
     found = _parse_json(b"".join(place.blocks(MANIFEST)), path)
     try:
@@ -450,7 +441,6 @@ def read_manifest(place: Place) -> dict[str, Any]:
 
 
 def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
-    """Compare files with their checksums."""
     for info in files:
         check = 0
         try:
@@ -465,7 +455,6 @@ def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
 
 
 def _entry(info: FileInfo) -> dict[str, Any]:
-    """What the manifest says of a file."""
     beside = {"beside": info.beside} if info.beside else {}
     return {
         "file": info.file, "rows": info.rows, "bytes": info.bytes, "crc32": info.crc32, **beside,

@@ -44,7 +44,6 @@ BEAT, LEASE = 5.0, 15.0
 def place_at(
     folder: str | os.PathLike[str], caller: str, storage_options: Mapping[str, Any] | None = None
 ) -> Place:
-    """The place of a path or URL."""
     if "://" not in str(folder) or str(folder).startswith(("file://", "local://")):
         path = str(folder).partition("://")[2] if "://" in str(folder) else folder
         return LocalPlace(os.path.abspath(local_path(path, f"{caller}(folder)")), caller)
@@ -60,13 +59,10 @@ def place_at(
 
 @dataclass(frozen=True)
 class LocalPlace:
-    """A folder of this machine, or of one that this machine has mounted."""
-
     root: str
     caller: str
 
     def at(self, name: str) -> str:
-        """The path of a file."""
         return os.path.join(self.root, name)
 
     def sizes(self, folder: str = "") -> dict[str, int]:
@@ -104,13 +100,11 @@ class LocalPlace:
                 path.unlink(missing_ok=True)
 
     def remove(self, *names: str) -> None:
-        """Remove files that may be there."""
         for name in names:
             with writing(Path(self.at(name)), self.caller):
                 Path(self.at(name)).unlink(missing_ok=True)
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder with all that is in it."""
         with writing(Path(self.at(name)), self.caller):
             shutil.rmtree(self.at(name))
 

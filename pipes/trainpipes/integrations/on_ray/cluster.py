@@ -106,14 +106,12 @@ class RayCluster:
 
     @property
     def nodes(self) -> int:
-        """Machines that are part of the cluster now."""
         import ray
 
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
     @property
     def cpus(self) -> int:
-        """Cores of all nodes, as Ray counts them."""
         import ray
 
         return int(ray.cluster_resources().get("CPU", 0))
@@ -163,7 +161,6 @@ class RayCluster:
             end_tasks(job, [*running])
 
     def _most(self) -> int:
-        """Tasks in flight, at most."""
         return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.cpus)
 
     def _put(self, work: Any) -> Any:
@@ -186,7 +183,6 @@ class RayCluster:
             ) from error
 
     def _result(self, reference: Any, name: str) -> Any:
-        """What came of a task."""
         import ray
         from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
 

@@ -35,7 +35,6 @@ class Job:
 
     @property
     def flag(self) -> str:
-        """The name of its ``StopFlag``."""
         return f"trainpipes-stop-{self.token}"
 
 
@@ -51,7 +50,6 @@ class StopFlag:
 
 
 def do_task(task: Any, job: Job) -> Any:
-    """Do one task. Ray calls it in a worker process."""
     next_look = 0.0
 
     def look() -> None:

@@ -56,7 +56,6 @@ class Keys:
         self._database.execute("SET enable_progress_bar = false")
 
     def add(self, table: pa.Table) -> None:
-        """The next rows."""
         columns = {"row": to_arrow(np.arange(self._rows, self._rows + len(table)))}
         for number, name in enumerate(self._sort):
             columns[f"key{number}"] = comparable(table[name])
@@ -74,7 +73,6 @@ class Keys:
         self._rows += len(table)
 
     def _check(self, keys: pa.Table, rows: pa.Schema) -> None:
-        """Raise SchemaError where DuckDB would not hold a column as it is."""
         import duckdb
 
         for number, name in enumerate(self._sort):
@@ -117,7 +115,6 @@ class Keys:
             yield np.full(min(CHUNK, self._rows - start), -1, dtype=np.int64)
 
     def close(self) -> None:
-        """Let the database go."""
         self._database.close()
 
 
@@ -161,7 +158,6 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of text or bytes that DuckDB gives back."""
     types = pa.types
     if types.is_large_string(kind) or types.is_string_view(kind):
         return pa.string()

@@ -57,7 +57,6 @@ FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 def temporary_place(
     out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
 ) -> Place:
-    """The folder of temporary files."""
     if given is None and (shared or isinstance(out, LocalPlace)):
         return below(out, f"{WORK}/{CALLER}")
     root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
@@ -72,8 +71,6 @@ def temporary_place(
 
 @dataclass(frozen=True)
 class Move:
-    """Moves rows."""
-
     pipeline: Pipeline
     rows: EpochRows
     form: ParquetForm
@@ -89,7 +86,6 @@ class Move:
     about: Mapping[str, Any]
 
     def run(self, out: OutputFolder, executor: Executor) -> Manifest:
-        """Do it, or go on with it."""
         place = below(self.temporary, checksum(json.dumps(self.about)))
         for other in self.temporary.sizes():
             if not place.root.endswith(f"/{other}"):
@@ -129,7 +125,6 @@ class Move:
         return EpochRows(files.read_arrow(), CALLER)
 
     def _check(self, first: pa.Table) -> None:
-        """Raise SchemaError unless the columns that are asked for are there, and all can be written."""
         schema = first.schema
         once = [] if isinstance(self.once, bool) else self.once
         need_columns(schema.names, [*self.sort, *once], f"{CALLER}()")
@@ -191,7 +186,6 @@ class Move:
         return FileInfo(kept, {})
 
     def _files(self, rows: int, row_bytes: float) -> IntArray:
-        """The place of the first row of each output file, and the end."""
         files = self.num_files or max(1, min(rows, round(rows * row_bytes / FILE_BYTES)))
         check_lengths(rows, self.num_files, self.rows_per_file, CALLER)
         return file_edges(rows, files, self.rows_per_file)
@@ -213,7 +207,6 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
 
 
 def _obstacle(rows: pa.Table, form: ParquetForm) -> str | None:
-    """Why a column cannot be moved, or written to Parquet."""
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), rows.schema, **form.options).close()
     except (pa.ArrowException, TypeError) as error:

@@ -61,8 +61,6 @@ PLACES_FILE = "part-00000.places"
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows go, by their numbers."""
-
     rows: int
     seed: int
     listed: Place | None = (
@@ -85,8 +83,6 @@ class Places:
 
 @dataclass(frozen=True)
 class PartTask:
-    """Rows of the input that one task reads."""
-
     name: str
     first: int
     stop: int
@@ -97,8 +93,6 @@ class PartTask:
 
 @dataclass(frozen=True)
 class ScatterPart:
-    """Makes a file of pieces of a part of the input."""
-
     schema: pa.Schema
     places: Places
     edges: IntArray  # of the buckets
@@ -122,7 +116,6 @@ class ScatterPart:
 
 
 def changed(task: PartTask, at: int) -> DataError:
-    """What to raise where the input ends at a row before it should."""
     return DataError(
         f"{CALLER}(): the input has {at - task.first:,} rows from row {task.first:,} on, and "
         f"{task.stop - task.first:,} were counted before: it has changed; call again"
@@ -147,8 +140,6 @@ def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]
 
 @dataclass(frozen=True)
 class GroupTask:
-    """Pieces of a group of buckets that one task takes apart."""
-
     name: str
     edges: IntArray
     pieces: Pieces
@@ -159,8 +150,6 @@ class GroupTask:
 
 @dataclass(frozen=True)
 class ScatterGroup:
-    """Makes a file of pieces of some of a group's pieces."""
-
     place: Place
 
     def __call__(self, task: GroupTask, file: OutputFile, _: None) -> FileInfo:
@@ -184,8 +173,6 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class FileTask:
-    """An output file."""
-
     name: str
     buckets: list[Bucket]
 
@@ -195,8 +182,6 @@ class FileTask:
 
 @dataclass(frozen=True)
 class GatherFile:
-    """Makes an output file of pieces."""
-
     folders: Sequence[Place]
     schema: pa.Schema
     form: ParquetForm
@@ -239,7 +224,6 @@ class Shuffle:
     form: ParquetForm
 
     def run(self, out: OutputFolder, readers: Executor, executor: Executor) -> Manifest:
-        """Do it."""
         count, rows = int(self.rows.count or 0), self.places.rows
         unit_rows = max(1, int(self.unit / self.row_bytes))
         share = max(LEAST_PART, -(-count // readers.workers))

@@ -31,13 +31,10 @@ REQUESTS = 16
 
 
 def piece_file(number: int) -> str:
-    """Name of a file of pieces."""
     return f"part-{number:05d}.pieces"
 
 
 class PieceWriter:
-    """Writes a file of pieces."""
-
     def __init__(self, file: Any) -> None:
         self._file = file
         self._sizes: list[list[int]] = []
@@ -65,8 +62,6 @@ class PieceWriter:
 
 
 class PieceIndex:
-    """Where the pieces of some files are."""
-
     def __init__(self, manifest: Manifest, numbers: Sequence[int] | None = None) -> None:
         numbers = range(len(manifest.entries)) if numbers is None else numbers
         files, edges = [], []
@@ -78,18 +73,15 @@ class PieceIndex:
         self._files, self._edges = np.array(files, dtype=np.int64), np.concatenate(edges)
 
     def of(self, bucket: int) -> Pieces:
-        """All pieces of a bucket."""
         found = np.column_stack([self._files, self._edges[:, bucket]])
         return found[found[:, 1] < found[:, 2]]
 
 
 def size_of(manifest: Manifest) -> int:
-    """Bytes of all rows in memory."""
     return sum(int(entry.notes["size"]) for entry in manifest.entries)
 
 
 def read_pieces(place: Place, pieces: Pieces) -> list[pa.Table]:
-    """The rows of pieces of the files in a folder."""
     files, starts, stops = pieces.T.tolist()
     names = [piece_file(number) for number in files]
     tables = []
@@ -137,7 +129,6 @@ def read_ranges(
 
 
 def below(place: Place, name: str) -> Place:
-    """A folder within a folder."""
     if isinstance(place, LocalPlace):
         return LocalPlace(place.at(name), place.caller)
     return replace(place, root=place.at(name), path=f"{place.path}/{name}")
@@ -152,7 +143,6 @@ def discard(place: Place) -> None:
 
 
 def damaged(place: Place, what: str) -> DataError:
-    """What to raise over temporary files that are not what was written."""
     return DataError(
         f"{place.caller}(): the temporary files are damaged: {what}; begin anew with overwrite=True",
         path=place.root,

@@ -49,7 +49,6 @@ class Repacked(Manifest):
 
     @property
     def duplicates(self) -> int:
-        """How many rows were dropped."""
         return self.rows_in - self.rows
 
 
@@ -203,7 +202,6 @@ def _threads() -> Threads:
 
 
 def _check_level(level: Any, compression: str | None) -> None:
-    """Raise ConfigError unless a compression has a level."""
     if level is None:
         return
     most = {"zstd": 22, "gzip": 9, "brotli": 11}.get(compression or "")

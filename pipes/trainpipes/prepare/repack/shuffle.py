@@ -126,7 +126,6 @@ def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
 
 
 def groups_of(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows, so many at a time."""
     held: list[pa.Table] = []
     count = 0
     for table in tables:

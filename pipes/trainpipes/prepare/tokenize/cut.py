@@ -28,8 +28,6 @@ ASKER = "tokenize()"
 
 @dataclass(frozen=True)
 class Parts:
-    """The two parts of a pipeline."""
-
     ahead: tuple[Stage, ...]
     training: tuple[Stage, ...]
     makers: tuple[TokenizedBy, ...]
@@ -43,7 +41,6 @@ class Parts:
 
 
 def cut(pipeline: Pipeline) -> Parts:
-    """Cut a pipeline in two."""
     stages = pipeline.stages
     if isinstance(stages[0], MixingSource):
         raise ConfigError(
@@ -148,7 +145,6 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
 
 
 def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
-    """The plan of what is done ahead, in this process."""
     stages = list(stages)
     if gives_objects(stages):
         stages.append(AsColumns(ASKER))
@@ -164,7 +160,6 @@ def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
 
 
 def files_of(plan: Plan) -> FileBlocks:
-    """The files that are prepared."""
     source = plan.inputs.source
     if not isinstance(source, FileBlocks):
         raise ConfigError(

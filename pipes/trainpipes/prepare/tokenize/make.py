@@ -38,8 +38,6 @@ FIRST_ROWS = 16
 
 @dataclass(frozen=True)
 class Task:
-    """One output file. With the pipeline it says all."""
-
     name: str
     source: str
     source_name: str
@@ -52,7 +50,6 @@ class Task:
 
 
 def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
-    """The tasks of a plan, in the order of the rows."""
     source, blocks = files_of(plan), plan.inputs.blocks
     count = len(source.files)
     edges = np.searchsorted(source.file_of_block, np.arange(count + 1)).tolist()
@@ -74,7 +71,6 @@ def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
 
 
 def _sizes(plan: Plan) -> IntArray:
-    """Bytes of each block, about."""
     source, blocks = files_of(plan), plan.inputs.blocks
     if source.block_bytes is None:
         return (blocks.lengths * (source.row_bytes or 1.0)).astype(np.int64)
@@ -123,8 +119,6 @@ class BareFile:
 
 
 class Maker:
-    """Makes files of one plan; one a worker."""
-
     def __init__(
         self,
         stages: Sequence[Stage],
@@ -144,7 +138,6 @@ class Maker:
         self._average = float(sizes.sum()) / total if sizes is not None else 0.0
 
     def make(self, task: Task, file: OutputFile) -> FileInfo:
-        """Write the file of a task."""
         rows = tokens = 0
         reader = self._source.reader()
         writer = self._open_file(file, self._schema)
@@ -184,7 +177,6 @@ class Maker:
             begin = end
 
     def _rows(self, block: int) -> int:
-        """Rows of a piece."""
         source = self._source
         row_bytes = source.row_bytes or 1024.0
         if source.block_bytes is not None and self._average:
@@ -232,5 +224,4 @@ def first_rows(plan: Plan) -> pa.Table:
 
 
 def make(task: Task, file: OutputFile, maker: Maker) -> FileInfo:
-    """Write the file of a task."""
     return maker.make(task, file)

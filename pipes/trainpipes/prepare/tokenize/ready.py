@@ -68,7 +68,6 @@ def tokenized_rows(
 def _check(
     asker: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
 ) -> None:
-    """Raise unless a stage that made ids had these options."""
     kinds: Mapping[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
     for name in [name for name, value in options.items() if value is ...]:
         if saved.get(name) is None:

@@ -231,7 +231,6 @@ def _checked_format(
 
 
 def _check_bare(schema: pa.Schema) -> None:
-    """Raise unless there is nothing but ids."""
     if schema.names != ["input_ids"]:
         raise ConfigError(
             'tokenize(format="bin") writes ids and nothing besides, and rows have columns '

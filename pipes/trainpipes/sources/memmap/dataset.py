@@ -184,7 +184,6 @@ class MemmapDataset(Dataset[Any]):
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of an average row."""
         total = sum(file.row_bytes * file.rows for file in self.files)
         return float(total / max(1, len(self)))
 
@@ -316,7 +315,6 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
 def check_options(
     path: Any, columns: Any, transform: Any, version: Any, dtype: Any, length: Any, labels: Any
 ) -> dict[str, Any]:
-    """The options of a memory map as plain values."""
     if transform is not None and not callable(transform):
         raise ConfigError(f"read_memmap(transform) is a function of a row, got {shown(transform)}")
     if columns is not None and (isinstance(columns, str) or not columns):
@@ -359,7 +357,6 @@ def check_options(
 
 
 def _tensors(column: Array | Ragged) -> Any:
-    """A column that is a copy as a tensor; a ragged one as a tensor for each row."""
     if not isinstance(column, Ragged):
         return torch.from_numpy(np.ascontiguousarray(column))
     cells = np.split(column.values, np.cumsum(column.lengths))[:-1]
@@ -367,7 +364,6 @@ def _tensors(column: Array | Ragged) -> Any:
 
 
 def tensor_rows(table: pa.Table) -> list[dict[str, torch.Tensor]]:
-    """Rows of a table as dicts of tensors."""
     found = (of_arrow(table.column(name), name) for name in table.column_names)
     columns = [_tensors(c if isinstance(c, Ragged) else np.array(c.values)) for c in found]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -51,7 +51,6 @@ def _opened(name: str, part: str, header: Header) -> MappedRows:
 
 
 def _check_offsets(path: str, offsets: IntArray, values: int) -> None:
-    """Raise unless offsets go up from 0 to the number of values."""
     bad = [n for n, must in ((0, 0), (len(offsets) - 1, values)) if offsets[n] != must]
     for start in range(0, len(offsets), CHECK_ROWS):
         part = offsets[start : start + CHECK_ROWS + 1]

@@ -103,8 +103,6 @@ class Unpack(RunStage):
 
 
 class MemmapSource(RandomAccessSource):
-    """Memory-mapped rows, in blocks of up to 1 MiB within each file."""
-
     by_number = True
     holds_numbers = True
 
@@ -168,7 +166,6 @@ class MemmapSource(RandomAccessSource):
         return Place(path, row=int(self._begins[block]) + row)
 
     def relative_names(self) -> list[str]:
-        """Names of the files, as row identities have them."""
         return self._dataset.relative_names()
 
     def fingerprint(self) -> dict[str, Any]:

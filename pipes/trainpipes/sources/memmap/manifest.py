@@ -43,8 +43,6 @@ Layout = Literal["dict", "tuple"]
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a part."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -55,7 +53,6 @@ class Column:
 
     @property
     def type(self) -> str:
-        """Its dtype and shape, as text."""
         shape = ["L"] * self.ragged + [str(n) for n in self.shape]
         return f"{self.dtype}[{', '.join(shape)}]"
 
@@ -72,7 +69,6 @@ class Header:
     columns: tuple[Column, ...]
 
     def pack(self) -> bytes:
-        """The text of its file."""
         return json.dumps(asdict(self), indent=1).encode() + b"\n"
 
 
@@ -109,7 +105,6 @@ def is_memmap(folder: str) -> bool:
 
 
 def read_headers(folder: str) -> dict[str, Header]:
-    """The headers of a memory map's parts, by path."""
     path = os.path.join(folder, MANIFEST)
     refuse_special(path)
     try:
@@ -152,7 +147,6 @@ def _content(path: str) -> bytes:
 
 
 def damaged(path: str, what: str) -> UnreadableError:
-    """An error that says what of a memory map is not as it was written."""
     return UnreadableError(
         f"{path} cannot be read as a memory map: {what}. Write it again, or copy its whole folder again",
         path=path,
@@ -160,7 +154,6 @@ def damaged(path: str, what: str) -> UnreadableError:
 
 
 def refuse_file(path: str) -> None:
-    """Raise if a path is a file: a memory map is a folder."""
     if not os.path.isfile(path):
         return
     with open(path, "rb") as file:

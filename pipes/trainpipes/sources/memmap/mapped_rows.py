@@ -39,8 +39,6 @@ def mapped(
 
 @dataclass(frozen=True)
 class MappedRows:
-    """The rows of one memory map."""
-
     path: str
     rows: int
     layout: Layout
@@ -50,11 +48,9 @@ class MappedRows:
     row_bytes: float
 
     def identity(self) -> list[Any]:
-        """What tells its content, of JSON types."""
         return [[str(c), c.values, c.crc32, c.offsets_crc32] for c in self.columns]
 
     def verify(self) -> None:
-        """Read all of it; raise UnreadableError if it is not what was written."""
         for column, values, offsets in zip(self.columns, self.values, self.offsets, strict=True):
             same = crc32_of(values) == column.crc32
             if not same or (column.ragged and crc32_of(offsets) != column.offsets_crc32):

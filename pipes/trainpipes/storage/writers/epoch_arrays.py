@@ -50,7 +50,6 @@ class ArrayGroups:
 
     @property
     def schema(self) -> ArrayColumns:
-        """The columns; once there has been a group."""
         assert self.columns is not None
         return self.columns
 
@@ -102,8 +101,6 @@ class ArrayGroups:
 
 
 class EpochArrays(EpochRuns):
-    """The rows of one epoch of a pipeline as arrays."""
-
     def __init__(self, pipeline: Pipeline, asker: str, named: Named) -> None:
         self._named = named
         self._groups: ArrayGroups | None = None
@@ -118,7 +115,6 @@ class EpochArrays(EpochRuns):
         super().__setstate__(state)
 
     def know_columns(self) -> None:
-        """Find the columns by the first rows, so that all who read parts of them have the same."""
         self.open(None)
         self.group(1, 1)
         self._columns = self.schema
@@ -129,12 +125,10 @@ class EpochArrays(EpochRuns):
 
     @property
     def schema(self) -> ArrayColumns:
-        """The columns; once there has been a group."""
         assert self._groups is not None
         return self._groups.schema
 
     def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
-        """The next rows, as ``ArrayGroups`` gives them."""
         assert self._groups is not None
         found = self._groups.group(most, most_bytes)
         self.used += 0 if found is None else len(found[0])

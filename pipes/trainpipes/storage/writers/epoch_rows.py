@@ -44,8 +44,6 @@ class AsColumns(RunStage):
 
 
 class EpochRows(EpochRuns):
-    """The rows of one epoch of a pipeline as tables."""
-
     _table: pa.Table | None = None
     _schema: pa.Schema | None = None
 
@@ -57,8 +55,6 @@ class EpochRows(EpochRuns):
         super().close()
 
     def know_columns(self) -> pa.Schema | None:
-        """Find the columns of rows that are Python objects, so that all who read parts of them have the same;
-        None where there is no row."""
         return row_schema(self.plan, self.asker)
 
     def some(self) -> pa.Table | None:
@@ -73,7 +69,6 @@ class EpochRows(EpochRuns):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of all tables; once there has been one."""
         assert self._schema is not None
         return self._schema
 
@@ -118,7 +113,6 @@ class EpochRows(EpochRuns):
         )
 
     def _advance(self) -> bool:
-        """Go on to the next run, if there is one."""
         found = self.next_run()
         if found is None:
             return False

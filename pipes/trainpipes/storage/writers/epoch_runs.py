@@ -49,7 +49,6 @@ class EpochRuns:
         self._begin(asker, [*rows, *self._last_stages(asker)], source)
 
     def _last_stages(self, asker: str) -> Sequence[Stage]:
-        """Stages that follow those of the pipeline."""
         return ()
 
     def _begin(
@@ -80,7 +79,6 @@ class EpochRuns:
 
     @property
     def schema(self) -> Any:
-        """Of all rows; once there have been some."""
         raise NotImplementedError
 
     def know_columns(self) -> Any:
@@ -89,7 +87,6 @@ class EpochRuns:
 
     @property
     def count(self) -> int | None:
-        """How many rows there are, where that is known."""
         return int(self.plan.counts.end(1)) if self.plan.counts.known else None
 
     def open(
@@ -124,7 +121,6 @@ class EpochRuns:
         """Called when the rows from one on can be read."""
 
     def close(self) -> None:
-        """Let the threads go, and the rows that were read ahead."""
         self._runs = self._placed = None
         if self._pool is not None:
             self._pool.close()

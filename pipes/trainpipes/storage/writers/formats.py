@@ -161,7 +161,6 @@ def write_json(
 
 
 def check_codec(compression: object, known: Collection[str], caller: str) -> None:
-    """Raise ConfigError unless a compression is a known one, or None."""
     if compression is not None and compression not in known:
         raise ConfigError(
             f"{caller}(compression) must be {either([*known])}, or None, got {shown(compression)}"
@@ -181,8 +180,6 @@ def table_group(
 
 
 class _TableFile:
-    """What a file of a table's rows has in common with others."""
-
     def __init__(self, schema: pa.Schema) -> None:
         self.columns = {field.name: str(field.type) for field in schema}
 
@@ -204,8 +201,6 @@ class ParquetFile(_TableFile):
 
 @dataclass(frozen=True)
 class ParquetForm:
-    """How Parquet files are laid out."""
-
     rows: int
     size: int | None
     options: dict[str, Any]
@@ -218,11 +213,9 @@ class ParquetForm:
         return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
 
     def open(self, file: OutputFile, schema: pa.Schema) -> ParquetFile:
-        """Begin a file with rows of a schema."""
         return ParquetFile(self, file, schema)
 
     def format(self, caller: str, options: dict[str, Any]) -> Format:
-        """What ``write`` takes."""
         group = partial(table_group, self.rows, self.size)
         return Format(caller, ".parquet", self.open, group, options, FILE_BYTES)
 
@@ -230,7 +223,6 @@ class ParquetForm:
 def parquet_form(
     row_group_size: int | None, compression: str | None, level: int | None = None, **options: Any
 ) -> ParquetForm:
-    """Row groups of so many rows, or else of 8 MiB."""
     options |= {"compression": compression or "none", "compression_level": level}
     options |= {"write_page_checksum": True}
     return ParquetForm(

@@ -42,7 +42,6 @@ def file_lists(source: Any) -> Iterator[FileList]:
 
 
 def places_of(source: Any) -> Iterator[str]:
-    """A path or URL of each place that a source reads files from."""
     for files in file_lists(source):
         systems = files.system_of.tolist()
         yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
@@ -84,7 +83,6 @@ def refuse_own_input(
 
 
 def _paths(files: FileList, system: Any) -> Iterator[str]:
-    """Folders of files that are in the same store as the target."""
     for number, own in enumerate(files.systems):
         if not _same_store(own, system):
             continue
@@ -96,7 +94,6 @@ def _paths(files: FileList, system: Any) -> Iterator[str]:
 def _finds(
     wanted: Wanted, files: FileList, target: str, names: Collection[str], system: Any
 ) -> bool:
-    """Whether a file of one of the names would be listed, if it were in the target."""
     if system is not None:
         return any(wanted.stands_for(f"{target}/{name}") for name in names)
     for folder in _folders(wanted.root.rstrip("/"), files.paths):

@@ -18,8 +18,6 @@ ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circ
 
 
 class NoJson(Exception):
-    """A value that JSON has no form for."""
-
     def __init__(self, row: int | None, why: str) -> None:
         super().__init__(why)
         self.row = row
@@ -58,7 +56,6 @@ def _python_values(column: pa.ChunkedArray) -> list[Any]:
 
 @cache
 def _encoder() -> Callable[[Any], bytes]:
-    """Makes a line of a row."""
     try:
         import orjson
     except ImportError:
@@ -118,7 +115,6 @@ def _odd(values: pa.Array) -> bool:
 
 
 def _floats(array: pa.Array) -> Iterator[pa.Array]:
-    """Arrays of all floats that an array holds, at any depth."""
     kind = array.type
     if is_.is_floating(kind):
         yield array

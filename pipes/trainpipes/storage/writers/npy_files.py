@@ -38,7 +38,6 @@ class ArrayColumns:
         dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
         ragged: Collection[str],
     ) -> ArrayColumns:
-        """The columns of which these are the first rows."""
         names = rows.names
         asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(names, dtypes)
         if missing := sorted({*asked, *ragged} - {*names}):
@@ -140,7 +139,6 @@ class ColumnFile:
             self._offsets.write(np.zeros(1, np.int64))
 
     def write(self, given: Array | Ragged, row: int) -> None:
-        """Append rows, of which the first has that number."""
         rows = self._checked(given, row)
         if self._offsets:
             start = self._values.rows if self._values else 0
@@ -155,7 +153,6 @@ class ColumnFile:
             into.write(self._cast(rows, row))
 
     def _checked(self, given: Array | Ragged, row: int) -> Ragged:
-        """Rows as those before them."""
         name, shape = self._column.name, self._column.shape
         if self._offsets:
             return _as_ragged(given, name, row)
@@ -206,7 +203,6 @@ class ColumnFile:
         return found
 
     def close(self) -> Column:
-        """Write what was not known before."""
         values = self._values or self._open(self._empty)
         values.close()
         found = replace(self._column, values=values.rows, crc32=values.crc32)
@@ -217,8 +213,6 @@ class ColumnFile:
 
 
 class PartFile:
-    """The header of a part, and the files of its columns beside it."""
-
     def __init__(self, file: OutputFile, columns: ArrayColumns) -> None:
         self.columns: dict[str, str] = {}
         self._file, self._given, self._rows = file, columns, 0

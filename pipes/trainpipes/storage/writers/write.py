@@ -26,16 +26,12 @@ from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_ow
 
 
 class FileWriter(Protocol):
-    """Writes one file."""
-
     @property
     def columns(self) -> dict[str, str]:
         """Names and types, as the manifest has them; known when it is closed."""
         ...
 
-    def write(self, group: Any, first_row: int) -> None:
-        """Write some rows; the first one's number in the epoch is for messages."""
-        ...
+    def write(self, group: Any, first_row: int) -> None: ...
 
     def close(self) -> None:
         """Write what comes after the last rows."""
@@ -66,19 +62,15 @@ class Format:
     beside: str = ""
 
     def name_of(self, number: int) -> str:
-        """The name of a file."""
         return f"part-{number:05d}{self.suffix}"
 
     @property
     def names(self) -> list[str]:
-        """Names of files, one of each kind."""
         return [f"part-00000{ending}" for ending in (self.suffix, self.beside) if ending]
 
 
 @dataclass(frozen=True)
 class FileTask:
-    """A file that is to be made of rows ``start`` to ``stop`` of the epoch."""
-
     name: str
     start: int
     stop: int
@@ -184,7 +176,6 @@ def _write_in_turn(
 
 
 def _length(rows: int, num_files: int | None, rows_per_file: int | None, number: int) -> int | None:
-    """Rows of file ``number``; None where it ends by its bytes."""
     if num_files is None:
         return rows_per_file
     return rows // num_files + (number < rows % num_files)
@@ -227,7 +218,6 @@ class _Reader:
         return _Reader(self._rows if self._alone else copy(self._rows), self._alone)
 
     def open(self, task: FileTask) -> EpochRuns:
-        """The rows, from the first of a task on."""
         if self._at != task.start:
             self.close()
             if self._alone:
@@ -264,7 +254,6 @@ def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile, _: No
 def _write(
     rows: Any, form: Format, file: OutputFile, group: Group | None, length: int | None, first: int
 ) -> FileInfo:
-    """Write the rows of one file, of which the first are at hand."""
     writer = form.open(file, rows.schema)
     try:
         done = size = 0
