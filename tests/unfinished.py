@@ -1,10 +1,15 @@
-"""What a folder of files that is not finished says of them."""
+"""What a folder of files holds, and what one that is not finished says of them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:

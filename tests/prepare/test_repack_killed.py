@@ -241,20 +241,3 @@ def test_temporary_files_may_lie_elsewhere_and_are_gone_at_the_end(tmp_path: Pat
     whole = repack(some(), tmp_path / "whole", shuffle=True)
     assert read(done.files) == read(whole.files)
     assert not list(temporary.iterdir())
-
-
-def test_folders_that_cannot_be_the_output_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "a.parquet"):
-        with pytest.raises(tp.ConfigError, match="holds files that are read"):
-            repack(data, tmp_path, shuffle=True)
-    inside = tmp_path / "out"
-    for data in (tmp_path, tmp_path / "**" / "*.parquet", str(tmp_path / "**")):
-        with pytest.raises(tp.ConfigError, match="is within"):
-            repack(data, inside, shuffle=True)
-    repack(tmp_path / "*.parquet", inside, shuffle=True)  # which does not take in what is below
-    (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "mine.txt").write_text("mine")
-    with pytest.raises(tp.ConfigError, match="holds files that no writer has written"):
-        repack(tmp_path / "*.parquet", tmp_path / "others", shuffle=True)
-    assert (tmp_path / "others" / "mine.txt").read_text() == "mine"

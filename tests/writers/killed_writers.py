@@ -19,6 +19,7 @@ from typing import Any
 
 import every_stage
 import trainpipes as tp
+from unfinished import contents
 
 #: Rows in a file, so that there are a few of them.
 ROWS = {"filtered": 15, "packed": 20, "several rows of one": 120}
@@ -77,10 +78,6 @@ def dying(work: Callable[[], None], last: int) -> Callable[[], None]:
         work()
 
     return work_and_die
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
 
 
 def main(name: str, format: str, folder: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.storage import Processes, Threads
-from unfinished import noted
+from unfinished import contents, noted
 
 FORMATS = ["parquet", "arrow", "json"]
 
@@ -64,10 +64,6 @@ def read(paths: Any) -> list[dict[str, Any]]:
                     data = stream.read()
             found += [json.loads(line) for line in data.splitlines()]
     return found
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.mark.parametrize("format", FORMATS)
