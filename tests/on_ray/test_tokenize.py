@@ -21,7 +21,6 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
-from trainpipes.integrations.on_ray import RayCluster
 from trainpipes.prepare import tokenize
 from trainpipes.storage import Processes, Ray, Threads
 from trainpipes.tokenizers.engine import File
@@ -380,7 +379,7 @@ def test_a_bucket_that_is_not_there_is_told(cluster, texts, s3):
 
 
 def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch, s3):
-    monkeypatch.setattr(RayCluster, "nodes", 2)
+    monkeypatch.setattr(Ray, "nodes", 2)
     with pytest.raises(ConfigError, match=r"tokenize\(folder\): .* has 2 nodes"):
         tokenize(pipeline(texts), tmp_path, executor=Ray())
     with pytest.raises(ConfigError, match=r"tokenize\(pipeline\): .* has 2 nodes"):

@@ -16,19 +16,16 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection, forkserver
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.checks import whole_number
 from trainpipes._internal.text import how_ended, shown
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.tokenizers.parallelism import VARIABLE
-
-if TYPE_CHECKING:
-    from trainpipes.integrations.on_ray import RayCluster
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -217,66 +214,16 @@ class Processes(_OnThisMachine):
             theirs.close()
 
 
-@dataclass
-class Ray:
-    """Tasks on a Ray cluster. What they read and write is at URLs, unless all nodes see the same files.
-
-    Args:
-        address: as ``ray.init()`` takes it. If left out, the cluster that this process is connected to, that
-            of ``RAY_ADDRESS``, or one that is started on this machine.
-        shared_filesystem: whether all nodes see the same files at the same paths, as with NFS.
-    """
-
-    address: str | None = None
-    shared_filesystem: bool = False
-    _cluster: RayCluster | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        flag(self.shared_filesystem, "Ray(shared_filesystem)")
-        if self.address is not None and (not isinstance(self.address, str) or not self.address):
-            raise ConfigError(
-                'Ray(address) must be that of a cluster, such as "10.0.0.1:6379" or '
-                f'"ray://10.0.0.1:10001", got {shown(self.address)}'
-            )
-
-    def __enter__(self) -> Ray:
-        from trainpipes.integrations.on_ray import RayCluster
-
-        cluster = RayCluster(self.address, shared_filesystem=self.shared_filesystem)
-        self._cluster = cluster.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._cluster is not None:
-            self._cluster.__exit__(None, None, None)
-            self._cluster = None
-
-    @property
-    def workers(self) -> int:
-        assert self._cluster is not None
-        return max(1, self._cluster.cpus)
-
-    def check_path(self, path: str, option: str) -> None:
-        refuse_memory(path, option)
-        assert self._cluster is not None
-        self._cluster.check_path(path, option)
-
-    def map_unordered(
-        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
-    ) -> Iterator[tuple[T, R]]:
-        assert self._cluster is not None
-        return self._cluster.run(fn, tasks, open_state)
-
-
 def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
     if value is None:
         return default
-    if not isinstance(value, Threads | Processes | Ray):
+    if not hasattr(type(value), "map_unordered"):
         raise ConfigError(
             f"{caller}(executor) must be Threads(n), Processes(n) or Ray(address) of trainpipes.storage, or "
             f"None, got {shown(value)}"
         )
-    return value
+    found: Executor = value
+    return found
 
 
 def refuse_memory(path: str, option: str) -> None:

@@ -39,10 +39,11 @@ from trainpipes.prepare.repack.pieces import below, discard
 from trainpipes.sources.files.patterns import WORK
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
-from trainpipes.storage.executor import Executor, Ray, Threads
+from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import LocalPlace, Place, place_at
+from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import FILE_BYTES, ParquetForm, write_arrow
 from trainpipes.storage.writers.write import check_lengths, file_edges

@@ -19,9 +19,10 @@ from trainpipes.prepare.repack.move import Move, temporary_place
 from trainpipes.prepare.repack.passes import CALLER
 from trainpipes.sources.files.file_rows import ends_of_names
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.storage.executor import Executor, Ray, Threads, checked_executor
+from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_folder import Manifest, OutputFolder
 from trainpipes.storage.places import place_at
+from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input

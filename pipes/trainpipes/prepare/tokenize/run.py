@@ -32,7 +32,6 @@ from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.storage.executor import (
     Executor,
     Processes,
-    Ray,
     Threads,
     checked_executor,
     cores,
@@ -40,6 +39,7 @@ from trainpipes.storage.executor import (
 from trainpipes.storage.output_folder import Manifest, OutputFolder
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
+from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.formats import CODECS, ParquetForm, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
 from trainpipes.tokenizers.bytes import Bytes

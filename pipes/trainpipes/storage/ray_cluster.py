@@ -1,4 +1,4 @@
-"""A connection to a Ray cluster, and the tasks of a job on it.
+"""The executor ``Ray``: a connection to a Ray cluster, and the tasks of a job on it.
 
 Where the process has called ``ray.init()``, that cluster is used, and left as it is. Else this one connects,
 to ``address``, ``RAY_ADDRESS``, one of this machine or a new one, and ships the driver's ``trainpipes`` and
@@ -18,21 +18,22 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from trainpipes._internal.checks import need
+from trainpipes._internal.checks import flag, need
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
-from trainpipes.integrations.on_ray.tasks import Failed, Job, do_task, end_tasks
-from trainpipes.storage.executor import feed
-
-__all__ = ["RayCluster"]
+from trainpipes.storage.executor import feed, refuse_memory
+from trainpipes.storage.ray_tasks import Failed, Job, do_task, end_tasks
 
 T = TypeVar("T")
+S = TypeVar("S")
 R = TypeVar("R")
 
 #: Packages that the driver ships to the nodes.
@@ -50,24 +51,41 @@ CALLS = 500
 KNOCK = 10.0
 
 
-class RayCluster:
-    """A connection to a Ray cluster, for one job of ours. Closed, it leaves nothing behind."""
+@dataclass
+class Ray:
+    """Tasks on a Ray cluster. What they read and write is at URLs, unless all nodes see the same files.
 
-    def __init__(self, address: str | None = None, *, shared_filesystem: bool = False) -> None:
+    Args:
+        address: as ``ray.init()`` takes it. If left out, the cluster that this process is connected to, that
+            of ``RAY_ADDRESS``, or one that is started on this machine.
+        shared_filesystem: whether all nodes see the same files at the same paths, as with NFS.
+    """
+
+    address: str | None = None
+    shared_filesystem: bool = False
+    _own: bool = field(default=False, init=False, repr=False, compare=False)  # it has connected
+    #: Tasks must run on this machine.
+    _pinned: bool = field(default=False, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        flag(self.shared_filesystem, "Ray(shared_filesystem)")
+        if self.address is not None and (not isinstance(self.address, str) or not self.address):
+            raise ConfigError(
+                'Ray(address) must be that of a cluster, such as "10.0.0.1:6379" or '
+                f'"ray://10.0.0.1:10001", got {shown(self.address)}'
+            )
+
+    def __enter__(self) -> Ray:
         need("ray", "executor=Ray()")
-        self._address, self._shared = address, shared_filesystem
-        self._own = False  # whether this object has connected
-        self._pinned = False  # whether tasks must run on this machine
-
-    def __enter__(self) -> RayCluster:
         import ray
 
+        self._pinned = False
         if not ray.is_initialized():
             self._connect()
             self._own = True
-        elif self._address is not None and self._address not in _known_as():
+        elif self.address is not None and self.address not in _known_as():
             raise ConfigError(
-                f"Ray(address={self._address!r}): this process is connected to a Ray cluster already "
+                f"Ray(address={self.address!r}): this process is connected to a Ray cluster already "
                 f"({', '.join(_known_as())}): leave the address out, or call ray.shutdown() first"
             )
         return self
@@ -76,13 +94,14 @@ class RayCluster:
         if self._own:
             import ray
 
+            self._own = False
             with _own_sigterm():
                 ray.shutdown()
 
     def _connect(self) -> None:
         import ray
 
-        given = self._address or os.environ.get("RAY_ADDRESS")
+        given = self.address or os.environ.get("RAY_ADDRESS")
         env: dict[str, Any] = {}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
@@ -95,7 +114,7 @@ class RayCluster:
             _knock(given)
             with _own_sigterm(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's, of its own future
-                ray.init(self._address, **options)
+                ray.init(self.address, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split())
             raise UnreachableError(
@@ -111,31 +130,32 @@ class RayCluster:
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
     @property
-    def cpus(self) -> int:
+    def workers(self) -> int:
+        """Cores of all nodes, as Ray counts them."""
         import ray
 
-        return int(ray.cluster_resources().get("CPU", 0))
+        return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
-    def check_path(self, path: str | os.PathLike[str], option: str) -> None:
-        """Raise where the nodes cannot get at a path that tasks read or write. On a cluster of one node, the
-        driver's, tasks stay on it, so that none goes to a node that joins later."""
-        text = str(os.fspath(path))
-        scheme = text.partition("://")[0] if "://" in text else "file"
-        if scheme not in ("file", "local") or self._shared:
+    def check_path(self, path: str, option: str) -> None:
+        """Raise ConfigError where the nodes cannot get at a path. On a cluster of one node, the driver's,
+        tasks then stay on it: none goes to a node that joins later."""
+        refuse_memory(path, option)
+        scheme = path.partition("://")[0] if "://" in path else "file"
+        if scheme not in ("file", "local") or self.shared_filesystem:
             return
         if self.nodes > 1 or _is_client():
             raise ConfigError(
-                f"{option}: {text} is on this machine, and the Ray cluster has {self.nodes} nodes, which "
+                f"{option}: {path} is on this machine, and the Ray cluster has {self.nodes} nodes, which "
                 "cannot see it: give a URL of shared storage, such as s3://bucket/folder; or say "
                 "shared_filesystem=True if every node sees the same files at this path",
-                path=text,
+                path=path,
             )
         self._pinned = True
 
-    def run(
-        self, fn: Callable[[T, Any], R], tasks: Iterable[T], open_state: Callable[[], Any]
-    ) -> Generator[tuple[T, R], None, None]:
-        """Run tasks; see ``Executor.map_unordered``."""
+    def map_unordered(
+        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
+    ) -> Iterator[tuple[T, R]]:
+        """See ``Executor``. What a task has raised is raised as it was, and once."""
         import ray
 
         given: dict[str, Any] = {"num_cpus": 1, "max_retries": RETRIES, "retry_exceptions": False}
@@ -161,7 +181,7 @@ class RayCluster:
             end_tasks(job, [*running])
 
     def _most(self) -> int:
-        return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.cpus)
+        return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers)
 
     def _put(self, work: Any) -> Any:
         import ray

@@ -17,8 +17,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.storage.executor import Stopped, portable, set_stop_check, use_threads
 from trainpipes.version import __version__
 
-__all__ = ["Failed", "Job", "StopFlag", "do_task", "end_tasks"]
-
 #: Seconds that tasks which are asked to end are waited for before they are cancelled, and then before their
 #: processes are killed.
 PATIENCE = 5.0
