@@ -17,8 +17,8 @@ import ray
 
 import trainpipes as tp
 from s3_store import s3_store
-from trainpipes.prepare import repack
-from trainpipes.storage import Ray
+from trainpipes.prepare import repack, tokenize
+from trainpipes.storage import Ray, Threads
 from unfinished import contents
 
 s3fs = pytest.importorskip("s3fs")
@@ -137,3 +137,17 @@ def test_writers_write_the_files_of_one_process(
     assert getattr(pipe, method)(f"{url}/", num_files=7, executor=Ray()).files == before
     with pytest.raises(tp.ConfigError, match=r"wrote with num_files: 7, now 8"):
         getattr(pipe, method)(url, num_files=8, executor=Ray())
+
+
+@pytest.mark.usefixtures("cluster")
+def test_tokenize_writes_the_files_of_one_process(
+    given: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    pipe, url = tp.read_parquet(str(given)).select("text").tokenize("bytes"), "s3://shared/ids"
+    how = {"executor": Ray(), "storage_options": options}
+    tokenize(pipe, tmp_path / "here", executor=Threads(1))
+    done = tokenize(pipe, url, **how)
+    assert there("ids", options) == contents(tmp_path / "here")
+    assert done.files[0] == f"{url}/part-00000.parquet"
+    assert list(done.pipeline) == list(pipe)
+    assert tokenize(pipe, url, **how).kept == 3

@@ -27,8 +27,7 @@ from trainpipes.tokenizers.engine import File
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 
-from s3_store import s3_store
-from unfinished import begun_again, noted
+from unfinished import noted
 
 FILES, ROWS = 6, 400
 
@@ -315,75 +314,12 @@ def test_the_command_tells_an_error_in_its_own_words(cluster, tmp_path):
 # Storage on other machines
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    with s3_store("bucket") as options:
-        yield options
-
-
-def test_a_folder_on_s3_holds_the_same_files(cluster, texts, alone, tmp_path, s3):
-    import s3fs
-
-    system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
-
-    def there() -> dict[str, str]:
-        system.invalidate_cache()
-        paths = system.ls("bucket/ids", detail=False)
-        return {p.rsplit("/", 1)[1]: hashlib.sha256(system.cat_file(p)).hexdigest() for p in paths}
-
-    def make(**more: Any) -> Any:
-        return tokenize(
-            pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, executor=Ray(),
-            storage_options=s3, **more,
-        )  # fmt: skip
-
-    done = make()
-    assert there() == alone
-    assert done.files[0] == "s3://bucket/ids/part-00000.parquet"
-    done.verify()
-    for wanted, batch in zip(pipeline(texts), done.pipeline, strict=True):
-        assert wanted["input_ids"].equal(batch["input_ids"])
-    assert make().kept == 2 * FILES
-    system.pipe_file("bucket/ids/part-00003.parquet", b"another")
-    with pytest.raises(tp.DataChangedError, match=r"s3://bucket/ids/part-00003.parquet is not as"):
-        make()
-    make(overwrite=True)
-    assert there() == alone
-    tokenize(
-        pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, executor=Processes(2), storage_options=s3,
-        overwrite=True,
-    )  # fmt: skip
-    assert there() == alone
-
-
-def test_what_a_killed_driver_left_on_s3_is_gone_on_with(cluster, texts, alone, tmp_path, s3):
-    import s3fs
-
-    system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
-    how = {"bytes_per_file": SMALL, "storage_options": s3, "executor": Ray()}
-    tokenize(pipeline(texts), "s3://bucket/killed", **how)
-    (tmp_path / "_manifest.json").write_bytes(system.cat_file("bucket/killed/_manifest.json"))
-    begun_again(tmp_path, 5)  # the others are there, and nobody has noted them
-    system.put(f"{tmp_path}/_unfinished/", "bucket/killed/_unfinished/", recursive=True)
-    system.rm_file("bucket/killed/_manifest.json")
-    assert tokenize(pipeline(texts), "s3://bucket/killed", **how).kept == 5
-    content = system.cat_file("bucket/killed/part-00007.parquet")
-    assert hashlib.sha256(content).hexdigest() == alone["part-00007.parquet"]
-
-
-def test_a_bucket_that_is_not_there_is_told(cluster, texts, s3):
-    with pytest.raises(
-        ConfigError, match=r"s3://nowhere/ids/.* cannot be written: there is no such"
-    ):
-        tokenize(pipeline(texts), "s3://nowhere/ids", executor=Ray(), storage_options=s3)
-
-
-def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch, s3):
+def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(Ray, "nodes", 2)
     with pytest.raises(ConfigError, match=r"tokenize\(folder\): .* has 2 nodes"):
         tokenize(pipeline(texts), tmp_path, executor=Ray())
     with pytest.raises(ConfigError, match=r"tokenize\(pipeline\): .* has 2 nodes"):
-        tokenize(pipeline(texts), "s3://bucket/several", executor=Ray(), storage_options=s3)
+        tokenize(pipeline(texts), "s3://bucket/several", executor=Ray())
     done = tokenize(pipeline(texts), tmp_path / "ids", executor=Ray(shared_filesystem=True))
     assert done.rows == FILES * ROWS
 

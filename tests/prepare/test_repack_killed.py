@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -20,41 +19,12 @@ import pytest
 import trainpipes as tp
 from cli.command import START, environment
 from interpreters import python
-from prepare.killed_repack import CASES
 from prepare.repack_reference import read
 from trainpipes.prepare import repack
 from trainpipes.storage import Threads
 
 TESTS = Path(__file__).parent.parent
 LITTLE: dict[str, Any] = {"shuffle": True, "memory_limit": "64KB"}
-
-
-def check_killed(name: str, folder: Path, kills: int) -> None:
-    if "sorted" in name:
-        pytest.importorskip("duckdb")
-    program = TESTS / "prepare" / "killed_repack.py"
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*python(), str(program), name, str(folder), str(kills)],
-        env={**os.environ, "PYTHONPATH": path, "TRAINPIPES_CACHE": "off"},
-        capture_output=True, text=True, timeout=1500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["odd"] == []
-    assert found["kills"] == min(kills, found["steps"])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_killed_at_any_step_it_goes_on_to_the_same_rows(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1600)
-@pytest.mark.parametrize("name", CASES)
-def test_killed_fifty_times_it_goes_on_to_the_same_rows(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 50)
 
 
 def test_killed_at_any_time_the_command_goes_on_to_the_same_rows(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ is read at once depends on the block alone, so that the bytes of a file are alwa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -139,9 +139,10 @@ class Maker:
 
     def make(self, task: Task, file: OutputFile) -> FileInfo:
         rows = tokens = 0
-        reader = self._source.reader()
-        writer = self._open_file(file, self._schema)
-        try:
+        with (
+            closing(self._source.reader()) as reader,
+            closing(self._open_file(file, self._schema)) as writer,
+        ):
             if isinstance(reader, LooksAhead):
                 reader.expect(range(task.first, task.stop))
             for block in range(task.first, task.stop):
@@ -154,13 +155,6 @@ class Maker:
                 group = pa.concat_tables(parts)
                 writer.write(group, rows)
                 rows += len(group)
-            writer.close()
-        except BaseException:
-            with suppress(Exception):
-                writer.close()
-            raise
-        finally:
-            reader.close()
         notes = {"tokens": tokens, "source": task.source_name}
         return FileInfo(rows, writer.columns, notes=notes)
 
@@ -215,12 +209,9 @@ def first_rows(plan: Plan) -> pa.Table:
         )
     block = int(there[0])
     begin = int(blocks.begins[block])
-    reader = source.reader()
-    try:
+    with closing(source.reader()) as reader:
         end = begin + min(FIRST_ROWS, int(blocks.lengths[block]))
         return rows_of(plan, partial(put_through, plan.chain.steps), reader, block, begin, end)
-    finally:
-        reader.close()
 
 
 def make(task: Task, file: OutputFile, maker: Maker) -> FileInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -254,9 +254,8 @@ def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile, _: No
 def _write(
     rows: Any, form: Format, file: OutputFile, group: Group | None, length: int | None, first: int
 ) -> FileInfo:
-    writer = form.open(file, rows.schema)
-    try:
-        done = size = 0
+    done = size = 0
+    with closing(form.open(file, rows.schema)) as writer:
         while group is not None:
             writer.write(group[0], first + done)
             done, size = done + len(group[0]), size + group[1]
@@ -266,11 +265,6 @@ def _write(
             group = form.group(
                 rows, None if length is None else length - done, form.file_bytes - size
             )
-        writer.close()
-    except BaseException:
-        with suppress(Exception):
-            writer.close()
-        raise
     return FileInfo(done, writer.columns)
 
 
