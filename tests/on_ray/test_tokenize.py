@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
+from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.prepare import tokenize
 from trainpipes.storage import Processes, Ray, Threads
 from trainpipes.tokenizers.engine import File
@@ -110,35 +110,6 @@ def test_what_is_whole_is_not_made_again_by_either_executor(cluster, texts, alon
     assert hashes(tmp_path) == alone
 
 
-class KillsItself:
-    """A function of rows that kills its process where it meets a text, so many times."""
-
-    def __init__(self, folder: Path, times: int) -> None:
-        self.folder, self.times = folder, times
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        if row["text"].startswith("950 ") and len(list(self.folder.iterdir())) < self.times:
-            (self.folder / str(time.monotonic_ns())).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return row
-
-
-def mapped(texts: Path, function: Any) -> tp.Pipeline:
-    rows = tp.list_files(texts).read_parquet().map(function, version="1")
-    return rows.tokenize("bytes")
-
-
-def test_a_task_whose_worker_dies_each_time_is_named_and_the_others_stay(cluster, texts, tmp_path):
-    (tmp_path / "kills").mkdir()
-    with pytest.raises(WorkerError, match=rf"part-00002.parquet of {texts}/2.parquet was given up"):
-        tokenize(
-            mapped(texts, KillsItself(tmp_path / "kills", 99)), tmp_path / "ids", executor=Ray()
-        )
-    check_whole(tmp_path / "ids")
-    tokenize(mapped(texts, KillsItself(tmp_path / "kills", 0)), tmp_path / "ids", executor=Ray())
-    assert len(list((tmp_path / "ids").glob("part-*"))) == FILES
-
-
 def check_whole(folder: Path) -> list[str]:
     """The files that an unfinished folder says are whole are there, whole, and nothing besides."""
     files = noted(folder)
@@ -147,19 +118,6 @@ def check_whole(folder: Path) -> list[str]:
     for entry in files:
         assert pq.read_table(folder / entry["file"]).num_rows == entry["rows"]
     return names
-
-
-class Notes:
-    """A function of rows that notes how often a file was begun."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        if row["text"].startswith("1200 "):
-            (self.folder / str(time.monotonic_ns())).touch()
-            raise DataError("this row is bad", path="3.parquet", row=0)
-        return row
 
 
 def error_of(make: Any) -> BaseException:
@@ -186,14 +144,6 @@ def test_a_file_that_cannot_be_read_fails_once_with_the_error_of_a_single_machin
     assert (type(there), str(there), vars(there)) == (type(here), str(here), vars(here))
     assert "3.parquet" in str(there)
     check_whole(tmp_path / "there")
-
-
-def test_a_bad_row_fails_its_task_once(cluster, texts, tmp_path):
-    (tmp_path / "notes").mkdir()
-    rows = mapped(texts, Notes(tmp_path / "notes"))
-    error = error_of(lambda: tokenize(rows, tmp_path / "ids", executor=Ray()))
-    assert "this row is bad" in str(error)
-    assert len(list((tmp_path / "notes").iterdir())) == 1
 
 
 # A driver in a process of its own

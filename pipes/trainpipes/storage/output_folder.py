@@ -354,13 +354,13 @@ def run(
     kept = len(folder.files)
     with Progress(f"{job} {folder.name}", total, "rows") as progress:
         progress.skip(sum(info.rows for info in folder.files.values()))
-        jobs = _Job(make, open_state, folder.place, progress.advance)
+        work = _Work(make, folder.place, progress.advance)
         missing = (task for task in tasks if task.name not in folder.files)
-        done = executor.map_unordered(jobs.make_file, missing, jobs.open_state)
+        done = executor.map_unordered(work.make_file, missing, open_state)
         with closing(done):  # type: ignore[type-var]
             for task, info in done:
                 folder.note(info)
-                jobs.end(task.name, info.rows)
+                work.end(task.name, info.rows)
     if not folder.files:
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
@@ -369,11 +369,10 @@ def run(
 
 
 @dataclass
-class _Job:
+class _Work:
     """What workers do. A copy in another process shows nothing: rows count there with whole files."""
 
     make: Callable[[Any, OutputFile, Any], FileInfo]
-    open_state: Callable[[], Any]
     place: Place
     show: Callable[[int], None] | None
     shown: dict[str, int] = field(default_factory=dict)
@@ -387,7 +386,8 @@ class _Job:
             self.show(rows)
 
     def end(self, name: str, rows: int) -> None:
-        self.advance(name, rows - self.shown.pop(name, 0))
+        assert self.show is not None
+        self.show(rows - self.shown.pop(name, 0))
 
     def make_file(self, task: Task, state: Any) -> FileInfo:
         name, place = task.name, self.place
