@@ -25,7 +25,6 @@ FLOORS = [
         "sources",
         "tokenizers",
         "storage",
-        "integrations.on_ray",
         "stage_methods",
     ],
     [
@@ -171,7 +170,6 @@ SOURCE_ROOMS = ["sources", *rooms_of("sources")]
         *rooms_of("engine"),
         "storage/caching",
         "kinds",
-        "integrations/on_ray",
     ],
 )
 def test_rooms_tell_what_is_in_them(room):
