@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,11 +23,15 @@ from typing import Any, BinaryIO, TypeVar
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.secrets import known_name
 from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, open_stream
+from trainpipes.storage.cache import CHUNK as SUFFIX
+from trainpipes.storage.cache import make_room
 from trainpipes.storage.caching.private_file import FileLock, make_file, open_file
 
 log = logging.getLogger("trainpipes")
 T = TypeVar("T")
 
+#: Where chunks are in the folder, among what else is kept there.
+KIND = "bytes"
 #: Bytes of a chunk; of its checksum.
 CHUNK, CHECK = 4 << 20, 4
 #: What is left of the limit when chunks were removed.
@@ -58,7 +61,7 @@ class DiskCache:
 
     def path(self, digest: str, chunk: int) -> Path:
         """Where a chunk of a file is kept."""
-        return Path(self.folder, "bytes", digest[:2], f"{digest[2:]}-{chunk}.chunk")
+        return Path(self.folder, KIND, digest[:2], f"{digest[2:]}-{chunk}{SUFFIX}")
 
     def get(self, path: Path, size: int) -> memoryview | None:
         """A chunk of so many bytes; None if it is not here, or damaged."""
@@ -89,10 +92,12 @@ class DiskCache:
                     rest = rest[os.write(handle, rest) :]
 
         try:
-            with self._alone() as mine:
+            with FileLock(Path(self.folder, KIND, "lock")).held(PATIENCE, TICK) as mine:
                 if mine:
-                    self._make_room(size)
-                    self._counter.write_text(str(self._used() + size))
+                    used = self._used()
+                    if not 0 <= used <= self.most - size:
+                        used = make_room(Path(self.folder), int(LEFT * self.most) - size, KIND)
+                    self._counter.write_text(str(used + size))
                     make_file(path, fill)
         except OSError as error:
             _full.add(self.folder)
@@ -102,20 +107,9 @@ class DiskCache:
                 ("bytes", self.folder),
             )
 
-    @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Whether no other process of this machine keeps a chunk meanwhile."""
-        lock, end = FileLock(Path(self.folder, "bytes", "lock")), time.monotonic() + PATIENCE
-        while not (mine := lock.take()) and time.monotonic() < end:
-            time.sleep(TICK)
-        try:
-            yield mine
-        finally:
-            lock.leave()
-
     @property
     def _counter(self) -> Path:
-        return Path(self.folder, "bytes", "used")
+        return Path(self.folder, KIND, "used")
 
     def _used(self) -> int:
         """Bytes that are kept, at most; -1 if that is not known."""
@@ -123,27 +117,6 @@ class DiskCache:
             return int(self._counter.read_text())
         except (OSError, ValueError):
             return -1
-
-    def _make_room(self, size: int) -> None:
-        """Remove what was used least recently, if there is no room for so many bytes more."""
-        if 0 <= self._used() <= self.most - size:
-            return
-        there = []
-        for folder in Path(self.folder, "bytes").glob("??"):
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    with suppress(OSError):
-                        about = entry.stat(follow_symlinks=False)
-                        there.append((about.st_mtime_ns, about.st_size, entry.path))
-        used = sum(size for _, size, _ in there)
-        if used + size > self.most:
-            for _, old, path in sorted(there):
-                if used + size <= LEFT * self.most:
-                    break
-                with suppress(OSError):
-                    os.unlink(path)
-                used -= old
-        self._counter.write_text(str(used))
 
 
 class CachedBytes:

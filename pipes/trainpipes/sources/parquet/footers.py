@@ -136,42 +136,18 @@ def read_footers(
         return found if sample is None else replace(found, extra=found.extra + packed(**sample))
 
     def enough(file: int, layout: Layout) -> bool:
-        if not _is_sound(layout, int(files.sizes[file])) and file not in store.scanned:
-            return False
         if look is not None and file not in looked_at:
             return False
         return bool(file % step) or _is_sampled(layout, columns)
 
     store.complete(scan, asker, enough=enough, alone=look is None, job="reading Parquet footers")
-    try:
-        return _joined(store, columns, asker, folders, both)
-    except SchemaError:
-        if len(store.scanned) == len(files):
-            raise
-        store.forget()  # what was kept may be wrong: the files are to say it themselves
-        return read_footers(files, columns, asker, index, folders=folders, both=both, look=look)
+    return _joined(store, columns, asker, folders, both)
 
 
 def _sample(layout: Layout) -> dict[str, Any] | None:
     """What is known of the sizes in memory of some of a file's row groups."""
     more = layout.extra[8 * (2 + len(layout.rows)) :]
-    try:
-        sample = unpacked(more) if more else {}
-        rows, leaves, sizes = (sample[name] for name in ("sampled_rows", "leaves", "leaf_bytes"))
-        good = 0 <= rows <= layout.rows.sum() and len(leaves) == len(sizes)
-        good = good and not (sizes < 0).any() and np.nansum(sizes) < MOST_BYTES
-        return sample if good and all(isinstance(leaf, str) for leaf in leaves) else None
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return None
-
-
-def _is_sound(layout: Layout, size: int) -> bool:
-    """Whether an index can have said this of a file of so many bytes."""
-    if len(layout.extra) < 8 * (2 + len(layout.rows)):
-        return False
-    footer, checksum, *sizes = footer_numbers(layout).tolist()
-    good = len(END) <= footer <= size and 0 <= checksum < 1 << 32
-    return good and min(sizes, default=0) >= 0 and layout.rows.max(initial=0) < MOST_ROWS
+    return unpacked(more) if more else None
 
 
 def footer_numbers(layout: Layout) -> IntArray:
