@@ -16,13 +16,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.secrets import known_name
-from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, open_stream
+from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, cut
 from trainpipes.storage.cache import CHUNK as SUFFIX
 from trainpipes.storage.cache import make_room
 from trainpipes.storage.caching.private_file import FileLock, make_file, open_file
@@ -119,15 +118,13 @@ class DiskCache:
             return -1
 
 
-class CachedBytes:
+class CachedBytes(FileBytes):
     """A remote file whose bytes are kept.
 
     Args:
         source: the file.
         cache: where.
     """
-
-    local = False
 
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
         self.name, self.size = source.name, source.size
@@ -141,16 +138,8 @@ class CachedBytes:
         numbers = {n for a, b in ranges if a < b for n in range(a // CHUNK, (b - 1) // CHUNK + 1)}
         chunks = self._chunks(sorted(numbers))
         self._last = {n: chunks[n] for n in sorted(chunks)[-1:]}
-        return [_cut(chunks, start, stop) for start, stop in ranges]
-
-    def stream(self, start: int = 0) -> BinaryIO:
-        return open_stream(self, start)
-
-    def check(self) -> None:
-        pass
-
-    def mapped(self) -> None:
-        return None
+        parts, starts = [chunks[n] for n in sorted(chunks)], [n * CHUNK for n in sorted(chunks)]
+        return [cut(parts, starts, start, stop) for start, stop in ranges]
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         return self._source.once(key, make)
@@ -193,10 +182,3 @@ class CachedBytes:
                 self._cache.put(self._cache.path(self._digest, n), data)
                 found[n] = data
         return found
-
-
-def _cut(chunks: dict[int, memoryview], start: int, stop: int) -> memoryview:
-    """A range, of chunks; copied only where it lies in several."""
-    edges = [start, *range((start // CHUNK + 1) * CHUNK, stop, CHUNK), stop]
-    parts = [chunks[a // CHUNK][a % CHUNK : a % CHUNK + b - a] for a, b in pairwise(edges) if a < b]
-    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

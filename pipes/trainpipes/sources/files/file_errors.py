@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 MOUNTS = "/proc/self/mountinfo"
 
 
-def check_unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
+def check_unchanged(files: FileList, file: int, place: Place) -> None:
     """Raise if the size or the time of change of a local file is not that of when it was listed.
 
     Args:
         files: the files as they were listed.
         file: which one.
         place: where in it the caller is.
-        handle: the file, if it is open already.
 
     Raises:
         MissingFilesError: it is gone.
@@ -38,7 +37,7 @@ def check_unchanged(files: FileList, file: int, place: Place, handle: int | None
     if not is_local(files.system(file)):
         return
     try:
-        stat = os.stat(files.paths[file] if handle is None else handle)
+        stat = os.stat(files.paths[file])
     except FileNotFoundError as error:
         raise gone(place) from error
     size = int(files.sizes[file])

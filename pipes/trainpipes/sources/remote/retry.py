@@ -147,8 +147,7 @@ class Requests:
         self,
         system: Any,
         path: str,
-        starts: Sequence[int],
-        stops: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
         size: int,
         version: str = "",
     ) -> tuple[list[bytes], int]:
@@ -157,8 +156,7 @@ class Requests:
         Args:
             system: the file system.
             path: the file.
-            starts: where each range begins.
-            stops: where it ends; no more than ``size``.
+            ranges: start and stop of each.
             size: bytes of the file when it was listed.
             version: what the listing said of the file's content; see ``requests.is_checked``.
 
@@ -168,32 +166,30 @@ class Requests:
             UnreachableError: the server does not answer, or refuses to.
             UnreadableError: the server sends more than it is asked for.
         """
-        parts: dict[int, bytes] = {}  # those that have come are not asked for again
+        parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again
 
         def begin_try() -> Future[Any]:
-            missing = [n for n in range(len(starts)) if n not in parts]
-            asked = [(starts[n], stops[n]) for n in missing]
-            return begin_ranges(system, path, asked, version, size)
+            missing = [one for one in ranges if one not in parts]
+            return begin_ranges(system, path, missing, version, size)
 
         def take(found: Sequence[Any]) -> None:
-            missing = [n for n in range(len(starts)) if n not in parts]
+            missing = [one for one in ranges if one not in parts]
             failed: list[Exception] = []
-            for n, part in zip(missing, found, strict=True):
-                asked = stops[n] - starts[n]
+            for (start, stop), part in zip(missing, found, strict=True):
                 if isinstance(part, Exception):
                     failed.append(part)
-                elif len(part) < asked:
-                    failed.append(self._short(system, path, size, len(part), asked))
+                elif len(part) < stop - start:
+                    failed.append(self._short(system, path, size, len(part), stop - start))
                 else:
-                    parts[n] = part
+                    parts[start, stop] = part
             if failed:
                 raise next((e for e in failed if understand(e).kind != "passing"), failed[0])
 
         whole = isinstance(system, CachingFileSystem)  # which fetches more than it is asked for
-        amount = (size if whole else sum(stops) - sum(starts)) / SLOWEST
+        amount = (size if whole else sum(stop - start for start, stop in ranges)) / SLOWEST
         limit, name = try_seconds(self._seconds) + amount, _name(system, path)
         _, tries = self._until_done(name, begin_try, limit, amount, take, changes=True)
-        return [_checked(parts[n], stops[n] - starts[n], name) for n in range(len(starts))], tries
+        return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
 
     def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
         """What fewer bytes mean: a file that has become shorter, or a broken connection."""
