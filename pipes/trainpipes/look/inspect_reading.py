@@ -205,7 +205,6 @@ def _look(found: Found, files: FileList) -> None:
             "inspect_files()",
             "data",
             wanted=wanted,
-            least=1,
             job=job,
         )
         found.files = [one for several in looked.values() for one in several]

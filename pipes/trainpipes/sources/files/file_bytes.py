@@ -72,11 +72,14 @@ class FileBytes(ABC):
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` finds out about the file: called once in a process, while it is read."""
 
+    def here(self, start: int, stop: int) -> memoryview:
+        """What needs no request of a range, from its start on."""
+        return memoryview(b"")
+
     def stream(self, start: int = 0) -> BinaryIO:
         """All bytes from a place on; it can be sought in."""
-        raw = RangeFile(self, 2 * BUFFER_BYTES if self.local else None)
-        raw.follow(start)
-        return cast(BinaryIO, io.BufferedReader(raw, BUFFER_BYTES))
+        held = 2 * BUFFER_BYTES if self.local else None
+        return cast(BinaryIO, io.BufferedReader(RangeFile(self, held).follow(start), BUFFER_BYTES))
 
     def check(self) -> None:  # noqa: B027  (replies of servers are checked as they come)
         """Raise if what was read so far without ``read`` may be of another version."""
@@ -299,7 +302,7 @@ class FetchedBytes(FileBytes):
         self._parts = data.read(self._ranges)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = [self._here(*one) for one in ranges]
+        found = [self.here(*one) for one in ranges]
         rest = [(a + len(part), b) for (a, b), part in zip(ranges, found, strict=True)]
         if all(start >= stop for start, stop in rest):
             return found
@@ -308,13 +311,17 @@ class FetchedBytes(FileBytes):
             cut([a, b], [0, len(a)], 0, len(a) + len(b)) for a, b in zip(found, more, strict=True)
         ]
 
-    def _here(self, start: int, stop: int) -> memoryview:
-        """What is here of a range, from its start on."""
+    def here(self, start: int, stop: int) -> memoryview:
         n = bisect_right(self._ranges, (start, self.size)) - 1
         if n < 0:
             return memoryview(b"")
         first, last = self._ranges[n]
         return self._parts[n][min(start, last) - first : stop - first]
+
+    def stream(self, start: int = 0) -> BinaryIO:
+        return cast(
+            BinaryIO, RangeFile(self).follow(start)
+        )  # a buffer would be filled beyond what is here
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         return self._data.once(key, make)

@@ -134,10 +134,6 @@ class FileSource(FileBlocks):
         begin = int(np.searchsorted(ends, self.begins[first], side="right"))
         return range(begin, int(np.searchsorted(ends, stop)) + 1)
 
-    def fetched_bytes(self, file: int, numbers: Sequence[int]) -> float:
-        """Bytes that are fetched for some of the format's blocks; 0 if they are not fetched ahead."""
-        return self.format.fetched_bytes(self.layouts[file], numbers, self.columns)
-
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
         some = np.flatnonzero(np.diff(self.first_row)).tolist()
@@ -266,7 +262,7 @@ class NumberedFiles(FileSource, RandomAccessSource):
     def _taken(self, file: int, rows: IntArray | slice) -> Payload:
         first = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else None
         place = Place(self.files.names[file], row=first)
-        with explained(place, self.failed, self.kept_in, (Exception,)):
+        with explained(place, self.failed, self.kept_in):
             data, layout = self.data(file), self.layouts[file]
             found = self.format.take(data, layout, rows, self.columns)
             if isinstance(found, TensorRows):

@@ -73,10 +73,11 @@ class RangeFile(io.RawIOBase):
         steps = [max(LEAST_BYTES, int((stop - start) * share)) for start, stop in ranges]
         self._parts = [_Part(*one, n, n) for one, n in zip(ranges, steps, strict=True)]
 
-    def follow(self, start: int) -> None:
+    def follow(self, start: int) -> RangeFile:
         """Go to a place, from which on most will be read: more is fetched each time."""
         self._parts = [_Part(0, self._source.size, LEAST_BYTES, self._held // 2)]
         self.seek(start)
+        return self
 
     def fetch(self) -> None:
         """Fetch what is expected before it is read."""
@@ -106,7 +107,9 @@ class RangeFile(io.RawIOBase):
             return b""
         inside = (s for s in self._parts if s.start <= start and stop <= s.stop)
         part = next(inside, None)
-        if part is None:
+        if here := self._source.here(start, stop):
+            found = bytes(here)
+        elif part is None:
             found = bytes(self._source.read([(start, stop)])[0])
         else:
             if start < part.first or stop > part.end:
