@@ -75,11 +75,13 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
-        plain = "::" not in url
-        if plain and url.startswith(("http://", "https://")):
+        if "::" not in url and url.startswith(("http://", "https://")):
             options = _http_options(seconds, options)
-        elif plain and url.startswith(("s3://", "s3a://")):
-            options = _s3_options(options)
+        elif "::" not in url and url.startswith(("s3://", "s3a://")):
+            # botocore does not try again by itself, and has a connection for each part.
+            own = {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
+            given = options.get("config_kwargs") or {}
+            options = {**options, "config_kwargs": {**own, **given}}
         system, path = fsspec.url_to_fs(url, **options)
         try_once(system)
     except ImportError as error:
@@ -91,15 +93,14 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         ) from clean(error)
     except (TypeError, ValueError) as error:
         protocol = url.split("://")[0].split("::")[-1]
+        said = f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
         if protocol not in known_implementations and protocol not in fsspec.available_protocols():
             hint = nearest(protocol, sorted(known_implementations))
-            raise ConfigError(
+            said = (
                 f"{url!r}: fsspec has no file system for the protocol {protocol!r}{hint}; one of your own is "
                 "known once it is registered by fsspec.register_implementation()"
-            ) from clean(error)
-        raise ConfigError(
-            f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
-        ) from clean(error)
+            )
+        raise ConfigError(said) from clean(error)
     if type(system) is CachingFileSystem:
         raise ConfigError(
             f"{url!r}: once a request fails, 'blockcache::' returns zeros in place of the data; take "
@@ -107,12 +108,6 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         )
     system.invalidate_cache()  # a listing of earlier may not be what is there now
     return system, path.rstrip("/") or path
-
-
-def _s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by which botocore does not try again by itself, and has a connection for each part."""
-    own = {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
-    return {**options, "config_kwargs": {**own, **(options.get("config_kwargs") or {})}}
 
 
 def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,12 +140,6 @@ def expand(
 ) -> tuple[Found, Wanted | None]:
     """The files that a path, folder, glob or URL stands for, in natural order; and the rule by which they
     were found, None for a file.
-
-    Args:
-        url: what to look for.
-        opened: what ``open_system`` gave for it.
-        suffixes: what the names of files found in folders end with, in lower case.
-        requests: makes those to servers.
 
     Raises:
         MissingFilesError: there are none; says what is there instead.
@@ -247,18 +236,17 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
 def _unlistable(url: str, error: Exception) -> UnreadableError:
     if isinstance(error, UnreadableError):
         return error
-    path = getattr(error, "filename", None) or url
-    if isinstance(error, PermissionError):
-        return UnreadableError(
-            f"permission to list {path} is denied ({error}); change it, or give credentials by "
-            "storage_options={...}",
-            path=str(path),
-        )
-    return UnreadableError(
+    said = (
         f"{url} cannot be listed: {type(error).__name__}: {error}; is the address right, and "
-        "are credentials given (environment, or storage_options={...})?",
-        path=url,
+        "are credentials given (environment, or storage_options={...})?"
     )
+    if isinstance(error, PermissionError):
+        url = str(getattr(error, "filename", None) or url)
+        said = (
+            f"permission to list {url} is denied ({error}); change it, or give credentials by "
+            "storage_options={...}"
+        )
+    return UnreadableError(said, path=url)
 
 
 def _nothing(
