@@ -166,7 +166,9 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     what they have open, and make the rest again.
     """
     found = info(path)
-    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS) if found.folder is not None else ():
+    if found.folder is None:
+        return found
+    for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS):
         below = found.folder / kind
         for name in list(_files(below)):
             if name.endswith((SUFFIX, PART, LOCK)):

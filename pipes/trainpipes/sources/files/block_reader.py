@@ -20,7 +20,6 @@ from trainpipes.sources.files.each_file import BadFileError, reason
 from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
 from trainpipes.sources.files.format import OtherBytesError
 from trainpipes.sources.files.index_store import forget
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
@@ -35,11 +34,7 @@ FETCHED = 16 << 20
 
 
 class BlockReader:
-    """One place in files. Not for two threads at once.
-
-    Args:
-        source: the files and blocks.
-    """
+    """One place in files. Not for two threads at once."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
@@ -72,14 +67,22 @@ class BlockReader:
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which blocks will be read next, in order: those on other machines are fetched, several side by
-        side, and small ones that follow each other at once."""
+        side, and small ones that follow each other at once. What is fetched already, and is expected still,
+        stays."""
         source, form = self._source, self._source.format
+        if source.is_local:
+            return
+        fetched = {b: first for b, first in self._first.items() if first in self._ahead}
+        wanted: dict[int, list[int]] = {}
         self._first = {}
-        self._wanted.clear()
         file, last, before, total = -1, -1, -2, 0.0
-        for block in blocks:
+        for block in dict.fromkeys(blocks):
             own = int(source.file_of_block[block])
-            if is_local(source.files.system(own)):
+            if source.is_here(own):
+                continue
+            if block in fetched:
+                first = self._first[block] = fetched[block]
+                wanted[first] = self._wanted[first]
                 continue
             if own != file:
                 file, last, before = own, -1, -2
@@ -93,23 +96,17 @@ class BlockReader:
                 first, total = self._first[before], total + size
             else:
                 first, total = block, size
-            self._wanted.setdefault(first, []).extend(numbers)
+            wanted.setdefault(first, []).extend(numbers)
             self._first[block], before = first, block
-        if form.fetches_parts and [len(one) for one in self._wanted.values()] == [1]:
-            self._wanted.clear()  # nothing is read meanwhile, and less is held of it as it is read
-            self._first = {}
-        self._ahead.expect(list(self._wanted))
+        if form.fetches_parts and [len(one) for one in wanted.values()] == [1]:
+            # Nothing is read meanwhile, and less is held of it as it is read.
+            wanted = {first: one for first, one in wanted.items() if first in self._ahead}
+        self._wanted.clear()
+        self._wanted.update(wanted)
+        self._ahead.expect(list(wanted))
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        """Rows ``start`` to ``stop`` of a block.
-
-        Costs nothing extra where the last call ended. What is before ``start`` is decoded and dropped, from
-        the beginning of what the format calls a block; for an earlier place that is decoded anew.
-
-        Raises:
-            DataError: they cannot be had; says why and where.
-            UnreachableError: the server does not answer, or denies access.
-        """
+        """Rows ``start`` to ``stop`` of a block."""
         source = self._source
         begin = source.begin_of(block, start, stop)
         row, end = begin + start, begin + stop
@@ -255,15 +252,7 @@ def explanation(
     kept_in: str | None = None,
     kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> BaseException:
-    """What is wrong with a file, in our words, and where; other errors as they are.
-
-    Args:
-        error: what was raised as the file was read.
-        place: where.
-        what: what could not be done there.
-        kept_in: the index that tells what to read, if one is kept: it may be what is wrong.
-        kinds: errors for which the file is damaged.
-    """
+    """What is wrong with a file, in our words, and where; other errors as they are."""
     if isinstance(error, UnreachableError | DataChangedError) and error.row is None:
         return located(place, error)  # type: ignore[no-any-return]
     if isinstance(error, TrainpipesError | MemoryError):
@@ -272,7 +261,7 @@ def explanation(
         return gone(place)
     if isinstance(error, PermissionError):
         return unreadable(place, "permission denied")
-    if not isinstance(error, (OtherBytesError, *kinds)):
+    if not isinstance(error, Exception) or not isinstance(error, (OtherBytesError, *kinds)):
         return error
     forget(kept_in)
     if isinstance(error, OtherBytesError):

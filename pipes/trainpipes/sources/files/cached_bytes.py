@@ -1,9 +1,7 @@
-"""Bytes of remote files, kept on a disk of this machine, so that each is fetched once.
+"""Bytes of remote files, kept on a disk of this machine in chunks of 4 MiB, found by URL, size and version.
 
-They are kept in chunks of 4 MiB, each in a file with its checksum, found by the URL, size and version of
-the file that it is of. All processes of the machine share a folder and its limit: the chunks that were
-used least recently go first. What is kept is for its owner alone. A disk that is full, or that cannot be
-written, costs no row: bytes are then fetched and not kept.
+All processes of the machine share a folder and its limit. A disk that is full, or that cannot be written,
+costs no row: bytes are then fetched and not kept.
 """
 
 from __future__ import annotations
@@ -119,12 +117,7 @@ class DiskCache:
 
 
 class CachedBytes(FileBytes):
-    """A remote file whose bytes are kept.
-
-    Args:
-        source: the file.
-        cache: where.
-    """
+    """A remote file whose bytes are kept."""
 
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
         self.name, self.size = source.name, source.size

@@ -1,7 +1,4 @@
-"""Calls a function for each file of a data set, in several threads, and names all files for which it fails.
-
-Called by the thread that opens a pipeline, before any row is read.
-"""
+"""Calls a function for each file of a data set, in several threads; names all files for which it fails."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from time import perf_counter
 from typing import TypeVar
+
+from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.interrupts import result_of
@@ -52,23 +51,7 @@ def each_file(
     progress: Progress | None = None,
     most: int | None = None,
 ) -> dict[int, T]:
-    """What ``look`` finds in each file, by the file's number; several files at a time.
-
-    Args:
-        files: the files.
-        look: is given a file's number, and what makes requests to servers.
-        asker: the stage, for messages.
-        kind: the format that the files should have, such as "Arrow".
-        wanted: numbers of the files; None for all.
-        job: what a progress bar says.
-        progress: one that ``look`` advances itself, in place of one that counts files.
-        most: threads at most; 16 if all files are local, else 64.
-
-    Raises:
-        DataError: the one that ``look`` raised, for the first of such files.
-        UnreadableError: names all files in which it failed otherwise, each with the reason.
-        UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
-    """
+    """What ``look`` finds in each file, by the file's number; several files at a time."""
     numbers = range(len(files)) if wanted is None else wanted
     found: dict[int, T] = {}
     failures: dict[int, Exception] = {}
@@ -92,7 +75,9 @@ def each_file(
     with nullcontext() if progress is not None else made as own:
         here = all(map(is_local, files.systems))
         most = most or (MAX_THREADS if here else MAX_REQUESTS)
-        _in_threads(work, numbers, requests, most, quick=here or most == 1)
+        if any(isinstance(system, CachingFileSystem) for system in files.systems):
+            most = 1  # what it notes of its files is not made for several threads
+        _in_threads(work, numbers, requests, most)
     for _, failure in sorted(failures.items()):
         if isinstance(failure, DataError):  # which says it all
             raise failure
@@ -102,10 +87,10 @@ def each_file(
 
 
 def _in_threads(
-    work: Callable[[int], None], numbers: Sequence[int], requests: Requests, most: int, quick: bool
+    work: Callable[[int], None], numbers: Sequence[int], requests: Requests, most: int
 ) -> None:
     """``work`` for each number; while it is quick, or if ``most`` is 1, in this thread."""
-    first = 0
+    first, quick = 0, True
     while quick and first < len(numbers):
         began = perf_counter()
         work(numbers[first])
@@ -131,14 +116,7 @@ def _in_threads(
 
 
 def failed(files: FileList, failures: dict[int, Exception], asker: str, what: str) -> Exception:
-    """The error that names all files which could not be read.
-
-    Args:
-        files: the data set.
-        failures: why, by the number of the file.
-        asker: the stage, for messages.
-        what: what they should be, as in "Parquet".
-    """
+    """The error that names all files which could not be read."""
     for _, failure in sorted(failures.items()):
         if isinstance(failure, UnreachableError):
             failure.stage = asker

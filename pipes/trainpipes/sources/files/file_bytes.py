@@ -1,9 +1,9 @@
-"""The bytes of a file: ranges of it, or all from a place on, alike for files here and on other machines.
+"""The bytes of a file, alike for files here and on other machines.
 
 What is read is of the file that was listed. One that has changed since, also to the same size, is a
-``DataChangedError`` before any byte of it is given: on this machine by inode, time of change and size;
-on S3 and over HTTP by the version that each reply tells; elsewhere by its size, and by what the store
-lists of it after a request that had to be made again.
+``DataChangedError`` before any byte of it is given: on this machine by inode, time of change and size; on S3
+and over HTTP by the version that each reply tells; elsewhere by its size, and by what the store lists of it
+after a request that had to be made again.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ for _name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
     FLAGS |= getattr(os, _name, 0)
 #: Files that stay mapped, at most.
 MAPPED = 256
+#: Bytes of a remote file that stays in memory once it was fetched whole, and of all of these, at most: what
+#: small files hold is not asked for again.
+SMALL_FILE, SMALL_FILES = 64 << 10, 32 << 20
+#: Small files that are fetched by one call.
+AT_ONCE = 512
 
 
 class FileBytes(ABC):
@@ -89,20 +94,31 @@ class FileBytes(ABC):
         return None
 
 
+def fetch_small(
+    files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
+) -> None:
+    """Have small files of stores in memory, many by one call, which takes half the time. What cannot be had
+    is left to those who read it."""
+    by_system: dict[int, list[int]] = {}
+    for n in numbers if not all(map(is_local, files.systems)) else ():
+        system = int(files.system_of[n])
+        if 0 < files.sizes[n] <= SMALL_FILE and is_checked(files.system(n), files.stamps[n]):
+            by_system.setdefault(system, []).append(n)
+    for some in by_system.values():
+        for which in (some[at : at + AT_ONCE] for at in range(0, len(some), AT_ONCE)):
+            wanted = [(files.paths[n], files.stamps[n], int(files.sizes[n])) for n in which]
+            if not kept.has_room(sum(size for *_, size in wanted)):
+                break
+            found = requests.files(files.system(which[0]), wanted, most)
+            for n, (*_, size), content in zip(which, wanted, found, strict=True):
+                if isinstance(content, bytes) and len(content) == size:
+                    kept.keep(n, content)
+
+
 def open_bytes(
     files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
 ) -> FileBytes:
-    """The bytes of a file of a list.
-
-    Args:
-        files: the files.
-        file: which.
-        requests: makes those to servers, and can be stopped.
-        kept: what readers of the files share.
-
-    Raises:
-        UnreadableError: the server does not say how large it is.
-    """
+    """The bytes of a file of a list."""
     if is_local(files.system(file)):
         return LocalBytes(files, file, kept or KeptFiles())
     remote = RemoteBytes(
@@ -123,9 +139,9 @@ class LocalBytes(FileBytes):
         self.version = " ".join(map(str, self._listed))
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = []
+        found, handle = [], os.open(self.name, FLAGS)
         try:
-            with open(os.open(self.name, FLAGS), "rb") as file:
+            with open(handle, "rb") as file:
                 for start, stop in ranges:
                     file.seek(start)
                     found.append(memoryview(file.read(stop - start)))
@@ -168,11 +184,13 @@ def mapped(path: str) -> pa.Buffer:
 
 
 class KeptFiles:
-    """What the readers of a process share of files: local ones that are mapped, and what was found out about
-    any. Any thread may ask. Pickled, it is empty."""
+    """What the readers of a process share of files: local ones that are mapped, small remote ones, and what
+    was found out about any. Any thread may ask. Pickled, it is empty."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, pa.Buffer] = {}
+        self.whole: dict[int, memoryview] = {}  # small remote files
+        self._left = SMALL_FILES
         self._found: dict[tuple[int, Any], Any] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -189,6 +207,20 @@ class KeptFiles:
                 while len(self._buffers) > MAPPED:
                     del self._buffers[next(iter(self._buffers))]
             return found
+
+    def has_room(self, size: int) -> bool:
+        return size <= self._left
+
+    def keep(self, file: int, content: bytes) -> None:
+        """Keep a small file, if there is room."""
+        with self._lock:
+            if (
+                len(content) <= SMALL_FILE
+                and self.has_room(len(content))
+                and file not in self.whole
+            ):
+                self.whole[file] = memoryview(content)
+                self._left -= len(content)
 
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` has found of a file, which is called once; by one thread for a file at a time."""
@@ -219,6 +251,9 @@ class RemoteBytes(FileBytes):
         self.checked = is_checked(self._system, self.version)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+        whole = self._kept.whole.get(self._file)
+        if whole is not None:
+            return [whole[start:stop] for start, stop in ranges]
         spans = merged([one for one in ranges if one[0] < one[1]], GAP)
         asked = [
             (start, min(start + PART_BYTES, stop))
@@ -237,6 +272,8 @@ class RemoteBytes(FileBytes):
             ) from error
         if tries > 1:
             self.confirm()
+        if asked == [(0, self.size)]:
+            self._kept.keep(self._file, parts[0])
         starts = [start for start, _ in asked]
         return [cut(parts, starts, start, stop) for start, stop in ranges]
 
@@ -288,12 +325,7 @@ def cut(
 
 
 class FetchedBytes(FileBytes):
-    """The bytes of a file, some of which are here.
-
-    Args:
-        data: the file.
-        ranges: what is fetched.
-    """
+    """The bytes of a file, some of which are here."""
 
     def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
         self.name, self.size, self.version = data.name, data.size, data.version

@@ -22,17 +22,7 @@ MOUNTS = "/proc/self/mountinfo"
 
 
 def check_unchanged(files: FileList, file: int, place: Place) -> None:
-    """Raise if the size or the time of change of a local file is not that of when it was listed.
-
-    Args:
-        files: the files as they were listed.
-        file: which one.
-        place: where in it the caller is.
-
-    Raises:
-        MissingFilesError: it is gone.
-        DataChangedError: it has changed.
-    """
+    """Raise if the size or the time of change of a local file is not that of when it was listed."""
     if not is_local(files.system(file)):
         return
     try:

@@ -1,10 +1,7 @@
-"""What was found in files when they were first looked at, kept in a small file, so that a later start opens
-none of them.
+"""Layouts of files, kept in a small Arrow file, so that a later start opens none of them.
 
-The file is an Arrow table with a row for each data file: its name, size and time of change (or etag), and its
-``Layout``. A row counts only while size and stamp are those of the listing. An index that is damaged is
-ignored. Of several processes of a machine that need the same index one scans the files and the others wait
-for it; if it is killed, the next one does.
+A row counts only while size and stamp are those of the listing. Of several processes of a machine that need
+the same index one scans the files and the others wait for it; if it is killed, the next one does.
 """
 
 from __future__ import annotations
@@ -26,8 +23,8 @@ from trainpipes._internal.progress import Progress
 from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.sources.files.each_file import each_file
-from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
+from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
+from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, fetch_small, open_bytes
 from trainpipes.sources.files.format import Layout, checked_layout
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
@@ -95,19 +92,11 @@ class _Signs(Progress):
 class IndexStore:
     """Layouts of the files of a data set, of earlier runs and from now on.
 
-    Args:
-        files: the data set.
-        reader: the stage that reads them, for messages.
-        format: what the files are, such as "Parquet".
-        key: options on which layouts depend.
-        index: where they are kept: a file, or a folder for several; True for the cache; None for the cache if
-            it pays; False for nowhere.
-        least_bytes: local files that are together smaller than this are not worth keeping anything of.
-
     Attributes:
         path: the file in which layouts are kept; None if they are not.
         sizes: bytes of each file, int64 ``[files]``.
         scanned: numbers of the files that were scanned now.
+        kept: what stays in memory of files, for those that read them.
     """
 
     def __init__(
@@ -125,6 +114,7 @@ class IndexStore:
         self.path = self._path(index, key, least_bytes)
         self.sizes: IntArray = files.sizes.copy()
         self.scanned: set[int] = set()
+        self.kept = KeptFiles()
         self._found: dict[int, Layout] = {}
 
     def _path(self, index: str | bool | None, key: str, least_bytes: float) -> Path | None:
@@ -166,21 +156,7 @@ class IndexStore:
         progress: Callable[[list[int]], Progress] | None = None,
         **how: Any,
     ) -> None:
-        """Find what is kept, scan the files of which that is not enough, and keep what was found.
-
-        Args:
-            scan: looks at one file; called by several threads.
-            asker: the stage, for messages.
-            wanted: numbers of the files that are to be known; None for all.
-            enough: whether all is known of a file that is wanted; if left out, any layout is enough.
-            alone: whether other processes wait until this one is done.
-            progress: makes what counts bytes, of the numbers of files to scan; None to count files.
-            how: options of ``each_file``.
-
-        Raises:
-            UnreadableError: names all files that could not be scanned, each with the reason.
-            UnreachableError: a server does not answer, or denies access.
-        """
+        """Find what is kept, scan the files of which that is not enough, and keep what was found."""
 
         def lacking() -> list[int]:
             numbers = range(len(self.files)) if wanted is None else wanted
@@ -202,7 +178,7 @@ class IndexStore:
                     said = None if bar is None else _Signs(bar, lock)
 
                     def look(file: int, requests: Requests) -> None:
-                        data = open_bytes(self.files, file, requests)
+                        data = open_bytes(self.files, file, requests, self.kept)
                         self._found[file] = scan(
                             Scan(file, data, self._found.get(file), requests, said)
                         )
@@ -211,6 +187,9 @@ class IndexStore:
                         self.sizes[file] = data.size
                         self.scanned.add(file)
 
+                    if self.files.cache is None:
+                        asked = Requests(self.files.retry_seconds)
+                        fetch_small(self.files, missing, self.kept, asked, MAX_REQUESTS)
                     each_file(
                         self.files, look, asker, self._format, wanted=missing, progress=bar, **how
                     )
@@ -288,11 +267,7 @@ class IndexStore:
 
     def _save(self, read: int) -> None:
         """Keep what is known, beside what is kept of other files. If it cannot be written, nothing is raised:
-        it would only save time.
-
-        Args:
-            read: when the first of the files was read, ns.
-        """
+        it would only save time."""
         files = self.files
         known = [n for n in sorted(self._found) if self._can_be_kept(n)]
         # A local file may have changed once more without another time.
@@ -373,7 +348,7 @@ def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
     ends, places = (ends // 8).tolist(), places.tolist()
     found = {}
     for file, row in rows.items():
-        of_blocks = numbers[ends[row] : ends[row + 1]].reshape(3, -1)
+        rows_of, start, stop = numbers[ends[row] : ends[row + 1]].reshape(3, -1)
         more = content[places[row] : places[row + 1]]
-        found[file] = checked_layout(*of_blocks, schemas[schema_of[row]], more)
+        found[file] = checked_layout(rows_of, start, stop, schemas[schema_of[row]], more)
     return found

@@ -60,18 +60,7 @@ def is_local(system: Any) -> bool:
 
 
 def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
-    """The fsspec file system of a URL or path, and the path in it.
-
-    Args:
-        url: what to open.
-        options: for the file system.
-        seconds: how long its requests will be tried again.
-
-    Raises:
-        MissingExtraError: the package that speaks this protocol is not installed.
-        ConfigError: there is no file system for the protocol, it does not take these options, or it makes up
-            data.
-    """
+    """The fsspec file system of a URL or path, and the path in it."""
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
@@ -139,13 +128,7 @@ def expand(
     url: str, opened: tuple[Any, str], suffixes: tuple[str, ...], requests: Requests
 ) -> tuple[Found, Wanted | None]:
     """The files that a path, folder, glob or URL stands for, in natural order; and the rule by which they
-    were found, None for a file.
-
-    Raises:
-        MissingFilesError: there are none; says what is there instead.
-        UnreachableError: a server does not answer, or denies access.
-        UnreadableError: a folder or bucket cannot be listed.
-    """
+    were found, None for a file."""
     system, path = opened
     folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
     found: Found = {}
@@ -178,12 +161,7 @@ def _wanted(system: Any, path: str, folder: Entry | None, suffixes: tuple[str, .
 
 
 def _walk(folders: Folders, wanted: Wanted) -> Found:
-    """The files that are meant, level by level.
-
-    Raises:
-        FileNotFoundError: the root is not there.
-        ConfigError: output of trainpipes is among other files.
-    """
+    """The files that are meant, level by level."""
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched

@@ -1,7 +1,7 @@
 """The bytes of a file as a file that Arrow reads: several places of it in turn, each of them forward.
 
-fsspec's own file objects keep one block of 5 to 50 MB and read on from wherever they were asked last.
-The columns of a row group lie far apart and are read in turn, so most of such blocks would be thrown away.
+fsspec's own files keep one block of 5 to 50 MB: the columns of a row group lie far apart, so most of such
+blocks would be thrown away.
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ class RangeFile(io.RawIOBase):
 
     Whatever is fetched, is fetched for all expected parts at once, so that the columns of a row group wait
     for the server once, not in turn.
-
-    Args:
-        source: the bytes.
-        held: how many of them are held, about; 16 MiB unless it is given.
     """
 
     def __init__(self, source: FileBytes, held: int | None = None) -> None:

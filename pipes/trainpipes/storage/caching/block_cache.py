@@ -1,7 +1,7 @@
 """The rows that the stages below a ``cache()`` make of each block: made once, kept on disk, memory-mapped.
 
-A file holds a row group, or a part of a large one, so that what is made at a time stays small. Who needs a
-file that is not there makes it. One process at a time does; the others meanwhile make what else they need.
+A file holds a row group, or a part of a large one. One process at a time makes a file; the others meanwhile
+make what else they need.
 """
 
 from __future__ import annotations
@@ -97,22 +97,7 @@ class _File:
 
 
 class BlockCache:
-    """What stages make of a source's blocks, kept on disk.
-
-    Args:
-        source: gives the rows.
-        firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
-        stages: the reader or source, and the stages on rows below the cache.
-        options: those of ``cache()``, which messages name: ``path``, ``max_bytes``, ``version``.
-        apply: puts rows through these stages.
-        holes: whether rows that were dropped leave a hole, for ``DropHoles`` to close.
-        listed: what was listed, if files were: some stages tell rows by their files' names below it.
-        first: gives what tells the first rows of the data from others: stages may find types from them.
-
-    Raises:
-        ConfigError: the stages use an object that does not say what it holds; or keeping was switched off
-            after the pipeline was planned.
-    """
+    """What stages make of a source's blocks, kept on disk."""
 
     def __init__(
         self,
@@ -162,12 +147,7 @@ class BlockCache:
         return f"{self._root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
 
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
-        """A schema that is found from the first rows, kept so that functions are not called for it again.
-
-        Args:
-            key: names it among those of the chain.
-            find: finds it.
-        """
+        """A schema that is found from the first rows, kept so that functions are not called for it again."""
         digest = digest_of("schema", self._stages, key, self._listed)
         path, about = schema_path(self._root, digest), {"schema": digest}
         table = checked_file.read(path, about)
@@ -179,12 +159,7 @@ class BlockCache:
         return schema
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
-        """The rows that are left of rows ``start`` to ``stop`` of each block.
-
-        Args:
-            wanted: block, start and stop of each stretch.
-            reader: of the source, for rows that are not kept yet; no other thread uses it meanwhile.
-        """
+        """The rows that are left of rows ``start`` to ``stop`` of each block."""
         files = [file for stretch in wanted for file in self._files(*stretch)]
         found = {file: self._find(file) for file in files}
         missing = [file for file in files if found[file] is None]
@@ -209,11 +184,7 @@ class BlockCache:
         return Block(with_holes(block.data, block.ids - ids[0], len(ids)), ids)
 
     def _files(self, block: int, start: int, stop: int) -> Iterator[_File]:
-        """The files that rows ``start`` to ``stop`` of a block lie in.
-
-        Raises:
-            ConfigError: nothing tells the rows of the source from others.
-        """
+        """The files that rows ``start`` to ``stop`` of a block lie in."""
         source = self._source
         length = int(source.lengths[block])
         size = (source.row_bytes or 0.0) * length

@@ -1,8 +1,7 @@
 """Arrow streams with a checksum behind them: they are whole, or as good as not there.
 
-A file's schema says what it is about, and its last bytes are a checksum of all before them, which readers of
-Arrow streams pass over. Read, it is memory-mapped. What was cut short or damaged is removed, with one
-warning; what is another file, or another user's, is taken for missing.
+A file's schema says what it is about. Read, it is memory-mapped. What was cut short or damaged is removed,
+with one warning; what is another file, or another user's, is taken for missing.
 """
 
 from __future__ import annotations
@@ -62,20 +61,7 @@ def write(
     *,
     own: bool = True,
 ) -> int:
-    """Write tables of one schema to a file as they come.
-
-    Args:
-        path: the file.
-        tables: gives the rows; again, if others remove the file before it has its name.
-        about: what the file is, of JSON types; ``read`` wants the same. None for a plain Arrow file.
-        own: whether it is in a cache, for its owner alone; else the user named it.
-
-    Returns:
-        How many tables there were; without any, no file is made.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
+    """Write tables of one schema to a file as they come."""
     written = 0
 
     def fill(handle: int) -> None:
@@ -117,20 +103,7 @@ def read(
     known: Marks | None = None,
     trusted: bool = False,
 ) -> pa.Table | None:
-    """The rows of a file, which lie in it; None if there is no such file, or it is not whole.
-
-    Costs a pass over the file, 1 to 3 GB/s, once for each file in ``known``.
-
-    Args:
-        path: the file.
-        about: what it must be.
-        own: whether it is in a cache, for its owner alone; else the user named it.
-        known: files that were found to be whole, to which this one is added.
-        trusted: leave out the checksum: another process of ours has just read it.
-
-    Raises:
-        ForeignError: the user named a file that is none of ours.
-    """
+    """The rows of a file, which lie in it; None if there is no such file, or it is not whole."""
     try:
         handle = open_file(path, own=own)
     except NotOwnError as error:

@@ -34,17 +34,7 @@ class NotOwnError(PermissionError):
 
 
 def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0) -> int:
-    """A handle of a plain file, to read it unless ``flags`` say more.
-
-    Args:
-        path: the file.
-        own: whether it must be one's own, and no link; else it is a file that the user named.
-        flags: more flags of ``os.open``.
-
-    Raises:
-        NotOwnError: it is another user's.
-        OSError: it is not there, is no plain file, or cannot be opened.
-    """
+    """A handle of a plain file, to read it unless ``flags`` say more."""
     handle = os.open(path, flags | _FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
     try:
         found = os.fstat(handle)
@@ -59,16 +49,7 @@ def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0)
 
 
 def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> None:
-    """Make a file beside its place and rename it there: of two makers the last one wins.
-
-    Args:
-        path: the file.
-        fill: writes it, to this handle; again, if others remove the file before it has its name.
-        own: whether it has mode 0600, in a folder that must be one's own; else that of other new files.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
+    """Make a file beside its place and rename it there: of two makers the last one wins."""
     for again in _attempts():
         beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{PART}")
         handle = _new_file(beside, os.O_EXCL, own)
@@ -137,9 +118,6 @@ class FileLock:
     """Keeps other threads and processes of this machine from making what its holder makes.
 
     It dies with its holder. It only saves work: a file system without locks grants it to all.
-
-    Args:
-        path: a file of its own; made, and removed at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -148,11 +126,7 @@ class FileLock:
         self._beaten = -1e9
 
     def take(self) -> bool:
-        """Take it if nobody has it.
-
-        Raises:
-            OSError: the folder cannot be written, or is another user's.
-        """
+        """Take it if nobody has it."""
         handle = _new_file(self._path, 0, own=True)
         taken = True
         try:
