@@ -469,7 +469,7 @@ class Pipeline(IterableDataset[Any]):
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its
         states, and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and
-        the stages after it; any other one stage by stage. See docs/config.md.
+        the stages after it; any other one stage by stage. See docs/recipes.md.
 
         Options left at their defaults are left out, and so are ``storage_options``. Functions are written as
         ``package.module:function``. Where this pipeline stands is not part of it.

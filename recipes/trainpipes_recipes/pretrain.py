@@ -41,7 +41,7 @@ def pretrain(
         segment_ids      1, 2, … on the documents of a row, 0 on padding
 
     and ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) for attention over sequences of
-    variable length. Attend within a document only: docs/packing.md shows how. Labels are not
+    variable length. Attend within a document only: docs/tokens.md shows how. Labels are not
     shifted: compare the logits at position t with the label at t + 1.
 
     Documents longer than a row are cut into several; with ``method`` "best_fit" and "first_fit" no others

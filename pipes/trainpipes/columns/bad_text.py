@@ -37,6 +37,8 @@ class naming_bad_text:
         """Nothing is looked at before something is raised."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UnreadableError):  # which was raised here, by stages within one
+            return
         found = _first_bad(self._block.data) if _is_about_values(error) else None
         if found is None:
             return

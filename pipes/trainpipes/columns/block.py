@@ -131,6 +131,11 @@ class Part:
     index: IntArray | None
     bounds: IntArray
 
+    @property
+    def cut(self) -> tuple[Any, list[int]]:
+        """Their rows, gathered, and the bounds among them."""
+        return Piece(self.data, self.index).gathered(), self.bounds.tolist()
+
 
 class Block:
     """Rows that travel together. Gathered when somebody asks for them as a whole.
@@ -209,10 +214,14 @@ class Block:
         """What the rows, or the first of them, are picked from: for a look at their kind."""
         return self._pieces[0].data
 
+    def of_kind(self, kind: type[Any]) -> bool:
+        """Whether all rows are in payloads of a kind, told without gathering them."""
+        return all(isinstance(piece.data, kind) for piece in self._pieces)
+
     @property
     def has_columns(self) -> bool:
-        """Whether the rows are Arrow's, told without gathering them."""
-        return all(isinstance(piece.data, pa.Table) for piece in self._pieces)
+        """Whether the rows are Arrow's."""
+        return self.of_kind(pa.Table)
 
     def parts(self, bounds: IntArray) -> list[Part]:
         """The batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them

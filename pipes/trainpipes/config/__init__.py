@@ -1,4 +1,4 @@
-"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/config.md.
+"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/recipes.md.
 
 document    text to values with their lines: YAML 1.2, ``${NAME}``, paths
 values      which types options have, and what values stand for
@@ -28,7 +28,7 @@ def load(
     storage_options: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """The pipeline of a YAML file: a recipe with its options, or stages. See docs/config.md.
+    """The pipeline of a YAML file: a recipe with its options, or stages. See docs/recipes.md.
 
     Nothing that the file names is imported or run, unless ``allow_imports`` says so. ``${NAME}`` and
     ``${NAME:-default}`` stand for environment variables.

@@ -19,7 +19,7 @@ from trainpipes.sources.files.schema import one_schema
 
 #: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
 BUFFER_ROWS, NUM_SHARDS = 40_960, 24
-#: Rows of a row group above which a resume within it is slow: docs/performance.md. Bytes of a compressed
+#: Rows of a row group above which a resume within it is slow: docs/speed.md. Bytes of a compressed
 #: block that is decoded as a whole.
 LARGE_ROWS, LARGE_BYTES = 100_000, 64 << 20
 #: Row groups of fewer rows and bytes cost a seek or a request each. Of few of them it does not matter.

@@ -22,7 +22,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.row_types import array_of, fixed_shape, python_rows
 from trainpipes.columns.run import Run
-from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
@@ -168,9 +168,9 @@ class Collate(RunStage):
         if self.format == "rows":
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
+            if run.bounds is not None and run.block.of_kind(TensorRows):
+                return run.with_items(batches_of(part.cut for part in run.block.parts(run.bounds)))
             data, edges = run.block.data, [] if run.bounds is None else run.bounds.tolist()
-            if isinstance(data, TensorRows) and edges:
-                return run.with_items(data.batches(edges))
             if isinstance(data, pa.Table) and edges:
                 with suppress(Exception):  # whose row is looked for below
                     return run.with_items(stacked_columns(data, edges))

@@ -59,7 +59,9 @@ class Held:
         self._runs: list[Run] = []
         self._after: Run | None = None  # of epochs that may not join those that wait
         self._ended = False
-        self._seen: set[tuple[int, int]] = set()  # rounds, since something came of one
+        # Since something came of one: runs that were taken, and the rounds of those before.
+        self._taken: list[Cursors] = []
+        self._seen: set[tuple[int, int]] = set()
         self.rows = 0
 
     @property
@@ -105,7 +107,7 @@ class Held:
             self._after = _part(run, count, len(run))
             run = _part(run, 0, count)
         if count:
-            self._seen.add(round_of(run.cursors.state(0)))
+            self._taken.append(run.cursors)
             self._runs.append(run)
             self.rows += count
 
@@ -147,9 +149,10 @@ class Held:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
         run = self.waiting()
         stop = int(bounds[-1])
-        taken = Run(run.block.slice(0, stop), run.cursors.pick(bounds), bounds)
+        block = run.block if stop == len(run) else run.block.slice(0, stop)
+        taken = Run(block, run.cursors.pick(bounds), bounds)
         self.drop(stop)
-        self._seen.clear()
+        self.gave(True, None)
         return taken
 
     def gave(self, something: bool, stage: object) -> None:
@@ -159,6 +162,10 @@ class Held:
             DataError: too many epochs came to nothing.
         """
         if something:
+            self._taken.clear()
             self._seen.clear()
-        elif len(self._seen) > MOST_EMPTY_EPOCHS + 1:
+            return
+        self._seen.update(round_of(cursors.state(0)) for cursors in self._taken)
+        self._taken.clear()
+        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
             raise kept_nothing(stage)

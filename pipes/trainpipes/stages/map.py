@@ -73,7 +73,7 @@ class Map(RunStage):
             function, items and results must pickle.
         schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``: rows are then columns
             from here on. Left out, they stay as they are until a stage works on columns, and the schema is
-            found from the first rows; see "Rows as columns" in docs/compose.md.
+            found from the first rows; see "Rows as columns" in docs/start.md.
         start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first of these that
             the platform has. A fork copies locks that threads of this process hold, and may hang.
 

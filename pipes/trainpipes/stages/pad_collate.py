@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
 from itertools import pairwise
@@ -20,7 +20,7 @@ from trainpipes.columns.payload import take_payload
 from trainpipes.columns.rectangles import RaggedRows, Side
 from trainpipes.columns.row_types import as_array
 from trainpipes.columns.run import Run
-from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, in_column
@@ -228,10 +228,10 @@ class PadCollate(RunStage):
             return run.with_items(self._of_foreign(run))
         if run.block.has_columns:
             return run.with_items(self._of_columns(run, run.bounds))
-        data, edges = run.block.data, run.bounds.tolist()
-        if isinstance(data, TensorRows) and data.names is not None:
-            return run.with_items(self._of_tensors(data, data.names, edges, run.block.ids))
-        rows = run.block.rows()
+        within = run.block.within
+        if isinstance(within, TensorRows) and within.names and run.block.of_kind(TensorRows):
+            return run.with_items(batches_of(self._of_tensors(run, run.bounds)))
+        rows, edges = run.block.rows(), run.bounds.tolist()
         ids = run.block.ids
         return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
 
@@ -280,24 +280,29 @@ class PadCollate(RunStage):
         columns = {name: table.column(name) for name in table.column_names}
         return self._writers(columns, of_arrow, ids)
 
-    def _of_tensors(
-        self, rows: TensorRows, names: Sequence[str], edges: Sequence[int], ids: IntArray
-    ) -> MutableSequence[Any]:
-        """Batches of tensors, whose rows are of one shape: only their dtype may be another."""
-        need_columns(list(names), [*self._rules, *self._asked_masks], self)
-        for name in names:
-            if name in self._asked_masks:
-                raise in_column(no_mask(self._asked_masks[name]), name, self, ids)
-        kinds = zip(names, rows.slice(0, 0).tensors, strict=True)
-        if all(self._tensor_dtype(name, none) == none.dtype for name, none in kinds):
-            return rows.batches(edges)  # which may be made of less than all tensors
-        tensors = []
-        for name, tensor in zip(names, rows.tensors, strict=True):
-            try:
-                tensors.append(tensor.to(self._tensor_dtype(name, tensor)))
-            except BadCell as bad:
-                raise in_column(bad, name, self, ids) from None
-        return TensorRows(tuple(tensors), rows.names).batches(edges)
+    def _of_tensors(self, run: Run, bounds: IntArray) -> Iterator[tuple[TensorRows, list[int]]]:
+        """Rows of tensors in parts, each with its edges. All are of one shape: only their dtype may be
+        another."""
+        first = 0
+        for part in run.block.parts(bounds):
+            rows, edges = part.cut
+            ids, first = run.block.ids[first:], first + edges[-1]
+            names = rows.names
+            need_columns(list(names), [*self._rules, *self._asked_masks], self)
+            for name in names:
+                if name in self._asked_masks:
+                    raise in_column(no_mask(self._asked_masks[name]), name, self, ids)
+            kinds = zip(names, rows.slice(0, 0).tensors, strict=True)
+            if all(self._tensor_dtype(name, none) == none.dtype for name, none in kinds):
+                yield rows, edges  # which may be made of less than all tensors
+                continue
+            tensors = []
+            for name, tensor in zip(names, rows.tensors, strict=True):
+                try:
+                    tensors.append(tensor.to(self._tensor_dtype(name, tensor)))
+                except BadCell as bad:
+                    raise in_column(bad, name, self, ids) from None
+            yield TensorRows(tuple(tensors), names), edges
 
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         rule = self._rule_of(name)

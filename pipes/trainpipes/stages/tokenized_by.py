@@ -27,7 +27,7 @@ class TokenizedBy(Tokenizes):
     In and out: rows. Cursor: none of its own. The tokenizer is loaded when a stage needs it. Costs a look at
     labels, about 1 ns a token: of the first 65,536 rows in each process, and of all with ``on_error`` "raise"
     or "skip".
-    See docs/prepare.md for files that are tokenized ahead.
+    See docs/speed.md for files that are tokenized ahead.
 
     Args:
         tokenizer: whatever ``tokenize`` takes.

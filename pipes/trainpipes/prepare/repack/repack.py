@@ -80,7 +80,7 @@ def repack(
     executor: Executor | None = None,
 ) -> Repacked:
     """Rewrite data for training: as Parquet files with row groups of one size, in a random order if asked
-    for, sorted, or without duplicates. See docs/prepare.md for when that pays.
+    for, sorted, or without duplicates. See docs/speed.md for when that pays.
 
     Rows come out as they went in, of whatever Arrow type, each once. Which rows a file has, and their order,
     depends on the input and the options alone, and not on memory, the executor and kills. The same call goes

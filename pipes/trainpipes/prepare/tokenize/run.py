@@ -100,7 +100,7 @@ def tokenize(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Tokenized:
     """Do ahead what a pipeline does with each row up to its token ids, and write that, so that training reads
-    numbers only. See docs/prepare.md.
+    numbers only. See docs/speed.md.
 
     What is done ahead are the stages up to ``tokenize`` or ``chat_template``, and those after it that only
     cut, name or choose columns. There is one output file for each input file (several for a large one), with

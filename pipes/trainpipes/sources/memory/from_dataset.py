@@ -25,6 +25,8 @@ from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import keys_of, reorders
 
 BLOCK_ROWS = 8192
+#: Datasets whose ``__getitem__`` is no code of the user's: many rows of them are fetched at once.
+PLAIN = (list, tuple, range)
 
 
 class FromDataset(Source):
@@ -147,13 +149,18 @@ class Fetch(RunStage):
         batched: whether a key is a list of keys, and what comes out a list of items.
     """
 
-    per_row = True
-
     dataset: Any
     batched: bool = False
 
-    runs_user_code = True
     holds_data = True
+
+    @property
+    def per_row(self) -> bool:  # type: ignore[override]
+        return type(self.dataset) not in PLAIN
+
+    @property
+    def runs_user_code(self) -> bool:
+        return self.per_row
 
     def process(self, run: Run) -> Run:
         keys = run.block.data

@@ -50,7 +50,7 @@ def write_parquet(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write the rows of one epoch to Parquet files, in the order of this pipeline without its
-    ``sharding_filter``: to prepare data once for many runs. See docs/prepare.md.
+    ``sharding_filter``: to prepare data once for many runs. See docs/speed.md.
 
     Memory stays at that of the pipeline plus one row group, for each worker. A file appears once it is whole.
     If the process is killed, the same call continues after the last whole file, and the files come out the
