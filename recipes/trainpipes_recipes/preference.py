@@ -34,7 +34,7 @@ def preference(
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches for preference optimisation (DPO and its kin) and for reward models.
+    """Batches for preference optimization (DPO and its kin) and for reward models.
 
     Each is a dict of int64 tensors, B = ``batch_size``, L the longest chosen row of the batch, M the longest
     rejected one:

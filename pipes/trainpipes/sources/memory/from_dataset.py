@@ -34,7 +34,7 @@ class FromDataset(Source):
 
     Out: the items, unchanged until ``collate``. Cursor: a row number. Indices are shuffled and dealt,
     and a rank or worker fetches only its own; a shuffle's buffer costs 8 bytes a row. Without ``batch``,
-    items are fetched one by one; with it, a micro-batch at a time.
+    items are fetched one by one; with it, a batch at a time.
 
     A state knows the dataset by its class and length only. So it also loads with other items in a dataset of
     the same class and length.
@@ -46,7 +46,7 @@ class FromDataset(Source):
             seed each epoch, and not from the global generator; a ``DistributedSampler`` gives the
             indices of all its replicas, which ``sharding_filter`` deals to ranks. A resume draws the epoch's
             keys again and drops those used.
-        batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
+        batch_sampler: gives a list of keys for each batch, in place of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 
