@@ -47,7 +47,7 @@ def most(
 SPEED, DATASETS, PACKING, MIXING = (
     "benchmarks/README.md",
     "docs/datasets.md",
-    "docs/packing.md",
+    "docs/tokens.md",
     "docs/mixing.md",
 )
 STATE, SCALE = "benchmarks/state.py", "benchmarks/scale.py"
@@ -116,13 +116,13 @@ PROMISES = (
     most("state of a counted pipeline, bytes", 1024, alone("state", "bytes, counted"),
          where="docs/resume.md"),
     most("a shard in a checkpoint, about 80 bytes", 90, alone("state", "bytes a shard"),
-         where="docs/distributed.md"),
+         where="docs/resume.md"),
     most("a delivered batch, us", 5, alone("state", "delivered, us"), where=STATE),
     most("state_dict(), us a shard", 10, alone("state", "us a shard"), where=STATE),
     # Starting, functions, memory.
-    most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/cache.md"),
+    most("a footer, 0.1 ms", 0.15, alone("footers", "ms a footer"), where="docs/speed.md"),
     most("1,000 files with an index, about 20 ms", 30, alone("footers", "ms with the index"),
-         where="docs/cache.md"),
+         where="docs/speed.md"),
     most("import trainpipes, of import torch, 1.3", 1.5, alone("imports", "of torch"), where=SPEED),
     # Formats.
     most("Parquet, of pyarrow", 1.15, alone("formats", "Parquet"), where=FORMATS),
@@ -146,5 +146,5 @@ PROMISES = (
     least("images decoded, 1.5 times a DataLoader with 2 workers", 1.5,
           alone("images_decode", "of a DataLoader"), where="docs/images.md"),
     most("memory after epoch 8, against epoch 3", 1.1, alone("memory", "grown"),
-         where="docs/performance.md"),
+         where="docs/speed.md"),
 )  # fmt: skip

@@ -151,3 +151,85 @@ class TestPassesThatFollowEachOther:
         while set(threading.enumerate()) - before and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not set(threading.enumerate()) - before
+
+
+#: Which thread worked on which rows.
+seen: list[tuple[int, list[int]]] = []
+
+
+class Noted(tp.TableStage):
+    """Notes them."""
+
+    thread_safe = True
+
+    def apply(self, table: pa.Table) -> pa.Table:
+        seen.append((threading.get_ident(), table.column("x").to_pylist()))
+        return table
+
+
+def to_integers(table: pa.Table) -> dict[str, Any]:
+    return {"x": table["x"].cast(pa.int64())}
+
+
+class TestStagesAboveAFunction:
+    """A function of the user's runs in the thread that iterates; what stands above it runs beside."""
+
+    @pytest.mark.parametrize("keep", [False, True], ids=["counted", "not counted"])
+    def test_run_ahead_in_other_threads(self, keep: bool) -> None:
+        called = set[int]()
+        seen.clear()
+
+        def double(row: dict[str, int]) -> dict[str, int]:
+            called.add(threading.get_ident())
+            return {"x": 2 * row["x"]}
+
+        rows = tp.from_arrow(pa.table({"x": list(range(4000))})).shuffle(500, seed=1)
+        if keep:
+            rows = rows.filter([["x", ">=", 0]])
+        pipe = rows.map(double).then(Noted()).batch(8).collate()
+        expected = list(tp.Loader(pipe, threads=0))
+        assert {thread for thread, _ in seen} == {threading.get_ident()}
+        pipe.load_state_dict(pipe.state_at(0, epoch=0))
+        seen.clear()
+        batches = iter(tp.Loader(pipe))
+        found = [next(batches)]
+        asked = len(found[0]["x"])
+        for _ in range(500):  # rows are worked on that nobody has asked for
+            if sum(len(rows) for _, rows in seen) > asked:
+                break
+            time.sleep(0.01)
+        assert sum(len(rows) for _, rows in seen) > asked
+        found += batches
+        assert same(found, expected)
+        assert called == {threading.get_ident()}
+        assert any(thread != threading.get_ident() for thread, _ in seen)
+
+    def test_an_error_of_theirs_comes_in_its_turn(self) -> None:
+        rows = [{"x": "1"} for _ in range(400)]
+        rows[205] = {"x": "one"}
+        types = pa.schema({"x": pa.string()})
+        pipe = tp.from_dataset(rows).map(lambda row: row, schema=types)
+        pipe = pipe.with_columns(to_integers, thread_safe=True)
+        loader = tp.Loader(pipe.batch(10).collate())
+        batches = iter(loader)
+        for _ in range(20):
+            next(batches)
+        for _ in range(2):  # asked again, it fails again
+            with pytest.raises(pa.ArrowInvalid, match="one") as caught:
+                next(batches)
+            assert "raised in with_columns" in caught.value.__notes__[0]
+
+    def test_states_go_on_exactly(self) -> None:
+        def pipe() -> tp.Pipeline:
+            rows = tp.from_arrow(pa.table({"x": list(range(120))})).shuffle(40, seed=1)
+            return rows.filter(lambda row: row["x"] % 3 > 0).then(Noted()).batch(4).collate()
+
+        expected = list(tp.Loader(pipe(), threads=0))
+        for stop in range(len(expected)):
+            loader = tp.Loader(pipe())
+            batches = iter(loader)
+            for _ in range(stop):
+                next(batches)
+            again = tp.Loader(pipe())
+            again.load_state_dict(loader.state_dict())
+            assert same(list(again), expected[stop:])

@@ -1,4 +1,4 @@
-"""Draws docs/concepts.md: an epoch, what its order is made from, what a state is, what elastic means."""
+"""Draws an epoch for docs/how-it-works.md, and a resume on more ranks for docs/resume.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drawing import Drawing
 
 import trainpipes as tp
 
-__all__ = ["elastic", "epoch", "order", "state"]
+__all__ = ["elastic", "epoch"]
 
 #: The epoch that is drawn, as the code of the page makes it.
 FILES, GROUPS, GROUP_ROWS, SHARDS, WINDOW, BATCH, RANKS = 2, 3, 8, 2, 12, 4, 2
@@ -20,7 +20,7 @@ LEFT, CELL = 150, 16
 
 
 def batches() -> list[list[int]]:
-    """The rows of each micro-batch."""
+    """The rows of each batch."""
     with TemporaryDirectory() as folder:
         each = ROWS // FILES
         for number in range(FILES):
@@ -44,7 +44,7 @@ def epoch() -> str:
     drawn = Drawing(
         LEFT + ROWS * CELL + 40, 520,
         "An epoch of 48 rows: row groups of two files are put in another order, cut into two spans of two "
-        "windows each, mixed within the windows, and cut into micro-batches that the spans give in turn",
+        "windows each, mixed within the windows, and cut into batches that the spans give in turn",
     )  # fmt: skip
     made = batches()
     spans = [[row for batch in made[span::SHARDS] for row in batch] for span in range(SHARDS)]
@@ -68,7 +68,7 @@ def epoch() -> str:
         for n, line in enumerate(lines):
             drawn.text(12, y + 17 * n, line, "strong" if not n else "tp-flow")
 
-    label(50, "files, row groups", "colour: row group")
+    label(50, "files, row groups", "color: row group")
     cells(36, list(range(ROWS)))
     frames(32, 34, ROWS // FILES, [f"file {n}" for n in range(FILES)])
     label(130, "spans", "row groups moved")
@@ -79,7 +79,7 @@ def epoch() -> str:
     cells(196, [row for rows in spans for row in rows])
     names = [f"span {s}, window {w}" for s in range(SHARDS) for w in range(len(windows[s]))]
     frames(192, 34, WINDOW, names)
-    label(290, "micro-batches", f"of {BATCH} rows")
+    label(290, "batches", f"of {BATCH} rows")
     cells(276, [row for rows in spans for row in rows])
     count = len(made)
     of_spans = [m for span in range(SHARDS) for m in range(span, count, SHARDS)]
@@ -98,68 +98,6 @@ def epoch() -> str:
     drawn.text(
         LEFT, 492, "sharding_filter(2).shuffle(12, seed=0).batch(4), two ranks", "tp-options"
     )
-    return drawn.svg
-
-
-def order() -> str:
-    drawn = Drawing(
-        760, 400,
-        "What the order of an epoch is made from: the files, the seed, the epoch's number, num_shards, the "
-        "buffer and the batch size. Ranks, workers and threads only share out the sequence",
-    )  # fmt: skip
-    steps = [
-        ("the files: names, rows", "row groups, in the order of the files"),
-        ("the seed, the epoch's number", "row groups in another order"),
-        ("num_shards, buffer_size, batch size", "spans, and windows in them"),
-        ("the seed, the epoch's number", "rows of each window in another order"),
-        ("the batch size", "the sequence of micro-batches, 0, 1, 2, …"),
-        ("ranks, workers, threads", "who makes, and who gets, number m"),
-    ]
-    for n, (given, made) in enumerate(steps):
-        y, last = 24 + 60 * n, n == len(steps) - 1
-        drawn.box(20, y, 270, 36, "tp-end", 6)
-        drawn.text(155, y + 23, given, "said", "middle")
-        drawn.box(380, y, 360, 36, "tp-box" if not last else "tp-frame", 6)
-        drawn.text(560, y + 23, made, "said" if last else "strong", "middle")
-        drawn.arrow((290, y + 18), (380, y + 18))
-        if n:
-            drawn.arrow((560, y - 24), (560, y))
-    return drawn.svg
-
-
-def state() -> str:
-    drawn = Drawing(
-        880, 330,
-        "A state: of twelve micro-batches six were delivered and two more are made ahead. The state says "
-        "m = 6. A counted pipeline's has epoch and m; another one's has, besides, a place for each shard",
-    )  # fmt: skip
-    delivered, ahead, count, wide = 6, 2, 12, 66
-    for m in range(count):
-        x = 40 + m * wide
-        kind = "tp-box" if m < delivered else "tp-end" if m < delivered + ahead else "tp-frame"
-        drawn.box(x + 3, 56, wide - 6, 34, kind, 4)
-        drawn.text(x + wide / 2, 78, f"m = {m}", "said", "middle")
-    at = 40 + delivered * wide
-    drawn.text(40 + 3, 44, "delivered: your loop had them", "tp-flow")
-    drawn.text(at + 3, 44, "made ahead", "tp-flow")
-    drawn.text(at + ahead * wide + 3, 44, "to come", "tp-flow")
-    drawn.line((at, 50), (at, 110), kind="line")
-    drawn.arrow((at, 110), (at, 118), (225, 118), (225, 140))
-    drawn.arrow((at, 110), (at, 118), (655, 118), (655, 140))
-    counted = [
-        "epoch       0",
-        "m           6",
-        "num_shards  2",
-        "pipeline    what data, which stages",
-    ]
-    others = [*counted, "shard-0000  window 1, row 3", "shard-0001  window 0, row 9"]
-    for x, name, lines in ((40, "state, counted", counted), (470, "state, all others", others)):
-        drawn.box(x, 140, 370, 166, "tp-box", 6)
-        drawn.text(x + 16, 164, name, "strong")
-        for n, line in enumerate(lines):
-            words = line.split("  ", 1)
-            drawn.text(x + 16, 190 + 20 * n, words[0], "tp-options")
-            drawn.text(x + 120, 190 + 20 * n, words[1].strip(), "tp-options")
     return drawn.svg
 
 

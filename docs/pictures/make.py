@@ -167,10 +167,7 @@ PICTURES: dict[str, Callable[[], Figure]] = {
 DRAWINGS: dict[str, Callable[[], str]] = {
     "elastic": concept_drawings.elastic,
     "epoch": concept_drawings.epoch,
-    "order": concept_drawings.order,
     "row-path": engine_drawings.row_path,
-    "state": concept_drawings.state,
-    "state-path": engine_drawings.state_path,
 }
 
 

@@ -72,7 +72,7 @@ from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.sample import Sample, Split, checked_parts
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.storage.writers import formats
 
@@ -469,7 +469,7 @@ class Pipeline(IterableDataset[Any]):
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its
         states, and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and
-        the stages after it; any other one stage by stage. See docs/config.md.
+        the stages after it; any other one stage by stage. See docs/recipes.md.
 
         Options left at their defaults are left out, and so are ``storage_options``. Functions are written as
         ``package.module:function``. Where this pipeline stands is not part of it.

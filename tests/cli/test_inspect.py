@@ -1,4 +1,4 @@
-"""``trainpipes inspect``: docs/command-line.md has what it prints."""
+"""``trainpipes inspect``: docs/inside.md has what it prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts that docs/distributed.md shows train on one sequence, killed and resumed on other ranks."""
+"""The scripts of docs/examples train on one sequence, killed and resumed on other ranks."""
 
 from __future__ import annotations
 
@@ -99,16 +99,3 @@ def test_an_example_killed_on_two_ranks_goes_on_on_three(
                 numbers = [n for n in range(m, m + count) if n % ranks == rank]
                 assert found[step, rank] == [whole[n] for n in numbers], f"step {step}, rank {rank}"
             m += count
-
-
-def test_what_the_page_shows_of_a_script_is_in_it() -> None:
-    page = (DOCS / "distributed.md").read_text()
-    for name in ("ddp", "fsdp_checkpoint"):
-        lines = [line.strip() for line in (EXAMPLES / f"{name}.py").read_text().splitlines()]
-        shown = (
-            page.split(f"[examples/{name}.py]")[-1].split("```python no-run\n")[1].split("```")[0]
-        )
-        place = 0
-        for line in (line.strip() for line in shown.splitlines()):
-            if line != "...":
-                place = lines.index(line, place) + 1

@@ -1,4 +1,4 @@
-"""The drawings of the engine are true to the code: what runs, runs along their arrows."""
+"""The drawing of the engine is true to the code: what runs, runs along its arrows."""
 
 from __future__ import annotations
 
@@ -103,29 +103,6 @@ def test_a_row_of_a_worker_comes_in_a_message(drawn: dict[str, Any], rows: tp.Pi
     assert walk(names, drawn["ROW"], drawn["ROW_ARROWS"]) == ["sent", "consumer", "ahead", "loop"]
 
 
-@pytest.mark.parametrize("make", [counted, uncounted])
-def test_a_state_goes_along_the_arrows(
-    make: Callable[[tp.Pipeline], tp.Pipeline], drawn: dict[str, Any], rows: tp.Pipeline
-) -> None:
-    loader = tp.Loader(make(rows), threads=0)
-    next(iter(loader))
-    with noted("call") as names:
-        state = loader.state_dict()
-    saving, loading = ([(row[n],) for row in drawn["STATE"]] for n in (0, 1))
-    way = walk(names, saving, drawn["STATE_ARROWS"])
-    cursors = ["cursors"] if make is uncounted else []
-    assert way == ["ask", "where", "pass", "m", *cursors, "dict"]
-
-    for allowed in ([], ["batch_size"]):
-        loader = tp.Loader(make(rows), threads=0)
-        with noted("call") as names:
-            loader.load_state_dict(state, allow_changes=allowed)
-            next(iter(loader))
-        way = walk(names, loading, drawn["STATE_ARROWS"])
-        changed = ["changed"] if allowed else []
-        assert way == ["give", *changed, "check", "noted", "claim", "begin"]
-
-
 def test_ranks_that_end_together_are_on_the_way(drawn: dict[str, Any], rows: tp.Pipeline) -> None:
     pipe = rows.filter(pc.field("text") > "").batch(4).distributed(rank=0, world_size=2)
     with noted("call") as names, pytest.raises((tp.TopologyError, RuntimeError, ValueError)):
@@ -138,6 +115,5 @@ def test_all_ways_have_few_hops(drawn: dict[str, Any]) -> None:
     def longest(arrows: Any, start: str) -> int:
         return max((1 + longest(arrows, b) for a, b in arrows if a == start), default=0)
 
-    for which in ("ROW", "STATE"):
-        keys = boxes(drawn[which]).values()
-        assert max(longest(drawn[f"{which}_ARROWS"], key) for key in keys) < MOST_HOPS
+    keys = boxes(drawn["ROW"]).values()
+    assert max(longest(drawn["ROW_ARROWS"], key) for key in keys) < MOST_HOPS

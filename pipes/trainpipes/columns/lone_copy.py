@@ -1,11 +1,8 @@
 """Copies of rows made by the thread that asks, and by no other; any thread may ask.
 
-torch divides a copy among threads of its own. Beside threads that each work on another batch, waking
-those costs more than the copy: ten times as much on a busy machine of two cores.
-
-Large copies go to memory that earlier ones have given back. What ``malloc`` gives to threads that come and go
-is new to the process each time, and to touch it first takes longer than the copy itself: batches of 32 images
-(4.8 MB) from a memory map took 0.3 to 0.5 of the processor time so. Up to 64 MiB stay.
+torch divides a copy among threads of its own: beside threads that each work on another batch, waking those
+costs more than the copy. Large copies go to memory that earlier ones have given back, since to touch new
+memory first takes longer than the copy itself. Up to 64 MiB stay.
 """
 
 from __future__ import annotations
@@ -24,6 +21,8 @@ from trainpipes.engine.layout import IntArray
 
 #: Bytes of a copy from which memory is used again, and of all that is kept for that.
 LARGE, KEPT = 1 << 20, 64 << 20
+#: Bytes that are copied twice while they are in the processor's cache.
+PART = 1 << 17
 
 #: Numbers that NumPy does not have.
 FOREIGN = {torch.bfloat16} | {
@@ -52,13 +51,18 @@ def gathered(tensor: torch.Tensor, index: IntArray) -> torch.Tensor:
 
 def rows_of(values: Array, index: IntArray) -> Array:
     """The rows of an array at ``index``, copied."""
-    nbytes = len(index) * values[:1].nbytes
-    if nbytes < LARGE or not values.flags.c_contiguous:
+    row_bytes = values[:1].nbytes
+    if len(index) * row_bytes < LARGE:
         return values[index]
     low, high = int(index.min()), int(index.max()) + 1
     if low < 0 or high > len(values):
         return values[index]
     found = _room((len(index), *values.shape[1:]), values.dtype)
+    if not values.flags.c_contiguous:  # which NumPy would copy whole
+        step = max(1, PART // row_bytes)
+        for first in range(0, len(index), step):
+            found[first : first + step] = values[index[first : first + step]]
+        return found
     if high - low == len(index) and (np.diff(index) == 1).all():
         found[...] = values[low:high]
     else:
@@ -76,16 +80,18 @@ def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     if not LARGE <= nbytes <= KEPT // 2 or not _lock.acquire(blocking=False):
         return np.empty(shape, dtype)
     try:
+        step = 1 << (nbytes.bit_length() - 4)  # runs of about the same size share memory
+        room = -(-nbytes // step) * step
         free = [
             place
             for place in range(len(_kept))
-            if _kept[place].nbytes == nbytes and sys.getrefcount(_kept[place]) == UNHELD
+            if _kept[place].nbytes == room and sys.getrefcount(_kept[place]) == UNHELD
         ]
-        while not free and _kept and sum(held.nbytes for held in _kept) + nbytes > KEPT:
+        while not free and _kept and sum(held.nbytes for held in _kept) + room > KEPT:
             _kept.popleft()
         if not free:
-            _kept.append(np.empty(nbytes, np.uint8))
-        return _kept[free[0] if free else -1].view(dtype).reshape(shape)
+            _kept.append(np.empty(room, np.uint8))
+        return _kept[free[0] if free else -1][:nbytes].view(dtype).reshape(shape)
     finally:
         _lock.release()
 

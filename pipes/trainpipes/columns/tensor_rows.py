@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -49,14 +50,10 @@ class TensorRows:
         only."""
         return tuple(_part(tensor, start, stop) for tensor in self.tensors)
 
-    def batches(self, edges: Sequence[int]) -> MutableSequence[Any]:
-        """What ``default_collate`` makes of the rows of each batch, cut at ``edges``."""
-
-        def make(k: int) -> Any:
-            parts = self.part(edges[k], edges[k + 1])
-            return list(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
-
-        return late_if_small(make, len(edges) - 1, self.nbytes)
+    def batch(self, start: int, stop: int) -> Any:
+        """What ``default_collate`` makes of rows ``start`` to ``stop``."""
+        parts = self.part(start, stop)
+        return list(parts) if self.names is None else dict(zip(self.names, parts, strict=True))
 
     def rows(self) -> list[Any]:
         columns = zip(*self.tensors, strict=True)
@@ -70,3 +67,18 @@ def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return copied(tensor[start:stop])
+
+
+def batches_of(parts: Iterable[tuple[TensorRows, Sequence[int]]]) -> MutableSequence[Any]:
+    """Batches of rows, each cut at its edges; none are copied to lie beside others."""
+    nbytes = 0
+    cuts: list[tuple[TensorRows, int, int]] = []
+    for rows, edges in parts:
+        nbytes += rows.nbytes
+        cuts += [(rows, start, stop) for start, stop in pairwise(edges)]
+
+    def make(k: int) -> Any:
+        rows, start, stop = cuts[k]
+        return rows.batch(start, stop)
+
+    return late_if_small(make, len(cuts), nbytes)

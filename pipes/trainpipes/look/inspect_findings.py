@@ -19,7 +19,7 @@ from trainpipes.sources.files.schema import one_schema
 
 #: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
 BUFFER_ROWS, NUM_SHARDS = 40_960, 24
-#: Rows of a row group above which a resume within it is slow: docs/performance.md. Bytes of a compressed
+#: Rows of a row group above which a resume within it is slow: docs/speed.md. Bytes of a compressed
 #: block that is decoded as a whole.
 LARGE_ROWS, LARGE_BYTES = 100_000, 64 << 20
 #: Row groups of fewer rows and bytes cost a seek or a request each. Of few of them it does not matter.
@@ -48,17 +48,6 @@ def findings_of(
     asked: Sequence[str],
     max_length: int | None,
 ) -> list[Finding]:
-    """Everything to fix.
-
-    Args:
-        found: the files.
-        sample: of their rows.
-        rows: of all files, about.
-        columns: of all files.
-        lengths: of rows in the sample.
-        asked: columns that the user named, if any.
-        max_length: the length that rows should have at most.
-    """
     return [
         *_of_files(found),
         *_of_blocks(found, rows),
@@ -219,7 +208,6 @@ def _of_equal_rows(found: Found, sample: Sample, asked: Sequence[str]) -> Iterat
 
 
 def _repack(found: Found, options: str) -> str:
-    """The command that writes the files anew."""
     files = " ".join(shlex.quote(hidden(url)) for url in found.urls[:NAMED])
     more = " …" if found.urls[NAMED:] else ""
     return f"trainpipes repack {files}{more} OUT {options}".rstrip()

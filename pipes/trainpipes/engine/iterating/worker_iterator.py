@@ -164,12 +164,12 @@ class WorkerIterator:
             return WorkerReceiver(options.workers, plan, self._topology, self._first)
         ours = not plan.runs_user_code
         threads = default_threads() if options.threads is None else options.threads
+        # The thread that iterates calls functions that are not ours, unless threads were asked for.
+        alone = not ours and (options.threads is None or plan.in_caller)
         if threads:
             # A function that is not ours is not called by two threads at once.
-            self._pool = Pool(threads if ours or options.threads is None else 1, shares=ours)
+            self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
             finalize(self, self._pool.close)
-        # The thread that iterates calls functions that are not ours.
-        alone = not ours and (options.threads is None or plan.in_caller)
         return items_of(plan, self._first, self._own, self._pool, alone, options.with_rows)
 
     def state(self) -> Standing:

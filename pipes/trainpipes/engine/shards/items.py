@@ -25,10 +25,9 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import MOST_WAITING, Pool
 from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.opener import ShardOpener, has_workers, stages_to_open
 from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
 from trainpipes.kinds.source import MixedWindows
-from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.state.format import Position
 
 #: Runs that workers of a stage are given ahead of their turn.
@@ -111,6 +110,7 @@ class ShardItems:
         windows: shared by them.
         pool: makes runs ahead of their use; None to make them when they are asked for.
         unroll: gives the items of a run.
+        helper: carries out the stages above the functions that the thread which iterates calls.
     """
 
     def __init__(
@@ -121,12 +121,13 @@ class ShardItems:
         windows: Windows | MixedWindows,
         pool: Pool | None,
         unroll: Unroll = Run.unroll,
+        helper: Pool | None = None,
     ) -> None:
         self._counted = plan.counted
         self._position = position
         self._lanes = plan.counts.num_shards
         self._own = shards * plan.layouts.lanes
-        self._opener = ShardOpener(plan, windows, self._own)
+        self._opener = ShardOpener(plan, windows, self._own, helper=helper)
         self._pool = pool
         self._unroll = unroll
         self._iterators: dict[int, ShardIterator] = {}
@@ -224,20 +225,26 @@ def items_of(
         position: where to start.
         shards: those that they are of.
         pool: works ahead; None for no other thread.
-        alone: whether the pool only reads windows.
+        alone: whether the thread that iterates calls functions, and the pool does what is below and above.
         with_rows: whether each item is given with its rows, as a ``KnownItem``.
     """
     if with_rows:
         _keep_pieces(plan)
-    makers = None if alone else pool
-    plan = plan.in_lanes(_lanes(plan, len(shards), makers))
+    makers, helper = (None, pool) if alone else (pool, None)
+    plan = plan.in_lanes(_lanes(plan, len(shards), makers, helper))
     windows = open_windows(plan, pool, position.epoch)
     return ShardItems(
-        plan, position, len(shards), windows, makers, known_items if with_rows else Run.unroll
+        plan,
+        position,
+        len(shards),
+        windows,
+        makers,
+        known_items if with_rows else Run.unroll,
+        helper,
     )
 
 
-def _lanes(plan: Plan, shards: int, pool: Pool | None) -> int:
+def _lanes(plan: Plan, shards: int, pool: Pool | None, helper: Pool | None) -> int:
     """Lanes of each shard: so many that every thread has a run to make, or that workers of a stage have the
     next ones. Rows that come as they stand in the files are best read in one go."""
     chain = plan.chain
@@ -247,8 +254,7 @@ def _lanes(plan: Plan, shards: int, pool: Pool | None) -> int:
     if pool is not None:
         wanted = pool.threads + 1
     else:
-        submits = any(isinstance(s, RunStage) and s.has_workers for s in chain.after)
-        wanted = SUBMITTED + 1 if submits else 1
+        wanted = SUBMITTED + 1 if has_workers(stages_to_open(plan, helper)) else 1
     return -(-wanted // shards)
 
 

@@ -6,15 +6,19 @@ run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-from trainpipes.columns.run import RunSource, innermost
+from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.run import Run, RunSource, innermost
 from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.pool import Pool
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.engine.shards.shard_rows import ShardRows
 from trainpipes.kinds.source import MixedWindows, RowSource
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import OpenChain, RunStage
 
 #: Rows and bytes of rows in a run, about; whole batches where there are any.
@@ -40,6 +44,50 @@ def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
     return plan.chain.batch_size * max(1, rows // plan.chain.batch_size)
 
 
+def has_workers(stages: Sequence[Stage]) -> bool:
+    """Whether some stage can begin with a run before its turn."""
+    return any(isinstance(stage, RunStage) and stage.has_workers for stage in stages)
+
+
+def stages_to_open(plan: Plan, helper: Pool | None) -> tuple[Stage, ...]:
+    """The stages of a shard. With a helper, those that stand straight above the last function of the user's
+    are one stage, which the helper carries out."""
+    stages = plan.chain.after
+    if helper is None or has_workers(stages):
+        return stages
+    called = (n + 1 for n, s in enumerate(stages) if s.runs_user_code or s.in_caller)
+    first = max(called, default=0)
+    above: list[RunStage] = []
+    for stage in stages[first:]:
+        if not isinstance(stage, RunStage):
+            break
+        above.append(stage)
+    helped = (Helped(tuple(above), helper),) if above else ()
+    return (*stages[:first], *helped, *stages[first + len(above) :])
+
+
+class Helped(RunStage):
+    """Stages that a pool carries out, while the thread that iterates calls functions for the next rows."""
+
+    stages: tuple[RunStage, ...]
+    pool: Pool
+
+    has_workers = True
+
+    def submit_run(self, run: Run) -> Callable[[], Run]:
+        return partial(self.pool.result, self.pool.submit(partial(self.process, run)))
+
+    def process(self, run: Run) -> Run:
+        for stage in self.stages:
+            if len(run):
+                with naming_bad_text(run.block, stage):
+                    run = stage.process(run)
+        return run
+
+    def __repr__(self) -> str:
+        return " and ".join(map(str, self.stages))
+
+
 class ShardOpener:
     """Opens the shards of one process.
 
@@ -48,6 +96,7 @@ class ShardOpener:
         windows: shared by the shards.
         shards: how many there are in this process.
         run_rows: rows in a run, at most, if a mix asks for fewer.
+        helper: carries out the stages above the functions that the thread which iterates calls.
     """
 
     def __init__(
@@ -56,8 +105,10 @@ class ShardOpener:
         windows: Windows | MixedWindows,
         shards: int = 1,
         run_rows: int | None = None,
+        helper: Pool | None = None,
     ) -> None:
         self.plan = plan
+        self._helper = helper
         self.windows = windows
         self._shards = shards
         # A run of many windows would hold them all; of large ones a shard's part is many runs.
@@ -69,7 +120,7 @@ class ShardOpener:
     @cached_property
     def has_workers(self) -> bool:
         """Whether workers of a stage can be given a run before its turn; asked when these are settled."""
-        return any(isinstance(s, RunStage) and s.has_workers for s in self.plan.chain.after)
+        return has_workers(stages_to_open(self.plan, self._helper))
 
     @property
     def divisible(self) -> bool:
@@ -103,7 +154,8 @@ class ShardOpener:
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        return OpenChain(chain.after, partial(self._rows, shard, rows, first_epoch), state)
+        stages = stages_to_open(self.plan, self._helper)
+        return OpenChain(stages, partial(self._rows, shard, rows, first_epoch), state)
 
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]

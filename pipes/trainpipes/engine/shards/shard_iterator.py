@@ -5,13 +5,13 @@ Called by the thread that iterates; a thread pool makes the next run while the o
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence
+from collections.abc import Callable, MutableSequence
 from functools import partial
 from typing import Any
 
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Unroll
-from trainpipes.engine.pool import Future, Pool
+from trainpipes.engine.pool import Pool
 from trainpipes.engine.shards.opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, is_about_a_row, raise_placed
 from trainpipes.errors import DataError
@@ -60,7 +60,8 @@ class ShardIterator:
         self._run: PlacedRun | None = None
         self._items: MutableSequence[Any] = []
         self._k = 0
-        self._future: Future | None = None
+        #: Gives the next run once it is in work.
+        self._result: Callable[[], tuple[PlacedRun, MutableSequence[Any]] | None] | None = None
 
     @property
     def left(self) -> int:
@@ -90,10 +91,10 @@ class ShardIterator:
 
     def _next_run(self) -> None:
         self.work_ahead()
-        future, self._future = self._future, None
-        assert future is not None
+        result, self._result = self._result, None
+        assert result is not None
         try:
-            found = future.result() if self._pool is None else self._pool.result(future)
+            found = result()
         except BaseException as error:
             self._start_again(error)
             return
@@ -105,13 +106,14 @@ class ShardIterator:
 
     def work_ahead(self) -> None:
         """Have the next run in work, or ready, beside the one at hand."""
-        if self._future is None and not self._ended:
-            make = partial(_next_run, self._runs, self._unroll)  # a method would make a cycle
+        if self._result is None and not self._ended:
+            self._result = partial(
+                _next_run, self._runs, self._unroll
+            )  # a method would make a cycle
             if self._pool is None:
                 self._runs.begin()
-                self._future = Future(make)
             else:
-                self._future = self._pool.submit(make)
+                self._result = partial(self._pool.result, self._pool.submit(self._result))
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to where the items that were given end, and raise, unless smaller runs may put the error

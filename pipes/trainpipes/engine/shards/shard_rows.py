@@ -59,6 +59,7 @@ class ShardRows:
         self._guard = EmptyEpochGuard(plan.chain.endless and not shares_turn, gave)
         self._ended = False
         self._positions: IntArray | None = None  # of this shard in the window's order
+        self._first = 0  # of these, the next one
 
     def next_run(self) -> Run:
         while not self._ended:
@@ -72,8 +73,8 @@ class ShardRows:
         if self._positions is None:  # pass over a window without a row of this shard
             planned = self._windows.planned(self._key)
             if planned is not None and planned > 0:
-                self._positions = self._own(planned)
-                if not len(self._positions) or self._positions[-1] < self._row:
+                self._take_positions(own := self._own(planned))
+                if self._first == len(own):
                     self._next_window({})
                     return None
         window = self._windows.get(self._shard, self._key, self._stream, self._row)
@@ -81,23 +82,29 @@ class ShardRows:
             self._end_epoch()
             return None
         if self._positions is None:
-            self._positions = self._own(len(window))
-        start = int(np.searchsorted(self._positions, self._row))
-        positions = self._positions[start : start + self._next_rows]
+            self._take_positions(self._own(len(window)))
+        assert self._positions is not None
+        start, self._first = self._first, self._first + self._next_rows
+        self._next_rows = self._run_rows
+        positions = self._positions[start : self._first]
         if not len(positions):
             self._next_window(window.after)
             return None
         base = self._state()
-        self._next_rows = self._run_rows
         # After each row the place of the next one of this shard.
-        rows = np.append(positions, 0)
-        if start + len(positions) < len(self._positions):
-            rows[-1] = self._row = int(self._positions[start + len(positions)])
+        if self._first < len(self._positions):
+            rows = self._positions[start : self._first + 1]
+            self._row = int(rows[-1])
             return Run(window.take(positions), Cursors.counting(base, rows))
         self._next_window(window.after)
+        rows = np.append(positions, 0)
         which = np.zeros(len(rows), dtype=np.int64)
         which[-1] = 1
         return Run(window.take(positions), Cursors((base, self._state()), which, rows))
+
+    def _take_positions(self, positions: IntArray) -> None:
+        """The rows of this shard in the window at hand."""
+        self._positions, self._first = positions, int(np.searchsorted(positions, self._row))
 
     def _own(self, rows: int) -> IntArray:
         epoch, span, window = self._key

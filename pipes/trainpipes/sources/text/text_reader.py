@@ -78,7 +78,6 @@ class TextReader(FileReader):
             store.complete(
                 lambda job: blocks.scan(job.data, job.progress),
                 asker,
-                least=1,
                 progress=_progress(f"indexing {form.name}", lambda file: int(listed.sizes[file])),
                 most=max(1, default_threads()) if local else MAX_THREADS,
             )
@@ -232,7 +231,6 @@ def _look(
         wanted=wanted,
         enough=lambda _, layout: TextLayout.of(layout).sampled is not None,
         progress=_progress(f"looking at the types of {form.name}", size),
-        least=1,
     )
 
 
