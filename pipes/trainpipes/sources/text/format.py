@@ -11,7 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.files.file_rows import suffixes_of
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -125,11 +124,6 @@ class TextFormat(ABC):
     names_columns: ClassVar[bool] = False
 
     max_row_bytes: int = MOST_ROW_BYTES
-
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """What names of its files in folders end with."""
-        return suffixes_of(self.reader)
 
     @property
     def settings(self) -> dict[str, Any]:
