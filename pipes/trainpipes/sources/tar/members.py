@@ -52,16 +52,9 @@ class Archive(Forward):
 
 
 def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
-    """The samples that members make, of which name, place and size are given.
-
-    Returns:
-        ``keys`` of the samples, and ``counts`` of their members; ``kinds``, extensions without the dot; and
-        of each member ``kind_of``, the number of its extension, ``starts``, where its content begins, and
-        ``sizes``, in bytes.
-
-    Raises:
-        BadFileError: a sample has two members of one extension.
-    """
+    """The samples that members make, of which name, place and size are given: ``keys`` of the samples, and
+    ``counts`` of their members; ``kinds``, extensions without the dot; and of each member ``kind_of``, the
+    number of its extension, ``starts`` and ``sizes`` of its content."""
     keys: list[str] = []
     counts: list[int] = []
     kinds: dict[str, int] = {}
@@ -155,10 +148,8 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
     """The members that an index beside an archive lists, as ``wds2idx`` of DALI writes it; None if it is none
     that can be relied on.
 
-    Args:
-        text: the index: a version and the number of samples; then a line for each sample, with extension,
-            place, bytes and name of each member.
-        size: bytes of the archive.
+    The index has a version and the number of samples; then a line for each sample, with extension, place,
+    bytes and name of each member.
     """
     head, *lines = text.splitlines() or [""]
     if head.split() != ["v1.2", str(len(lines))]:

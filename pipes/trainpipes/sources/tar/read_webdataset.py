@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from trainpipes.sources.tar.samples import (
     MOST_MEMBER,
     Members,
     TarSamples,
+    beside,
     cut_by_bytes,
     members_in,
 )
@@ -100,8 +100,11 @@ class ReadWebdataset(FileReader):
         """The samples of the files that the stages below list and let through."""
         asker, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
-        scan = partial(TarSamples().scan_beside, listed)
-        store.complete(scan, asker, job="reading headers of tar archives")
+        store.complete(
+            lambda job: TarSamples().scan(job.data, beside(listed, job)),
+            asker,
+            job="reading headers of tar archives",
+        )
         found = members_in(store, self.columns, self.missing == "null", asker)
         sizes = [_sample_bytes(each) for each in found]
         edges, layouts = [], []

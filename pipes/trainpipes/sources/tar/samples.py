@@ -97,14 +97,8 @@ class TarSamples(Format):
         self.schema = schema or pa.schema([])
         self.again = ReadAgain()
 
-    def scan(self, file: FileBytes) -> Layout:
-        return self._layout(file, None)
-
-    def scan_beside(self, files: FileList, job: Scan) -> Layout:
-        """The same, from the index that lies beside the archive, if there is one that fits."""
-        return self._layout(job.data, _beside(files, job))
-
-    def _layout(self, file: FileBytes, samples: dict[str, Any] | None) -> Layout:
+    def scan(self, file: FileBytes, samples: dict[str, Any] | None = None) -> Layout:
+        """Look at an archive, of which an index beside it may tell the samples."""
         if not file.size:
             raise BadFileError("empty: 0 bytes")
         kind = kind_by_content(bytes(file.read([(0, min(file.size, 16))])[0]))
@@ -240,7 +234,7 @@ def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
     return np.array([*edges, len(sizes)] if len(sizes) else edges, dtype=np.int64)
 
 
-def _beside(files: FileList, job: Scan) -> dict[str, Any] | None:
+def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
     """The samples of an archive by the index that lies beside it; None if there is none that fits."""
     file, path, data = job.file, files.paths[job.file], job.data
     if not path.endswith(".tar") or not data.size:
@@ -270,17 +264,8 @@ def _beside(files: FileList, job: Scan) -> dict[str, Any] | None:
 def members_in(
     store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str
 ) -> list[Members]:
-    """Where the members of all archives lie that are of the chosen columns.
-
-    Args:
-        store: the archives, all of which were scanned.
-        columns: names, which may include ``"__key__"``; None for all.
-        nulls: whether a sample may lack a member.
-        asker: the stage, for messages.
-
-    Raises:
-        SchemaError: a sample lacks a member.
-    """
+    """Where the members of all archives lie that are of the chosen columns; SchemaError where a sample lacks
+    one, unless that may be null."""
     layouts = store.layouts()
     archives = [unpacked(layout.extra) for layout in layouts]
     kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))

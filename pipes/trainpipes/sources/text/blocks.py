@@ -98,13 +98,7 @@ class TextBlocks(Format):
         yield from self.table(data, block).to_batches()
 
     def table(self, file: TextFile, number: int) -> pa.Table:
-        """The rows of a piece.
-
-        Raises:
-            UnreadableError: a row is broken; names the line.
-            SchemaError: a row does not fit the schema.
-            OtherBytesError: it is not what it was.
-        """
+        """The rows of a piece."""
 
         def parse(text: bytes) -> pa.Table | None:
             found = self.form.parse(text, file.layout.head, self.schema, self.strict)

@@ -62,16 +62,8 @@ def bad_row(
     schema: pa.Schema | None,
     strict: bool,
 ) -> TrainpipesError | None:
-    """The error for a piece that is not what it should be; None if all of its rows are.
-
-    Args:
-        file: the file.
-        piece: its number.
-        form: the format.
-        data: its bytes.
-        schema: types that were held to; None where they were to be found.
-        strict: whether other columns were refused.
-    """
+    """The error for a piece that was not read with this schema; None if all of its rows are as they should
+    be."""
     layout, start = file.layout, file.layout.head
     stops = _stops(form, data, start)
 

@@ -116,21 +116,7 @@ def schema_of(
     schema: pa.Schema | None,
     infer: Infer,
 ) -> tuple[pa.Schema, float | None]:
-    """The schema of the chosen columns, and bytes of an average row of them in memory; None without rows.
-
-    Args:
-        store: what is known of the files.
-        layouts: their pieces.
-        blocks: what reads them, without a schema.
-        asker: the stage, for messages.
-        columns: names of columns; None for all.
-        schema: columns and types as the user says; None to find them.
-        infer: where to look.
-
-    Raises:
-        SchemaError: a column is missing, or has types that do not fit together.
-        UnreadableError: rows are not what they must be; names the line.
-    """
+    """The schema of the chosen columns, and bytes of an average row of them in memory; None without rows."""
     files, form = store.files, blocks.form
     if form.names_columns:
         _check_names(files, layouts, asker, columns if schema is None else schema.names)

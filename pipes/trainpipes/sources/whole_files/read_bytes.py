@@ -173,12 +173,7 @@ class WholeFilesReader:
             self._ahead.expect(dict.fromkeys(there))
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
-        """Rows ``start`` to ``stop`` of a block.
-
-        Raises:
-            DataError: a file cannot be had.
-            UnreachableError: the server does not answer, or denies access.
-        """
+        """Rows ``start`` to ``stop`` of a block."""
         return self.take(self._source.rows(block)[start:stop])
 
     def take(self, numbers: Sequence[int]) -> pa.Table:
