@@ -231,7 +231,7 @@ def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
             edges.append(row)
             total = 0
         total += size
-    return np.array([*edges, len(sizes)] if len(sizes) else edges, dtype=np.int64)
+    return np.unique(np.array([*edges, len(sizes)], dtype=np.int64))
 
 
 def beside(files: FileList, job: Scan) -> dict[str, Any] | None:

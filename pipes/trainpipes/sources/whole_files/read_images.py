@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from trainpipes._internal.checks import refuse_special
+from trainpipes._internal.checks import refuse_special, repeated
 from trainpipes._internal.messages import nearest
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.errors import (
@@ -108,22 +108,17 @@ class ReadImages(FileReader):
                 f"{table.column_names}",
                 path=path,
             )
-        clash = [
-            name for name in table.column_names if name in ("bytes", "path") and name != column
-        ]
-        if clash:
+        for name in sorted({"bytes", "path"}.intersection(table.column_names) - {column}):
             raise SchemaError(
-                f"{self}: {path} has a column {clash[0]!r}, as rows have one already: rename it",
+                f"{self}: {path} has a column {name!r}, as rows have one already: rename it",
                 path=path,
             )
         names = table.column(column).cast(pa.string()).to_pylist()
-        rows: dict[str, int] = {}
-        for row, name in enumerate(names):
-            if name in rows:
-                raise SchemaError(
-                    f"{self}: {path} has two rows for {name!r}: leave one out", path=path
-                )
-            rows[name] = row
+        if twice := repeated(names):
+            raise SchemaError(
+                f"{self}: {path} has two rows for {twice[0]!r}: leave one out", path=path
+            )
+        rows = {name: row for row, name in enumerate(names)}
         folder = posixpath.dirname(path if "://" in path else os.path.abspath(path))
         found = []
         for name, short in zip(files.names, below, strict=True):
