@@ -1,8 +1,8 @@
 """Files of text, in blocks of whole rows.
 
 exact_integers  integers that floats would round
-json_depth      JSON that nests too deep
 format          what a format tells of itself: where a row ends, and what a row is
+json_depth      JSON that nests too deep
 block_scan      cuts a file into pieces of whole rows
 layout          the pieces of a file
 row_errors      what is wrong with a row, with file and line
