@@ -217,14 +217,13 @@ class _Counter:
     """The items of each epoch that a stage lets through."""
 
     def __init__(self, stage: _Counted, below: OpenBelow, at: dict[str, Any]) -> None:
-        # The state of the rows below before the run at hand, items of the epoch before that run, and those of
-        # that run already used.
-        self._state, self._passed, self._skip = (
-            (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
-        )
+        own, take = "below" in at, stage.role == "take"
+        self._state: dict[str, Any] = at["below"] if own else at  # below, before the run at hand
+        self._passed: int = at["passed"] if own else 0  # items of the epoch before that run
+        self._skip: int = at["row"] if own else 0  # items of that run already used
         self._below = below(self._state)
-        first = stage.role == "take"
-        self._low, self._high = (0, stage.count) if first else (stage.count, None)
+        self._low: int = 0 if take else stage.count
+        self._high: int | None = stage.count if take else None
         self._rolls = stage.plan_inputs.chain.rolling  # into the next epoch
         self._epoch = innermost(self._state)["epoch"]
         self._guard = EmptyEpochGuard(gave=self._passed > 0 or self._skip > 0)
