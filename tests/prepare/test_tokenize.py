@@ -22,7 +22,7 @@ from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.files.file_source import FileSource
-from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.storage import Processes, Threads
 from unfinished import begun_again, row_groups
 

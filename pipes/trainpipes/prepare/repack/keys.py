@@ -14,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import to_arrow, to_numpy
-from trainpipes.columns.content_hash import HashArray, row_hashes
+from trainpipes.columns.content_hash import row_hashes
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.storage.executor import cores
 
 #: Rows at a time.
 CHUNK = 1 << 20
-#: Bytes of rows that are hashed at a time.
-HASH_BYTES = 4 << 20
 #: Bytes that DuckDB needs, and for each of its threads.
 LEAST_MEMORY = 64 << 20
 
@@ -69,7 +67,7 @@ class Keys:
                 self._floats.add(number)
         if self._by is not None:
             some = table.select(self._by) if self._by else table
-            columns |= {f"hash{n}": to_arrow(_hashes(some, n)) for n in (1, 2)}
+            columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
         keys = pa.table(columns)
         self._database.register("next_keys", keys)
         if not self._rows:
@@ -103,13 +101,6 @@ class Keys:
 
     def close(self) -> None:
         self._database.close()
-
-
-def _hashes(table: pa.Table, number: int) -> HashArray:
-    """Hashes of rows, few at a time: it takes words of 8 bytes for each value of a list."""
-    step = max(1, HASH_BYTES * len(table) // max(1, table.nbytes))
-    parts = [row_hashes(table.slice(at, step), number) for at in range(0, len(table), step)]
-    return np.concatenate(parts)
 
 
 def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:

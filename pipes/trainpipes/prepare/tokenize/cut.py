@@ -19,8 +19,7 @@ from trainpipes.kinds.stage_kinds import CutStage, MixingSource, RunStage
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
-from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 from trainpipes.storage.writers.epoch_rows import AsColumns
 
 ASKER = "tokenize()"

@@ -19,7 +19,7 @@ from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.state.identity import said
 from trainpipes.storage.output_folder import ABOUT
 from trainpipes.tokenizers.load import load

@@ -42,7 +42,7 @@ from trainpipes.storage.places import place_at
 from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.formats import CODECS, ParquetForm, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
-from trainpipes.tokenizers.bytes import Bytes
+from trainpipes.tokenizers.simple import Bytes
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
