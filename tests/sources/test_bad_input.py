@@ -153,3 +153,29 @@ def test_csv_with_carriage_returns_alone_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "a.csv", b"a,b\r1,2\r3,4\r", "read_csv")
     with pytest.raises(tp.UnreadableError, match="the line has 2 rows"):
         read(tmp_path / "b.csv", b"1,2\r3,4\r", "read_csv", column_names=["a", "b"])
+
+
+ODD: dict[str, list[dict[str, Any]]] = {
+    "read_csv": [
+        {"delimiter": ",,"}, {"delimiter": "é"}, {"quote": "\n"}, {"delimiter": '"'}, {"null_values": "NA"},
+        {"block_rows": 0}, {"column_names": []}, {"schema": {"a": "int"}}, {"columns": []},
+        {"infer": "none"}, {"index": 7},
+    ],
+    "read_webdataset": [
+        {"block_rows": 0}, {"columns": []}, {"missing": "skip"}, {"text": [3]}, {"index": 3},
+    ],
+    "read_numpy": [{"block_rows": 0}, {"columns": []}, {"output_column": ""}],
+    "read_images": [{"labels": ""}, {"labels": 3}, {"block_rows": 0}],
+    "read_bytes": [{"block_rows": 0}],
+    "read_files": [
+        {"fn": 3}, {"fn": len, "count": 3}, {"fn": len, "schema": 3}, {"fn": len, "index": 3},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reader", "options"), [(r, each) for r in ODD for each in ODD[r]])
+def test_options_are_checked_when_they_are_written_down(
+    reader: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(tp.ConfigError, match=reader):
+        getattr(tp, reader)("x", **options)

@@ -16,28 +16,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpipes.sources.compressed import streams as compress
-from trainpipes.sources.compressed import zstd_frames
-from trainpipes.sources.compressed.streams import open_stream
+from trainpipes.sources.compressed.streams import Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text import block_scan
-from trainpipes.sources.text.block_scan import Pieces, check_of, scan
-from trainpipes.sources.text.csv_rows import Csv
+from trainpipes.sources.text.block_scan import check_of, scan
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.json_rows import Json
-from trainpipes.sources.text.lines import PlainText, Unit
+from trainpipes.sources.text.layout import TextLayout
+from trainpipes.sources.text.read_csv import Csv
+from trainpipes.sources.text.read_json import Json
+from trainpipes.sources.text.read_text import PlainText, Unit
 
 
-class Parts:
-    """A stream that gives parts of some bytes."""
-
-    def __init__(self, data: bytes, sizes: list[int]) -> None:
-        self.entries = [(0, 0)]
-        self._data, self._sizes = data, [*sizes, len(data) + 1]
-
-    def read(self) -> bytes:
-        size = self._sizes.pop(0) if len(self._sizes) > 1 else self._sizes[0]
-        found, self._data = self._data[:size], self._data[size:]
-        return found
+def parts(data: bytes, sizes: list[int]) -> Stream:
+    """A stream that gives some bytes in parts."""
+    file, left = io.BytesIO(data), [*sizes]
+    return Stream(lambda size: file.read(left.pop(0) if left else size), "")
 
 
 @contextmanager
@@ -55,18 +48,17 @@ piece_bytes = st.integers(1, 40)
 block_rows = st.none() | st.integers(1, 5)
 
 
-def rows_of(form: TextFormat, data: bytes, found: Pieces) -> list[dict[str, object]]:
+def rows_of(form: TextFormat, data: bytes, found: TextLayout) -> list[dict[str, object]]:
     """What the pieces hold, each parsed by itself; of which each is found to be what was noted."""
     rows: list[dict[str, object]] = []
-    at, lines = found.start.at, found.lines_before
-    assert lines == data.count(b"\n", 0, at)
-    for n, stop in enumerate(found.stops):
+    at = found.head.at
+    for n, stop in enumerate(found.stop.tolist()):
         piece = data[at:stop]
-        table = form.parse(piece, found.start, "x", form.fixed_schema)
+        table = form.parse(piece, found.head, form.fixed_schema)
         assert len(table) == found.rows[n] > 0
         assert check_of(piece) == found.checks[n]
-        assert piece.count(b"\n") == found.lines[n]
-        assert (found.entries[n], found.places[n]) == (at, at)
+        assert data.count(b"\n", 0, at) == found.lines[n]
+        assert (found.start[n], found.entries[n], found.places[n]) == (at, at, at)
         rows += table.to_pylist()
         at = stop
     return rows
@@ -76,7 +68,7 @@ def cut(
     form: TextFormat, data: bytes, sizes: list[int], piece: int, rows: int | None
 ) -> list[dict[str, object]]:
     with small(piece):
-        found = scan(Parts(data, sizes), False, form, "x", rows)
+        found = TextLayout.of(scan(parts(data, sizes), "", form, "x", len(data), rows))
         if rows is not None:
             whole = np.cumsum(found.rows)
             assert set(range(rows, sum(found.rows), rows)) <= set(whole.tolist())
@@ -185,12 +177,10 @@ def test_text_is_cut_as_python_splits_it(unit: Unit, data, end, sizes, piece, cu
 def test_compressed_bytes_can_be_entered_at_every_member(parts, kind, chunk):
     packed = [packers()[kind](part) for part in parts]
     whole, data = b"".join(packed), b"".join(parts)
-    modules = compress, zstd_frames
     kept = compress.INPUT_BYTES, compress.OUTPUT_BYTES
-    for module in modules:
-        module.INPUT_BYTES = module.OUTPUT_BYTES = chunk
+    compress.INPUT_BYTES = compress.OUTPUT_BYTES = chunk
     try:
-        stream = open_stream(io.BytesIO(whole), kind)
+        stream = Stream(io.BytesIO(whole).read, kind)
         assert b"".join(iter(stream.read, b"")) == data
         starts = np.cumsum([0, *map(len, packed)])[:-1].tolist()
         places = np.cumsum([0, *map(len, parts)])[:-1].tolist()
@@ -198,11 +188,10 @@ def test_compressed_bytes_can_be_entered_at_every_member(parts, kind, chunk):
         for start, place in stream.entries:
             source = io.BytesIO(whole)
             source.seek(start)
-            again = open_stream(source, kind, (start, place))
+            again = Stream(source.read, kind, (start, place))
             assert b"".join(iter(again.read, b"")) == data[place:]
     finally:
-        for module in modules:
-            module.INPUT_BYTES, module.OUTPUT_BYTES = kept
+        compress.INPUT_BYTES, compress.OUTPUT_BYTES = kept
 
 
 def packers():
@@ -221,6 +210,6 @@ def packers():
 def test_compressed_bytes_that_end_early_are_found_out(kind):
     whole = packers()[kind](bytes(range(256)) * 50)
     for size in range(12, len(whole) - 1, max(1, len(whole) // 20)):
-        stream = open_stream(io.BytesIO(whole[:size]), kind)
+        stream = Stream(io.BytesIO(whole[:size]).read, kind)
         with pytest.raises(BadFileError, match=r"cut off|damaged"):
             b"".join(iter(stream.read, b""))

@@ -207,11 +207,3 @@ def test_labels_that_do_not_fit_are_refused_with_a_way_out(content, error, said,
         csv.write_text(content)
     with pytest.raises(error, match=said):
         list(tp.read_images(tmp_path, csv))
-
-
-def test_options_are_checked_when_they_are_written_down():
-    for options in ({"labels": ""}, {"labels": 3}, {"block_rows": 0}):
-        with pytest.raises(tp.ConfigError, match="read_images"):
-            tp.read_images("x", **options)
-    with pytest.raises(tp.ConfigError, match="read_bytes"):
-        tp.read_bytes("x", block_rows=0)

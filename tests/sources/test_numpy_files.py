@@ -127,9 +127,3 @@ def test_a_bomb_in_an_archive_is_refused_by_what_its_header_says(tmp_path):
             archive.writestr("x.npy", content)
         with pytest.raises(tp.UnreadableError, match="cut short"):
             list(tp.read_numpy(tmp_path))
-
-
-def test_options_are_checked_when_they_are_written_down():
-    for options in ({"block_rows": 0}, {"columns": []}, {"output_column": ""}):
-        with pytest.raises(tp.ConfigError):
-            tp.read_numpy("x", **options)

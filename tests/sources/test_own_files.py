@@ -195,17 +195,6 @@ def test_files_of_ones_own_mix_with_those_of_other_formats(folder, tmp_path_fact
     assert digest(next(iter(mixed)))
 
 
-def test_options_are_checked_when_they_are_written_down():
-    for options in (
-        {"fn": 3},
-        {"fn": len, "count": 3},
-        {"fn": len, "schema": 3},
-        {"fn": len, "index": 3},
-    ):
-        with pytest.raises(tp.ConfigError, match="read_files"):
-            tp.read_files("x", **options)
-
-
 class Numbers(tp.Format):
     """Numbers of 8 bytes, 4 a block."""
 

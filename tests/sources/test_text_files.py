@@ -260,27 +260,6 @@ def test_a_quote_without_its_end_and_names_given_twice_are_named(write):
         rows(tp.read_csv(write("b.csv", "a,a\n1,2\n")))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"delimiter": ",,"},
-        {"delimiter": "é"},
-        {"quote": "\n"},
-        {"delimiter": '"'},
-        {"null_values": "NA"},
-        {"block_rows": 0},
-        {"column_names": []},
-        {"schema": {"a": "int"}},
-        {"columns": []},
-        {"infer": "none"},
-        {"index": 7},
-    ],
-)
-def test_options_that_are_none_are_refused(options):
-    with pytest.raises(tp.ConfigError):
-        tp.read_csv("a.csv", **options)
-
-
 # Text
 
 

@@ -287,15 +287,3 @@ def test_what_is_decompressed_again_is_reported(tmp_path):
     assert len(list(later)) == 5
     assert "read again" in str(later.explain())
     assert gzip.decompress((tmp_path / "x.tar.gz").read_bytes())
-
-
-def test_options_are_checked_when_they_are_written_down():
-    for options in (
-        {"block_rows": 0},
-        {"columns": []},
-        {"missing": "skip"},
-        {"text": [3]},
-        {"index": 3},
-    ):
-        with pytest.raises(tp.ConfigError, match="read_webdataset"):
-            tp.read_webdataset("x", **options)

@@ -65,12 +65,7 @@ class Message:
 
 def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
     """Where the messages of the schema and the dictionaries lie that a record batch is decoded with; none
-    where a file has no dictionaries.
-
-    Args:
-        about: what the layout has kept besides.
-        batch: its number.
-    """
+    where a file has no dictionaries."""
     if about["dictionaries"] is None:
         return []
     found: dict[int, list[tuple[int, int]]] = {}
@@ -133,20 +128,16 @@ def _stream(fetch: Fetch, size: int) -> tuple[list[Message], pa.Schema]:
     while at < size:
         message = _message(fetch, at, size, nodes)
         if message is None:
-            _check_end(fetch, at + END, size)
+            at += END
+            if at < size and any(fetch([(at, min(size, at + END))])[0]):
+                raise BadFileError(
+                    f"it goes on behind its end, at byte {at:,}, as streams do that were put together by "
+                    "cat: read them one by one"
+                )
             break
         found.append(message)
         at = message.stop
     return found, schema
-
-
-def _check_end(fetch: Fetch, at: int, size: int) -> None:
-    """Raise if another stream follows one that has ended."""
-    if at < size and any(fetch([(at, min(size, at + END))])[0]):
-        raise BadFileError(
-            f"it goes on behind its end, at byte {at:,}, as streams do that were put together by cat: read "
-            "them one by one"
-        )
 
 
 def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schema]:
@@ -239,15 +230,7 @@ def _encoded(kind: pa.DataType) -> bool:
 def _message(
     fetch: Fetch, at: int, size: int, nodes: struct.Struct | None = None, head: bytes | None = None
 ) -> Message | None:
-    """The message at a byte; None for the end of a stream.
-
-    Args:
-        fetch: reads the file.
-        at: the byte.
-        size: bytes of the file.
-        nodes: see ``_nodes``.
-        head: the message's first bytes, where they are known.
-    """
+    """The message at a byte, of which the first bytes may be known; None for the end of a stream."""
     if head is None:
         head = fetch([(at, min(size, at + HEAD))])[0]
     if len(head) < 8:

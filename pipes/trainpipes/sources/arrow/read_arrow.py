@@ -34,32 +34,24 @@ class ReadArrow(FileReader):
     """Reads the rows of Arrow files: IPC files and streams, Feather, and the folders that ``save_to_disk`` of
     Hugging Face's ``datasets`` writes.
 
-    In: files, from ``list_files``; a folder stands for its ``.arrow``, ``.arrows``, ``.feather`` and ``.ipc``
-    files. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how many rows of it.
-
     Local files are mapped into memory: rows cost no copy, and rows of uncompressed files can be chosen by
     number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Do not write to a file while it is read;
-    to replace it, write a new file and rename it. A compressed record batch is decoded whole; a remote one is
-    fetched whole, several at a time. Before the first row the header of every record batch is read, about 20
-    µs each, and kept by ``index`` for later starts. A remote file takes one request for its footer and one
-    for all headers, a remote stream one for each header.
+    to replace it, write a new file and rename it. Before the first row the header of every record batch is
+    read: of a remote file by one request, of a remote stream by one for each.
 
     In a folder of ``save_to_disk``, the files that its ``state.json`` names are read, in their order; caches
-    beside them are not.
-
-    Columns come in the order given and with one schema for all files, as in ``read_parquet``: types are
-    widened where that loses nothing, dictionary columns come as their values.
+    beside them are not. Columns come in the order given and with one schema for all files: types are widened
+    where that loses nothing, dictionary columns come as their values.
 
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all; then all files
             must have the same columns.
         split: the split of a saved ``DatasetDict`` to read, such as "train".
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, a block is a record batch.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
-            cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the
-            files are remote, or 64 or more.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", a folder, True for the cache
+            folder, or False for nowhere. If left out: the cache folder, if the files are remote, or 64 or
+            more.
 
     Raises:
         ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.

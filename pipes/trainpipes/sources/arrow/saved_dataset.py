@@ -19,14 +19,12 @@ from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
 
+#: A file system of those that were listed, and a folder on it.
+Folder = tuple[int, str]
+
 
 def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
     """Those of the files that are data, in order; of a saved ``DatasetDict`` those of one split.
-
-    Args:
-        files: as they were listed.
-        split: which one of a ``DatasetDict``; None if there is none to choose.
-        asker: the stage, for messages.
 
     Raises:
         ConfigError: there are several splits and none is chosen, or there is none of that name.
@@ -34,18 +32,31 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
         UnreadableError: ``state.json`` is damaged.
     """
     requests = Requests(files.retry_seconds)
-    folders: dict[tuple[int, str], list[int]] = {}
+    folders: dict[Folder, list[int]] = {}
     for file, path in enumerate(files.paths):
-        key = int(files.system_of[file]), _folder(path)
-        folders.setdefault(key, []).append(file)
-    states = {
-        # Who may read a signed URL may not read what is beside it.
-        key: None
-        if _has_query(files.paths[members[0]])
-        else _json(files, members[0], f"{key[1]}/state.json", requests)
+        folders.setdefault((int(files.system_of[file]), _folder(path)), []).append(file)
+    states: dict[Folder, Any] = {
+        key: _json(files, members[0], f"{key[1]}/state.json", requests)
         for key, members in folders.items()
     }
-    folders = _of_split(files, folders, states, split, asker, requests)
+    saved: dict[Folder, list[Folder]] = {}  # by the folder above
+    for key in folders:
+        if states[key] is not None:
+            saved.setdefault((key[0], posixpath.dirname(key[1])), []).append(key)
+    known = False
+    for (_, path), splits in saved.items():
+        first = folders[splits[0]][0]
+        if _json(files, first, f"{path}/dataset_dict.json", requests) is not None:
+            known = True
+            chosen = _chosen(path, [posixpath.basename(key[1]) for key in splits], split, asker)
+            for key in splits:
+                if posixpath.basename(key[1]) != chosen:
+                    del folders[key]
+    if split is not None and not known:
+        raise ConfigError(
+            f"{asker}: split= chooses one of a DatasetDict that save_to_disk wrote, and there is none "
+            f"above {files.names[0]}: leave it out, or list the folder with dataset_dict.json in it"
+        )
     kept: list[int] = []
     for key, members in folders.items():
         state = states[key]
@@ -53,47 +64,21 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
     return files.pick(np.array(kept, dtype=np.int64))
 
 
-def _of_split(
-    files: FileList,
-    folders: dict[tuple[int, str], list[int]],
-    states: dict[tuple[int, str], Any],
-    split: str | None,
-    asker: str,
-    requests: Requests,
-) -> dict[tuple[int, str], list[int]]:
-    """The folders of the split that is chosen, and those that are of none."""
-    above: dict[tuple[int, str], list[tuple[int, str]]] = {}
-    for key, state in states.items():
-        if state is not None:
-            above.setdefault((key[0], posixpath.dirname(key[1])), []).append(key)
-    found, known = dict(folders), False
-    for (_, path), splits in above.items():
-        first = folders[splits[0]][0]
-        if _json(files, first, f"{path}/dataset_dict.json", requests) is None:
-            continue
-        known = True
-        names = [posixpath.basename(folder) for _, folder in splits]
-        if split is None and len(splits) > 1:
-            raise ConfigError(
-                f"{asker}: {path} holds several splits, {', '.join(map(repr, names))}: choose one by "
-                f"read_arrow(split={names[0]!r})",
-                path=path,
-            )
-        if split is not None and split not in names:
-            raise ConfigError(
-                f"{asker}: {path} has no split {split!r}{nearest(split, names)}; there are "
-                f"{', '.join(map(repr, names))}",
-                path=path,
-            )
-        for key, name in zip(splits, names, strict=True):
-            if split is not None and name != split:
-                del found[key]
-    if split is not None and not known:
+def _chosen(path: str, names: list[str], split: str | None, asker: str) -> str:
+    """The split to read, of those of a ``DatasetDict``."""
+    if split is None and len(names) > 1:
         raise ConfigError(
-            f"{asker}: split= chooses one of a DatasetDict that save_to_disk wrote, and there is none "
-            f"above {files.names[0]}: leave it out, or list the folder with dataset_dict.json in it"
+            f"{asker}: {path} holds several splits, {', '.join(map(repr, names))}: choose one by "
+            f"read_arrow(split={names[0]!r})",
+            path=path,
         )
-    return found
+    if split is not None and split not in names:
+        raise ConfigError(
+            f"{asker}: {path} has no split {split!r}{nearest(split, names)}; there are "
+            f"{', '.join(map(repr, names))}",
+            path=path,
+        )
+    return split or names[0]
 
 
 def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:
@@ -136,6 +121,8 @@ def _folder(path: str) -> str:
 
 def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
     """What a JSON file beside a file says; None if it is not there."""
+    if _has_query(files.paths[file]):
+        return None  # who may read a signed URL may not read what is beside it
     if is_local(files.system(file)):
         refuse_special(path)
     try:

@@ -1,8 +1,8 @@
 """Compressed files as streams of bytes that can be entered at several places.
 
 A gzip file is one member or several, one after the other; so are a zstd file's frames, and the streams of
-bzip2 and xz. Each can be decompressed by itself: where one starts, a reader can start. What a file is
-compressed with is told by its first bytes. A stream is used by one thread at a time.
+bzip2 and xz. Each is decompressed by itself, so a reader can start where one starts. The first bytes of a
+file tell what it is compressed with. One thread at a time uses a stream.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import bz2
 import lzma
 import threading
 import zlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from trainpipes._internal.secrets import without_query
-from trainpipes.sources.compressed.zstd_frames import Frames
+from trainpipes.errors import MissingExtraError
 from trainpipes.sources.files.each_file import BadFileError
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
 INPUT_BYTES, OUTPUT_BYTES = 256 << 10, 1 << 20
 #: Where a member begins: in the file, and in the decompressed bytes.
 Entry = tuple[int, int]
+#: Gives at most so many bytes of a file; none at its end.
+Read = Callable[[int], bytes]
 
 
 def kind_by_name(name: str) -> str:
@@ -43,9 +48,8 @@ def kind_by_name(name: str) -> str:
     >>> kind_by_name("a.jsonl.gz"), kind_by_name("a.jsonl")
     ('gzip', '')
     """
-    return next(
-        (kind for kind, end in SUFFIXES.items() if without_query(name).lower().endswith(end)), ""
-    )
+    plain = without_query(name).lower()
+    return next((kind for kind, end in SUFFIXES.items() if plain.endswith(end)), "")
 
 
 def kind_by_content(head: bytes) -> str:
@@ -56,20 +60,26 @@ def kind_by_content(head: bytes) -> str:
     return kind
 
 
-class Source(Protocol):
-    """An open file."""
-
-    def read(self, size: int) -> bytes: ...
-
-
-class Stream(Protocol):
+class Stream:
     """Decompressed bytes, from a place on.
+
+    Args:
+        read: reads the file, from the compressed place of ``entry`` on.
+        kind: what it is compressed with; "" for nothing.
+        entry: where a member begins.
 
     Attributes:
         entries: the members that have begun so far, the first one first; a caller may remove some.
     """
 
-    entries: list[Entry]
+    def __init__(self, read: Read, kind: str, entry: Entry = (0, 0)) -> None:
+        self.entries: list[Entry] = []
+        if kind == "zstd":
+            self._parts = _frames(read, entry, self.entries)
+        elif kind:
+            self._parts = _members(read, MAKERS[kind], entry, self.entries)
+        else:
+            self._parts = iter(lambda: read(OUTPUT_BYTES), b"")
 
     def read(self) -> bytes:
         """The next bytes, some; none at the end.
@@ -77,33 +87,7 @@ class Stream(Protocol):
         Raises:
             BadFileError: they cannot be decompressed.
         """
-        ...
-
-
-def open_stream(source: Source, kind: str, entry: Entry = (0, 0)) -> Stream:
-    """The bytes of a file, decompressed.
-
-    Args:
-        source: the file, at the compressed place of ``entry``.
-        kind: what it is compressed with; "" for nothing.
-        entry: where a member begins.
-    """
-    if kind == "zstd":
-        return Frames(source, entry)
-    if kind:
-        return _Members(source, MAKERS[kind], entry)
-    return _Plain(source, entry)
-
-
-class _Plain:
-    """Bytes that are not compressed."""
-
-    def __init__(self, source: Source, entry: Entry) -> None:
-        self.entries = [entry]
-        self._source = source
-
-    def read(self) -> bytes:
-        return self._source.read(OUTPUT_BYTES)
+        return next(self._parts, b"")
 
 
 class _Gzip:
@@ -122,13 +106,8 @@ class _Gzip:
     def needs_input(self) -> bool:
         return not (self._full or self._zlib.unconsumed_tail)
 
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._zlib.unused_data
+    def __getattr__(self, name: str) -> Any:  # eof and unused_data
+        return getattr(self._zlib, name)
 
 
 MAKERS: dict[str, Callable[[], Any]] = {
@@ -138,52 +117,149 @@ MAKERS: dict[str, Callable[[], Any]] = {
 }
 
 
-class _Members:
-    """Members that a decompressor of Python's library reads."""
-
-    def __init__(self, source: Source, make: Callable[[], Any], entry: Entry) -> None:
-        self.entries: list[Entry] = []
-        self._source, self._make = source, make
-        self._read, self._made = entry  # bytes taken from the file, and given
-        self._input = b""
-        self._member: Any = None
-
-    def read(self) -> bytes:
-        while True:
-            if self._member is None and not self._next_member():
-                return b""
-            data = b""
-            if self._member.needs_input:
-                data = self._input or self._more()
-                self._input = b""
+def _members(
+    read: Read, make: Callable[[], Any], entry: Entry, entries: list[Entry]
+) -> Iterator[bytes]:
+    """Members that a decompressor of Python's library reads; zeros between them are padding."""
+    taken, made = entry  # bytes read of the file, and given
+    data = b""
+    while True:
+        while not (data := data.lstrip(b"\0")):
+            data = read(INPUT_BYTES)
+            taken += len(data)
+            if not data:
+                return
+        entries.append((taken - len(data), made))
+        member = make()
+        while not member.eof:
+            if member.needs_input and not data:
+                data = read(INPUT_BYTES)
+                taken += len(data)
                 if not data:
                     raise BadFileError("cut off: it ends within its compressed bytes")
+            given, data = (data, b"") if member.needs_input else (b"", data)
             try:
-                found: bytes = self._member.decompress(data, OUTPUT_BYTES)
+                found: bytes = member.decompress(given, OUTPUT_BYTES)
             except (zlib.error, OSError, lzma.LZMAError, EOFError) as error:
                 raise BadFileError(f"damaged: {error}") from error
-            if self._member.eof:
-                self._input = self._member.unused_data
-                self._member = None
+            made += len(found)
             if found:
-                self._made += len(found)
-                return found
+                yield found
+        data = member.unused_data
 
-    def _more(self) -> bytes:
-        data = self._source.read(INPUT_BYTES)
-        self._read += len(data)
-        return data
 
-    def _next_member(self) -> bool:
-        """Begin with the next member; False at the file's end. Zeros between members are padding."""
-        while not (data := self._input.lstrip(b"\0")):
-            self._input = self._more()
-            if not self._input:
-                return False
-        self._input = data
-        self.entries.append((self._read - len(data), self._made))
-        self._member = self._make()
-        return True
+# zstd: Arrow decompresses, and the headers of blocks tell where a frame ends; see RFC 8878, 3.1.1.
+
+#: The rest of the first four bytes of a frame that holds nothing, and bits of a frame's descriptor.
+SKIPPABLE, SINGLE_SEGMENT, CHECKSUM = b"\x2a\x4d\x18", 0x20, 0x04
+
+
+def _frames(read: Read, entry: Entry, entries: list[Entry]) -> Iterator[bytes]:
+    if not pa.Codec.is_available("zstd"):
+        raise MissingExtraError(
+            "this build of pyarrow cannot read zstd: pip install --force-reinstall pyarrow"
+        )
+    source, made = Forward(lambda: read(INPUT_BYTES), entry[0]), entry[1]
+    while head := source.take(4):
+        if head == MAGIC["zstd"]:
+            entries.append((source.at - 4, made))
+            frame = Forward(partial(next, _frame(source), b""))
+            opened = pa.CompressedInputStream(pa.PythonFile(frame, mode="r"), "zstd")
+            while found := _decompressed(opened):
+                made += len(found)
+                yield found
+        elif head[1:] == SKIPPABLE and head[0] & 0xF0 == 0x50:
+            size = int.from_bytes(_full(source, 4), "little")
+            if not source.skip(size):
+                _full(source, 1)  # raises
+        else:
+            raise BadFileError(
+                f"damaged: no zstd frame starts with {head!r}, at byte {source.at - 4:,}"
+            )
+
+
+def _decompressed(opened: Any) -> bytes:
+    try:
+        found: bytes = opened.read(OUTPUT_BYTES)
+    except OSError as error:
+        raise BadFileError(f"damaged: {error}") from error
+    return found
+
+
+def _frame(source: Forward) -> Iterator[bytes]:
+    """The bytes of a frame, behind whose first four the source is; block by block."""
+    descriptor = _full(source, 1)
+    bits = descriptor[0]
+    single = bool(bits & SINGLE_SEGMENT)
+    window, dictionary = int(not single), (0, 1, 2, 4)[bits & 3]
+    size = (int(single), 2, 4, 8)[bits >> 6]
+    yield MAGIC["zstd"] + descriptor + _full(source, window + dictionary + size)
+    last = False
+    while not last:
+        head = _full(source, 3)
+        header = int.from_bytes(head, "little")
+        last, kind, size = bool(header & 1), header >> 1 & 3, header >> 3
+        if kind == 3:
+            raise BadFileError(f"damaged: a zstd block of no known kind, at byte {source.at:,}")
+        yield head
+        if content := _full(source, 1 if kind == 1 else size):
+            yield content
+    if bits & CHECKSUM:
+        yield _full(source, 4)
+
+
+def _full(source: Forward, size: int) -> bytes:
+    found = source.take(size)
+    if len(found) < size:
+        raise BadFileError(f"cut off: it ends within a zstd frame, at byte {source.at:,}")
+    return found
+
+
+class Forward:
+    """Bytes that are read from front to back.
+
+    Args:
+        more: gives the next ones; none at the end.
+        at: the place of the first one.
+
+    Attributes:
+        at: the place of the next one.
+    """
+
+    closed = False
+
+    def __init__(self, more: Callable[[], bytes | memoryview], at: int = 0) -> None:
+        self._more, self.at = more, at
+        self._rest = memoryview(b"")
+
+    def take(self, size: int) -> bytes:
+        """The next bytes; fewer at the end."""
+        parts = []
+        while size and self._fill():
+            parts.append(self._rest[:size])
+            self._rest = self._rest[size:]
+            size -= len(parts[-1])
+            self.at += len(parts[-1])
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    read = take  # as Arrow calls it
+
+    def skip(self, size: int) -> bool:
+        """Pass over bytes; whether there are so many."""
+        end = self.at + size
+        while self.at < end and self._fill():
+            step = min(end - self.at, len(self._rest))
+            self._rest = self._rest[step:]
+            self.at += step
+        return self.at == end
+
+    def _fill(self) -> bool:
+        if not self._rest:
+            self._rest = memoryview(self._more())
+        return bool(self._rest)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Decompressed:
@@ -204,12 +280,8 @@ class Decompressed:
         self._at = 0
 
     def read(self, start: int, stop: int, entry: Entry = (0, 0)) -> bytes:
-        """Bytes ``start`` to ``stop``; fewer at the file's end.
-
-        Args:
-            start: the first one.
-            stop: behind the last one.
-            entry: a member that begins at ``start`` or before.
+        """Bytes ``start`` to ``stop``, by way of a member that begins at ``start`` or before; fewer at the
+        file's end.
 
         Raises:
             BadFileError: they cannot be decompressed.
@@ -217,7 +289,7 @@ class Decompressed:
         if self._stream is None or not entry[1] <= self._at <= start:
             self.close()
             self._source = self._data.stream(entry[0])
-            self._stream, self._at = open_stream(self._source, self._kind, entry), entry[1]
+            self._stream, self._at = Stream(self._source.read, self._kind, entry), entry[1]
         self._again.add(start - self._at)
         parts = []
         while self._at < stop:

@@ -141,19 +141,7 @@ def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
 def read_arrays(
     file: BinaryIO, size: int, column: str, columns: Sequence[str] | None, asker: str
 ) -> dict[str, StoredArray]:
-    """The arrays of a file by their names, in order.
-
-    Args:
-        file: the file, open.
-        size: its bytes.
-        column: what the array of an ``.npy`` file is called.
-        columns: which arrays are wanted; None for all.
-        asker: the stage, for messages.
-
-    Raises:
-        BadFileError: it is of neither kind, is damaged, or holds what cannot be rows.
-        SchemaError: it lacks an array.
-    """
+    """The arrays of a file by their names, in order: the wanted ones, and ``column`` of an ``.npy`` file."""
 
     def wanted(names: Sequence[str]) -> Sequence[str]:
         if columns is not None:
@@ -212,13 +200,7 @@ def _of_zip(
 
 
 def _header(file: Any, size: int, member: str | None) -> StoredArray:
-    """The header of an array.
-
-    Args:
-        file: at its first byte.
-        size: bytes of the array with its header.
-        member: its name in an archive.
-    """
+    """The header of an array, which has ``size`` bytes with it."""
     where = "" if member is None else f"array {member!r}: "
     try:
         version = np.lib.format.read_magic(file)

@@ -35,28 +35,24 @@ BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192
 class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
-    In: files, from ``list_files``; a folder stands for its ``.npy`` and ``.npz`` files. Out: dicts of
-    tensors, one for each array: by its name in an ``.npz`` file, by each field's name for a structured array,
-    as ``output_column`` for any other ``.npy`` file. Cursor: which block, and how many rows of it.
+    Rows are dicts of tensors, one for each array: by its name in an ``.npz`` file, by each field's name for a
+    structured array, as ``output_column`` for any other ``.npy`` file.
 
     Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are mapped into memory, and their rows can be
     chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Each process compares the
-    checksum of each array of such an ``.npz`` once, when it first reads from the file: 0.4 to 1 s a GB.
-    Files of ``np.savez_compressed`` are decompressed whole each time that a reader comes to them, which suits
-    files of about 10 MB. Of other remote files only the rows that are needed are fetched, so that no checksum
-    is compared; all are fetched ahead. Big-endian numbers come in this machine's byte order. Python
-    objects are never loaded, since that runs code.
+    checksum of each array of such an ``.npz`` once: 0.4 to 1 s a GB. Files of ``np.savez_compressed`` are
+    decompressed whole each time that a reader comes to them. Of other remote files only the rows that are
+    needed are fetched. Python objects are never loaded, since that runs code.
 
     Args:
         columns: names of arrays or fields; None for all; then all files must have the same names.
         output_column: name of the column that holds the rows of a plain ``.npy`` file.
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, as many as make up to 1
             MiB.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
-            cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the
-            files are remote, or 64 or more.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", a folder, True for the cache
+            folder, or False for nowhere. If left out: the cache folder, if the files are remote, or 64 or
+            more.
 
     Raises:
         UnreadableError: names all files that cannot be read, each with the reason.

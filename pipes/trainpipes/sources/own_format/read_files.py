@@ -22,20 +22,13 @@ from trainpipes.sources.own_format.functions import FunctionFormat
 class ReadFiles(FileReader):
     """Reads files in a format of your own: a ``Format``, or a function that makes Arrow tables.
 
-    In: files, from ``list_files``; a folder stands for all of its files, those with its ``suffix``, or those
-    with the ``suffixes`` of the format. Out: the rows, as Arrow. Cursor: which block, and how many rows of
-    it: a resume reads a block from its start up to the row. Blocks, shards, shuffles and resumes are as those
-    of ``read_parquet``.
-
-    A ``Format`` says which blocks a file has, and decodes one: of files on other machines, only the bytes of
-    blocks that are needed are fetched, ahead of their use. See docs/extend.md.
+    A ``Format`` says which blocks a file has, and decodes one; see docs/extend.md.
 
     A function is simpler. ``fn`` is given the file, open in binary mode, with ``file.name`` as its path or
-    URL. It returns a ``pyarrow.Table``; or it yields several, so that only one of them is in memory.
-    ``count`` is given the same file and returns its number of rows; or a list with the rows of each block,
-    and ``fn(file, block)`` is then called for each block, so that shards and resumes go straight to theirs.
-    Without ``count``, ``fn`` is called once for each file to count its rows; ``index`` keeps the numbers for
-    later starts.
+    URL. It returns a ``pyarrow.Table``, or yields several. ``count`` is given the same file and returns its
+    number of rows; or a list with the rows of each block, and ``fn(file, block)`` is then called for each
+    block, so that shards and resumes go straight to theirs. Without ``count``, ``fn`` is called once for each
+    file to count its rows; ``index`` keeps the numbers for later starts.
 
     Args:
         fn: a ``Format``; or ``fn(file)`` or ``fn(file, block)``, to a table or an iterator of tables.
@@ -45,11 +38,10 @@ class ReadFiles(FileReader):
             Change it when other rows come.
         schema: the columns and types of all tables; those of the first rows if left out. Values are cast to
             these types where that loses nothing.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
-        index: where to keep what was counted or scanned: a file that ends in ".arrow", or a folder. True: in
-            the cache folder (see ``tp.cache``). False: nowhere. If left out: nowhere for a function; for a
-            format in the cache folder, if the files are remote, or 64 or more.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        index: where to keep what was counted or scanned: a file that ends in ".arrow", a folder, True for the
+            cache folder, or False for nowhere. If left out: nowhere for a function; for a format the cache
+            folder, if the files are remote, or 64 or more.
 
     Raises:
         UnreadableError: names all files that could not be counted, each with the reason; later, the file

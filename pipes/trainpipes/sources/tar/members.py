@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
+from trainpipes.sources.compressed.streams import Forward
 from trainpipes.sources.files.each_file import BadFileError, one_line
 
 #: Bytes of a header, to which all else is rounded up.
@@ -24,28 +25,20 @@ LONG_NAME = 100
 KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
-class Forward:
-    """Bytes that are read from front to back.
-
-    Args:
-        more: gives the next ones; none at the end.
+class Archive(Forward):
+    """The bytes of an archive, as ``tarfile`` asks for them.
 
     Attributes:
-        at: how many were passed.
         last: those that were read last.
     """
 
-    def __init__(self, more: Callable[[], bytes | memoryview]) -> None:
-        self._more = more
-        self._rest = memoryview(b"")
-        self.at = 0
-        self.last = b""
+    last = b""
 
     def tell(self) -> int:
         return self.at
 
     def read(self, size: int) -> bytes:
-        """The next bytes; fewer at the end. As ``tarfile`` asks for them: of headers and names."""
+        """The next bytes, of a header or a name; fewer at the end."""
         if size > MOST_NAME:
             raise BadFileError(f"damaged: a name of {size:,} bytes at byte {self.at:,}")
         self.last = self.take(size)
@@ -57,79 +50,45 @@ class Forward:
             raise BadFileError(f"damaged: a member of less than no bytes at byte {self.at:,}")
         self.skip(at - self.at)
 
-    def take(self, size: int) -> bytes:
-        """The next bytes; fewer at the end."""
-        if len(self._rest) >= size:
-            found, self._rest = bytes(self._rest[:size]), self._rest[size:]
-            self.at += size
-            return found
-        parts = []
-        while size:
-            if not len(self._rest):
-                self._rest = memoryview(self._more())
-                if not len(self._rest):
-                    break
-            parts.append(self._rest[:size])
-            self._rest = self._rest[size:]
-            size -= len(parts[-1])
-            self.at += len(parts[-1])
-        return b"".join(parts)
-
-    def skip(self, size: int) -> bool:
-        """Pass over bytes; whether there are so many."""
-        end = self.at + size
-        while self.at < end:
-            if not len(self._rest):
-                self._rest = memoryview(self._more())
-                if not len(self._rest):
-                    return False
-            step = min(end - self.at, len(self._rest))
-            self._rest = self._rest[step:]
-            self.at += step
-        return True
-
 
 def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
-    """The samples that members make, of which name, place and size are given.
-
-    Returns:
-        ``keys`` of the samples, and ``counts`` of their members; ``kinds``, extensions without the dot; and
-        of each member ``kind_of``, the number of its extension, ``starts``, where its content begins, and
-        ``sizes``, in bytes.
-
-    Raises:
-        BadFileError: a sample has two members of one extension.
-    """
+    """The samples that members make, of which name, place and size are given: ``keys`` of the samples, and
+    ``counts`` of their members; ``kinds``, extensions without the dot; and of each member ``kind_of``, the
+    number of its extension, ``starts`` and ``sizes`` of its content."""
     keys: list[str] = []
+    counts: list[int] = []
     kinds: dict[str, int] = {}
-    last: dict[int, str] = {}  # extensions of the sample at hand
-    numbers: dict[str, list[int]] = {n: [] for n in ("counts", "kind_of", "starts", "sizes")}
+    last: dict[str, str] = {}  # names of the sample at hand by their extensions
+    found: list[tuple[int, int, int]] = []
     for name, start, size in members:
         match = KEY.match(name)
         base = name.rpartition("/")[2]
         if match is None or (base.startswith("__") and match[1].endswith("__")):
             continue  # without a name or an extension, or about the archive itself
         key, kind = match[1], match[2].lower()
-        number = kinds.setdefault(kind, len(kinds))
         if not keys or keys[-1] != key:
             keys.append(key)
-            numbers["counts"].append(0)
+            counts.append(0)
             last = {}
-        if number in last:
+        if kind in last:
             raise BadFileError(
-                f"sample {key!r} has two members with the extension {kind!r}, {last[number]!r} and {name!r}: "
+                f"sample {key!r} has two members with the extension {kind!r}, {last[kind]!r} and {name!r}: "
                 "give each a name of its own"
             )
-        last[number] = name
-        numbers["counts"][-1] += 1
-        numbers["kind_of"].append(number)
-        numbers["starts"].append(start)
-        numbers["sizes"].append(size)
-    arrays = {name: np.array(values, dtype=np.int64) for name, values in numbers.items()}
-    return {"keys": keys, "kinds": list(kinds), **arrays}
+        last[kind] = name
+        counts[-1] += 1
+        found.append((kinds.setdefault(kind, len(kinds)), start, size))
+    columns = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    numbers = zip(("kind_of", "starts", "sizes"), np.ascontiguousarray(columns), strict=True)
+    return {
+        "keys": keys,
+        "kinds": list(kinds),
+        "counts": np.array(counts, np.int64),
+        **dict(numbers),
+    }
 
 
-def members_of(file: Forward) -> Iterator[tuple[str, int, int]]:
+def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
     """Regular files of an archive, in one pass: name, where the content begins, and its size.
 
     Raises:
@@ -152,26 +111,17 @@ def members_of(file: Forward) -> Iterator[tuple[str, int, int]]:
                 _check_name(member.name)
                 yield member.name, member.offset_data, member.size
     except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
-        _refuse(file, error)
-    _check_end(file)
-
-
-def _refuse(file: Forward, error: Exception) -> NoReturn:
-    """Raise what is wrong with an archive."""
-    if file.at <= BLOCK:
-        if not file.last:
-            raise BadFileError("empty: 0 bytes") from error
-        raise BadFileError(f"not a tar archive (starts with {file.last[:16]!r})") from error
-    said = "cut short" if "end of data" in str(error) else "damaged"
-    raise BadFileError(f"{said} at byte {file.at:,}: {one_line(error)}") from error
-
-
-def _check_end(file: Forward) -> None:
-    """Raise unless what was read last is the mark of an archive's end, and only zeros follow."""
-    begin = file.at - len(file.last)
+        said = "cut short" if "end of data" in str(error) else "damaged"
+        said += f" at byte {file.at:,}: {one_line(error)}"
+        if file.at <= BLOCK:
+            begins = f"not a tar archive (starts with {file.last[:16]!r})"
+            said = begins if file.last else "empty: 0 bytes"
+        raise BadFileError(said) from error
+    # What was read last is the mark of an archive's end, and only zeros follow.
     if len(file.last) < BLOCK:
         raise BadFileError(f"cut short after {file.at:,} bytes: the mark of its end is missing")
     if file.last.strip(b"\0"):
+        begin = file.at - len(file.last)
         raise BadFileError(f"damaged: no header of a member at byte {begin:,}")
     while rest := file.take(1 << 16):
         if rest.strip(b"\0"):
@@ -187,7 +137,7 @@ def _check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as error:
         raise BadFileError(f"the name of a member is not UTF-8: {name[:40]!r}") from error
-    if _escapes(name):
+    if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or name[1:3] == ":\\":
         raise BadFileError(
             f"the member {name!r} would lie outside of the folder that the archive is unpacked in: "
             "write the archive with relative names"
@@ -198,10 +148,8 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
     """The members that an index beside an archive lists, as ``wds2idx`` of DALI writes it; None if it is none
     that can be relied on.
 
-    Args:
-        text: the index: a version and the number of samples; then a line for each sample, with extension,
-            place, bytes and name of each member.
-        size: bytes of the archive.
+    The index has a version and the number of samples; then a line for each sample, with extension, place,
+    bytes and name of each member.
     """
     head, *lines = text.splitlines() or [""]
     if head.split() != ["v1.2", str(len(lines))]:
@@ -228,8 +176,3 @@ def is_header(header: bytes, size: int) -> bool:
     told = header[124:136].strip(b"\0 ")
     short = told.isdigit() and size < 8**11
     return header[257:262] == b"ustar" and (not short or int(told, 8) == size)
-
-
-def _escapes(name: str) -> bool:
-    """Whether a name leads out of the folder that an archive is unpacked in."""
-    return name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or name[1:3] == ":\\"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +25,7 @@ from trainpipes.sources.tar.samples import (
     MOST_MEMBER,
     Members,
     TarSamples,
+    beside,
     cut_by_bytes,
     members_in,
 )
@@ -38,33 +38,26 @@ class ReadWebdataset(FileReader):
     """Reads the samples of tar archives in the layout of WebDataset: consecutive members with the same name
     up to the first dot are a sample, such as ``0001.jpg`` and ``0001.cls``.
 
-    In: files, from ``list_files``; a folder stands for its ``.tar`` files, also with ``.gz``, ``.zst``,
-    ``.bz2`` or ``.xz`` after it. Out: rows as Arrow, with the key as ``__key__`` and a column of bytes for
-    each extension, as they are stored: ``decode_image`` or a ``map`` decodes them. Cursor: which block, and
-    how many rows of it.
+    A folder stands for its ``.tar`` files, also compressed. Rows are Arrow, with the key as ``__key__`` and a
+    column of bytes for each extension: ``decode_image`` or a ``map`` decodes them. Members without an
+    extension, hidden ones, folders and links are skipped.
 
-    The headers of all members are read once, about 20 µs each; an archive that is compressed or on a server
-    is read whole, once, unless ``wds2idx`` has written an index beside it (``0.idx`` for ``0.tar``).
-    ``index`` keeps the result, so that later starts, shards and resumes go straight to the samples that they
-    need. A compressed archive can only be read from its start: it is one block, and to reach a sample, all
-    before it is decompressed. ``explain()`` says how much that was. Local archives that are not compressed
-    are mapped into memory, and their samples can be chosen by number (``shuffle(scope="global")``,
-    ``shuffle(sampler=...)``). A column in which a member has 2 GiB or more is of a large type.
-
-    Members without an extension, hidden ones, folders and links are skipped.
+    The headers of all members are read once; an archive that is compressed or on a server is read whole for
+    that, unless ``wds2idx`` has written an index beside it (``0.idx`` for ``0.tar``). A compressed archive is
+    one block: to reach a sample, all before it is decompressed. Samples of local archives that are not
+    compressed can be chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``).
 
     Args:
         columns: extensions, and ``"__key__"``; None for those of the first sample.
-        missing: for a sample that lacks a member, "raise" raises; "null" puts a null in its place, and makes
+        missing: for a sample that lacks a member, "raise" raises; "null" puts a null in its place, with
             columns of all extensions in all archives unless ``columns`` names some.
         text: extensions whose members are UTF-8 text, and come as text, such as ``["txt"]``.
         block_rows: samples in a block (a shuffle permutes blocks first); if left out, as many as make about 4
             MB.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", or a folder. True: in the
-            cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the
-            files are remote, 64 or more, or 64 MB or more in all.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        index: where to keep what the headers say: a file that ends in ".arrow", a folder, True for the cache
+            folder, or False for nowhere. If left out: the cache folder, if the files are remote, 64 or more,
+            or 64 MB or more.
 
     Raises:
         UnreadableError: names all files that are no archives, or whose members' names lead out of the folder
@@ -107,8 +100,11 @@ class ReadWebdataset(FileReader):
         """The samples of the files that the stages below list and let through."""
         asker, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
-        scan = partial(TarSamples().scan_beside, listed)
-        store.complete(scan, asker, job="reading headers of tar archives")
+        store.complete(
+            lambda job: TarSamples().scan(job.data, beside(listed, job)),
+            asker,
+            job="reading headers of tar archives",
+        )
         found = members_in(store, self.columns, self.missing == "null", asker)
         sizes = [_sample_bytes(each) for each in found]
         edges, layouts = [], []

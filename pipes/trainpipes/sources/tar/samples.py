@@ -22,8 +22,8 @@ from trainpipes.errors import SchemaError, UnreachableError, UnreadableError
 from trainpipes.sources.compressed.streams import (
     Decompressed,
     ReadAgain,
+    Stream,
     kind_by_content,
-    open_stream,
 )
 from trainpipes.sources.files.each_file import BadFileError, one_line
 from trainpipes.sources.files.file_bytes import FileBytes
@@ -32,7 +32,7 @@ from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.tar.members import (
     BLOCK,
-    Forward,
+    Archive,
     is_header,
     members_of,
     members_of_index,
@@ -97,26 +97,19 @@ class TarSamples(Format):
         self.schema = schema or pa.schema([])
         self.again = ReadAgain()
 
-    def scan(self, file: FileBytes) -> Layout:
-        return self._layout(file, None)
-
-    def scan_beside(self, files: FileList, job: Scan) -> Layout:
-        """The same, from the index that lies beside the archive, if there is one that fits."""
-        return self._layout(job.data, _beside(files, job))
-
-    def _layout(self, file: FileBytes, samples: dict[str, Any] | None) -> Layout:
+    def scan(self, file: FileBytes, samples: dict[str, Any] | None = None) -> Layout:
+        """Look at an archive, of which an index beside it may tell the samples."""
         if not file.size:
             raise BadFileError("empty: 0 bytes")
         kind = kind_by_content(bytes(file.read([(0, min(file.size, 16))])[0]))
         if samples is None or kind:
             mapped = None if kind else file.mapped()
-            if mapped is not None:
-                more = partial(next, iter([memoryview(mapped)]), b"")
-                samples = samples_of(members_of(Forward(more)))
-            else:
-                with closing(file.stream()) as source:
-                    stream = open_stream(source, kind)
-                    samples = samples_of(members_of(Forward(stream.read)))
+            with closing(file.stream()) as opened:
+                parts = iter([] if mapped is None else [memoryview(mapped)])
+                more = (
+                    Stream(opened.read, kind).read if mapped is None else partial(next, parts, b"")
+                )
+                samples = samples_of(members_of(Archive(more)))
         extra = packed(compression=kind, **samples)
         rows, first, last = np.array([len(samples["keys"])]), np.array([0]), np.array([file.size])
         return Layout(rows, first, last, pa.schema([]), extra)
@@ -241,7 +234,7 @@ def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
     return np.array([*edges, len(sizes)] if len(sizes) else edges, dtype=np.int64)
 
 
-def _beside(files: FileList, job: Scan) -> dict[str, Any] | None:
+def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
     """The samples of an archive by the index that lies beside it; None if there is none that fits."""
     file, path, data = job.file, files.paths[job.file], job.data
     if not path.endswith(".tar") or not data.size:
@@ -271,17 +264,8 @@ def _beside(files: FileList, job: Scan) -> dict[str, Any] | None:
 def members_in(
     store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str
 ) -> list[Members]:
-    """Where the members of all archives lie that are of the chosen columns.
-
-    Args:
-        store: the archives, all of which were scanned.
-        columns: names, which may include ``"__key__"``; None for all.
-        nulls: whether a sample may lack a member.
-        asker: the stage, for messages.
-
-    Raises:
-        SchemaError: a sample lacks a member.
-    """
+    """Where the members of all archives lie that are of the chosen columns; SchemaError where a sample lacks
+    one, unless that may be null."""
     layouts = store.layouts()
     archives = [unpacked(layout.extra) for layout in layouts]
     kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))

@@ -1,17 +1,14 @@
 """Files of text, in blocks of whole rows.
 
 exact_integers  integers that floats would round
+json_depth      JSON that nests too deep
 format          what a format tells of itself: where a row ends, and what a row is
 block_scan      cuts a file into pieces of whole rows
+layout          the pieces of a file
 row_errors      what is wrong with a row, with file and line
-lines           lines, paragraphs, documents
-json_depth      JSON that nests too deep
-json_rows       JSON
-csv_rows        CSV
 blocks          the pieces of a file as blocks of rows
-block_schema    columns and types
-text_reader     what the stages share, and open
-read_csv        the stage for CSV
-read_json       the stage for JSON
-read_text       the stage for text
+text_reader     what the stages share: what they open, columns and types
+read_csv        CSV
+read_json       JSON
+read_text       lines, paragraphs, documents
 """

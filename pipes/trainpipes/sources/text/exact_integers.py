@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,60 +24,57 @@ LARGEST = float(1 << 53)
 INTEGER = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 NONE = np.empty(0, dtype=np.int64)
 CELL = re.compile(r"\s*([+-]?\d{16,})\s*")
+#: Numbers of rows by columns, and values as they are written, with their columns.
+Rows = dict[str, IntArray]
+Values = Iterable[tuple[str, Any]]
 
 
-def refuse_rounded_values(table: pa.Table, lines: bytes) -> None:
-    """Raise where JSON has an integer that a float column does not hold.
-
-    Args:
-        table: the rows.
-        lines: what they were parsed from, an object on each line.
-
-    Raises:
-        pyarrow.ArrowInvalid: it has; names the column and the integer.
-    """
-    large = {f.name: _large_floats(table.column(f.name)) for f in table.schema}
-    large = {name: rows for name, rows in large.items() if len(rows)}
-    if not large or not INTEGER.search(lines):
-        return
-    written = [line for line in lines.split(b"\n") if line.strip()]
-    if len(written) != len(table):
-        return  # not an object on each line, which is said elsewhere
-    for number in np.unique(np.concatenate(list(large.values()))).tolist():
-        if INTEGER.search(written[number]):
-            row = json.loads(written[number])
-            for name in large:
-                _refuse(name, _rounded(row.get(name), table.schema.field(name).type))
-
-
-def refuse_rounded_cells(
-    table: pa.Table, data: bytes, as_text: Callable[[list[str]], pa.Table]
-) -> None:
-    """The same of CSV.
+def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Values]) -> None:
+    """Raise where a float column does not hold an integer.
 
     Args:
         table: the rows.
         data: what they were parsed from.
-        as_text: gives some of their columns as they are written.
+        written: gives the values of some rows as they are written.
+
+    Raises:
+        pyarrow.ArrowInvalid: it has; names the column and the integer.
     """
-    large = {f.name: _large_floats(table.column(f.name)) for f in table.schema}
+    large = {
+        field.name: np.unique(_large_floats(table.column(field.name))) for field in table.schema
+    }
     large = {name: rows for name, rows in large.items() if len(rows)}
     if not large or not INTEGER.search(data):
         return
-    texts = as_text(list(large))
-    for name, rows in large.items():
-        for cell in texts.column(name).take(to_arrow(rows)).to_pylist():
-            written = CELL.fullmatch(cell or "")
-            if written:
-                _refuse(name, _rounded(int(written[1]), table.schema.field(name).type))
+    for name, value in written(large):
+        odd = _rounded(value, table.schema.field(name).type)
+        if odd is not None:
+            raise pa.ArrowInvalid(
+                f"column {name!r} has the integer {odd}, which a column of floats would round; say its type "
+                "by schema=, such as uint64, or float64 to have it rounded"
+            )
 
 
-def _refuse(name: str, odd: int | None) -> None:
-    if odd is not None:
-        raise pa.ArrowInvalid(
-            f"column {name!r} has the integer {odd}, which a column of floats would round; say its type by "
-            "schema=, such as uint64, or float64 to have it rounded"
-        )
+def values_of_lines(lines: bytes, count: int, rows: Rows) -> Iterator[tuple[str, Any]]:
+    """Values with long integers in lines of JSON, of which there are so many."""
+    found = [line for line in lines.split(b"\n") if line.strip()]
+    if len(found) != count:
+        return  # not an object on each line, which is said elsewhere
+    for name, numbers in rows.items():
+        for number in numbers.tolist():
+            if INTEGER.search(found[number]):
+                yield name, json.loads(found[number]).get(name)
+
+
+def values_of_cells(
+    as_text: Callable[[list[str]], pa.Table], rows: Rows
+) -> Iterator[tuple[str, Any]]:
+    """Long integers in cells of CSV, whose columns are given as they are written."""
+    texts = as_text(list(rows))
+    for name, numbers in rows.items():
+        for cell in texts.column(name).take(to_arrow(numbers)).to_pylist():
+            if written := CELL.fullmatch(cell or ""):
+                yield name, int(written[1])
 
 
 def _large_floats(column: Any) -> IntArray:
@@ -92,7 +89,7 @@ def _large_floats(column: Any) -> IntArray:
         return np.flatnonzero(np.abs(values) >= LARGEST)
     if types.is_struct(kind):
         return np.concatenate([NONE, *map(_large_floats, column.flatten())])
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if types.is_list(kind):
         found = _large_floats(pc.list_flatten(column))
         return to_numpy(one_chunk(pc.list_parent_indices(column)))[found] if len(found) else NONE
     return NONE
@@ -100,21 +97,13 @@ def _large_floats(column: Any) -> IntArray:
 
 def _rounded(value: Any, kind: pa.DataType) -> int | None:
     """An integer within a value that its type would round; None if there is none."""
-    types = pa.types
-    if types.is_floating(kind):
+    if pa.types.is_floating(kind):
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return value if whole and _as_float(value) != value else None
+        return value if whole and float(str(value)) != value else None  # float(value) may overflow
     parts: list[tuple[Any, pa.DataType]] = []
-    if types.is_struct(kind) and isinstance(value, dict):
+    if pa.types.is_struct(kind) and isinstance(value, dict):
         parts = [(value.get(field.name), field.type) for field in kind]
-    elif isinstance(value, list) and hasattr(kind, "value_type"):
+    elif isinstance(value, list) and pa.types.is_list(kind):
         parts = [(item, kind.value_type) for item in value]
     found = (_rounded(part, own) for part, own in parts)
     return next((odd for odd in found if odd is not None), None)
-
-
-def _as_float(value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return float("inf")

@@ -1,33 +1,59 @@
-"""``read_csv``: rows of CSV and TSV files."""
+"""``read_csv``: records of cells, of which a quoted one may hold line ends and delimiters. The stage, and the
+format.
+
+Arrow parses. Where a record ends is found by NumPy: at a line end with an even number of quotes before it,
+where quotes stand as they should, and else quote by quote.
+"""
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
 
-from trainpipes._internal.checks import column_names, several
+from trainpipes._internal.checks import column_names, repeated, several
+from trainpipes._internal.secrets import without_query
 from trainpipes._internal.text import shown
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.sources.text.csv_rows import Csv
-from trainpipes.sources.text.format import MAX_ROW_BYTES
+from trainpipes.sources.compressed.streams import SUFFIXES
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_cells
+from trainpipes.sources.text.format import (
+    BOM,
+    FEED,
+    MAX_ROW_BYTES,
+    RETURN,
+    Bytes,
+    Cutter,
+    Start,
+    TextFormat,
+)
 from trainpipes.sources.text.text_reader import TextReader
+
+TABBED = (".tsv", ".tab")
+#: Bytes that Arrow parses at once, unless a row has more: 4 MB take 1.6 times as long for each, since they do
+#: not stay in the cache of the processor.
+PARSED_BYTES = 1 << 20
+#: Bytes of a cell that can be nothing but text.
+LONG_CELL = 64 << 10
 
 
 class ReadCsv(TextReader):
     r"""Reads CSV and TSV files, and those with other delimiters.
 
-    In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which block, and how
-    many rows of it.
-
-    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
-    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
-
     Each file's first line names its columns. A cell in quotes may hold delimiters, line ends, and quotes,
     which are written twice. An empty cell is null, and ``""`` is the empty text. Empty lines are skipped.
+    Rows come as Arrow. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. They are read
+    once to make an index of blocks of about 4 MB, which is kept. See docs/formats.md.
 
     Types (integers, floats, booleans, dates, times, text) are inferred from the first block of up to 16
     files, and fixed from then on: a row that does not fit is an error that names the file and the line.
@@ -39,18 +65,14 @@ class ReadCsv(TextReader):
         column_names: names of the columns, for files without a header line.
         null_values: texts of unquoted cells that mean null, such as ``["", "NA"]``.
         schema: columns and types to read, instead of inferring them; other columns are left out.
-        infer: "first" infers types from the first blocks; "all" from all rows, read once, and widens types
-            that differ, to text if nothing else holds both.
+        infer: "first" infers types from the first blocks; "all" from all rows, and widens types that differ.
         block_rows: rows in a block; if left out, as many as make about 4 MB.
-        max_row_bytes: bytes of a row at most, decompressed; a file with a longer one is refused, by its line,
-            before much of it is in memory. About 4 times as much are needed to read such a row.
-        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
-            U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
-            (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the files are
-            remote, 64 or more, or 4 MiB or more in all.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
+        max_row_bytes: bytes of a row at most; a file with a longer one is refused, by its line.
+        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", a folder, True for the cache folder, or
+            False for nowhere. If left out: the cache folder, if the files are remote, 64 or more, or 4 MiB
+            or more.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
 
     Raises:
         ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from CSV.
@@ -100,11 +122,10 @@ class ReadCsv(TextReader):
 
     @property
     def form(self) -> Csv:
-        names = None if self.column_names is None else tuple(self.column_names)
         return Csv(
             self.delimiter,
             self.quote,
-            names,
+            None if self.column_names is None else tuple(self.column_names),
             tuple(self.null_values),
             exact=self.schema is None,
             max_row_bytes=self.most_row_bytes,
@@ -114,3 +135,242 @@ class ReadCsv(TextReader):
 def _is_mark(value: Any) -> bool:
     """Whether a value is one byte that can stand between cells or around one."""
     return isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\r\n"
+
+
+def delimiter_of(path: str) -> str:
+    """The delimiter of a file, by its name.
+
+    >>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
+    (',', '\\t')
+    """
+    name = without_query(path).lower()
+    for ending in SUFFIXES.values():
+        name = name.removesuffix(ending)
+    return "\t" if name.endswith(TABBED) else ","
+
+
+@dataclass(frozen=True)
+class Csv(TextFormat):
+    """Cells between delimiters.
+
+    Args:
+        delimiter: between cells; None for a tab in .tsv and .tab files, a comma in others.
+        quote: what cells are quoted by; None for nothing.
+        names: names of columns, of files without a line of them; None to take each file's first line.
+        nulls: cells that are null where they are not quoted.
+        exact: whether integers that floats would round are refused.
+    """
+
+    name: ClassVar[str] = "CSV"
+    rule: ClassVar[str] = (
+        "a row has a cell for each column, and quotes around cells with delimiters"
+    )
+    reader: ClassVar[str] = "read_csv"
+    names_columns: ClassVar[bool] = True
+
+    delimiter: str | None = None
+    quote: str | None = '"'
+    names: tuple[str, ...] | None = None
+    nulls: tuple[str, ...] = ("",)
+    exact: bool = False
+
+    def start(self, head: bytes, whole: bool, path: str) -> Start | None:
+        at = len(BOM) if head.startswith(BOM) else 0
+        delimiter = self.delimiter or delimiter_of(path)
+        if self.names is not None:
+            return Start(at, self.names, delimiter)
+        view = np.frombuffer(head, np.uint8)[at:]
+        cutter = RecordCutter(delimiter, self.quote)
+        stops = cutter.stops(view, np.flatnonzero(view == FEED)).tolist()
+        if not stops and not whole:
+            return None
+        if not stops and (cutter.inside or not cutter.finish()):
+            return Start(at, kind=delimiter)
+        stop = at + stops[0] if stops else len(head)
+        return Start(stop, self._header(head[at:stop], delimiter), delimiter)
+
+    def _header(self, line: bytes, delimiter: str) -> tuple[str, ...]:
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadFileError(
+                f"byte {error.start:,} of its first line is not UTF-8: write it as UTF-8"
+            ) from error
+        if "\0" in text:
+            raise BadFileError("its first line is no text: it holds a byte of zero")
+        cells = csv.reader(
+            text.strip("\r\n").splitlines(keepends=True),
+            delimiter=delimiter,
+            quotechar=self.quote,
+            quoting=csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL,
+        )
+        try:
+            names = tuple(next(cells))
+        except csv.Error as error:
+            raise BadFileError(f"its first line does not name columns: {error}") from error
+        if next(cells, None) is not None:
+            raise BadFileError(
+                "its lines end with a carriage return alone, got no line feed: write line feeds, as by "
+                "tr '\\r' '\\n'"
+            )
+        if twice := repeated(names):
+            raise BadFileError(
+                f"its first line names a column {twice[0]!r} twice: {list(names)}; for a file without such a "
+                "line give column_names=[...]"
+            )
+        return names
+
+    def cutter(self, start: Start) -> Cutter:
+        return RecordCutter(start.kind, self.quote)
+
+    def parse(
+        self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
+    ) -> pa.Table:
+        if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
+            data = BOM + data
+        names = None if schema is None else schema.names
+        whole = max(64, len(data) + 1)
+
+        def as_text(columns: list[str]) -> pa.Table:
+            return self._parsed(data, start, _texts(columns), columns, whole)
+
+        try:
+            found = self._parsed(data, start, schema, names, PARSED_BYTES)
+        except pa.ArrowInvalid:  # a row may be longer; what else is wrong is said once more
+            if schema is None:
+                # Arrow would try all types on long cells, in a time that grows with their length's square.
+                texts = as_text(list(start.names))
+                schema = _texts(n for n in texts.column_names if _longest(texts[n]) > LONG_CELL)
+            found = self._parsed(data, start, schema, names, whole)
+        if self.exact:
+            refuse_rounded(found, data, partial(values_of_cells, as_text))
+        return found
+
+    def _parsed(
+        self,
+        data: bytes,
+        start: Start,
+        types: pa.Schema | None,
+        columns: list[str] | None,
+        block_size: int,
+    ) -> pa.Table:
+        return pcsv.read_csv(
+            pa.BufferReader(data),
+            pcsv.ReadOptions(use_threads=False, block_size=block_size, column_names=start.names),
+            pcsv.ParseOptions(
+                delimiter=start.kind,
+                quote_char=self.quote or False,
+                newlines_in_values=self.quote is not None,
+            ),
+            pcsv.ConvertOptions(
+                check_utf8=False,  # it was looked at
+                column_types=types,
+                include_columns=columns,
+                null_values=list(self.nulls),
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def as_written(self, field: pa.Field) -> pa.Field:
+        """Cells of which none is filled are text."""
+        return pa.field(field.name, pa.string()) if field.type == pa.null() else field
+
+    def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
+        """All cells are text, so that text holds what nothing else does."""
+        types = pa.types
+        numbers = all(types.is_integer(f.type) or types.is_floating(f.type) for f in (one, other))
+        if numbers or one.type.equals(other.type):
+            return super().wider(one, other)
+        return one.with_type(pa.string())
+
+    def read_none(self, schema: pa.Schema) -> None:
+        self.parse(b"\n", Start(0, tuple(schema.names), self.delimiter or ","), schema)
+
+
+def _texts(names: Any) -> pa.Schema:
+    return pa.schema([(name, pa.string()) for name in names])
+
+
+def _longest(texts: Any) -> int:
+    return pc.max(pc.binary_length(texts)).as_py() or 0
+
+
+class RecordCutter:
+    """Rows are records: lines, where line ends in quoted cells do not count. Empty lines are no records.
+
+    A cell is quoted if a quote is its first byte; within it, two quotes stand for one. So does Arrow read it.
+
+    Args:
+        delimiter: what stands between cells.
+        quote: what cells are quoted by; None for nothing.
+
+    Attributes:
+        inside: whether what was read ends within a quoted cell.
+    """
+
+    def __init__(self, delimiter: str, quote: str | None) -> None:
+        self._delimiter, self._quote = ord(delimiter), None if quote is None else ord(quote)
+        self.inside = False
+        self._last = FEED  # the last byte of what was read
+        self._ended = False  # which was a quote that ended a cell
+        self._length = 0  # bytes of the record at hand
+        self._only_return = False  # it is one carriage return so far
+
+    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
+        if not len(data):
+            return newlines
+        ends = newlines
+        if self._quote is not None:
+            quotes = np.flatnonzero(data == self._quote)
+            if len(quotes) or self.inside:
+                ends = newlines[~self._quoted(data, quotes, newlines)]
+            else:
+                self._ended = False
+        self._last = int(data[-1])
+        starts = np.append(0, ends + 1)
+        lengths = np.append(ends, len(data)) - starts
+        first = data[np.minimum(starts, len(data) - 1)]
+        lengths[0] += self._length
+        only = (lengths == 1) & (first == RETURN)
+        if self._length:
+            only[0] = lengths[0] == 1 and self._only_return
+        self._length, self._only_return = int(lengths[-1]), bool(only[-1])
+        found: IntArray = ends[(lengths[:-1] > 0) & ~only[:-1]] + 1
+        return found
+
+    def _quoted(self, data: Bytes, quotes: IntArray, newlines: IntArray) -> Any:
+        """Which line ends are within quoted cells, bool ``[newlines]``."""
+        # By turns, quotes begin and end cells. One that begins a cell follows a delimiter, a line's end or,
+        # as the second of two that stand for one, the quote before it.
+        inside = self.inside
+        begins = quotes[int(inside) :: 2]
+        last = self._last if self._last != self._quote or self._ended else -1
+        before = np.where(begins > 0, data[np.maximum(begins, 1) - 1].astype(np.int16), last)
+        good = (before == self._delimiter) | (before == FEED) | (before == self._quote)
+        if not good.all():
+            quotes = self._one_by_one(data, quotes)
+        else:
+            self.inside = (len(quotes) + inside) % 2 == 1
+            self._ended = not self.inside and bool(data[-1] == self._quote)
+        return (np.searchsorted(quotes, newlines) + inside) % 2 == 1
+
+    def _one_by_one(self, data: Bytes, quotes: IntArray) -> IntArray:
+        """The quotes that begin or end cells, where some are within cells that are not quoted."""
+        edges: list[int] = []
+        ended = -1 if self._ended else -2
+        for at in quotes.tolist():
+            before = int(data[at - 1]) if at else self._last
+            if self.inside:
+                self.inside, ended = False, at
+                edges.append(at)
+            elif ended == at - 1 or before in (self._delimiter, FEED):
+                self.inside = True
+                edges.append(at)
+        self._ended = ended == len(data) - 1
+        return np.array(edges, np.int64)
+
+    def finish(self) -> bool:
+        if self.inside:
+            raise BadFileError("cut off: a quoted cell has no end")
+        return self._length > 0 and not self._only_return

@@ -1,27 +1,66 @@
-"""``read_json``: rows of JSON files."""
+"""``read_json``: objects on lines of their own, or in one array, as rows. The stage, and the format.
+
+Arrow parses lines. Where an array's objects end is found by NumPy, from quotes and brackets; its commas are
+made line ends then, which JSON has none of within texts.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
-from typing import Any, Literal
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.json as pj
 
-from trainpipes.sources.text.format import MAX_ROW_BYTES
-from trainpipes.sources.text.json_rows import Json
+from trainpipes._internal.text import cut
+from trainpipes.engine.layout import IntArray
+from trainpipes.sources.files.each_file import BadFileError
+from trainpipes.sources.text.block_scan import PIECE_BYTES
+from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_lines
+from trainpipes.sources.text.format import (
+    BOM,
+    FEED,
+    MAX_ROW_BYTES,
+    RETURN,
+    SPACE,
+    Bytes,
+    Cutter,
+    LineCutter,
+    Start,
+    TextFormat,
+)
+from trainpipes.sources.text.json_depth import check_depth, check_types, refuse_deep
 from trainpipes.sources.text.text_reader import TextReader
+
+WHITE = b" \t\r\n"
+#: What a start says of a file that is one array.
+ARRAY = "array"
+#: What each byte adds to the depth of brackets; 0 for a comma, which is looked at, too.
+DEPTH = np.zeros(256, np.int8)
+DEPTH[[ord("["), ord("{")]] = 1
+DEPTH[[ord("]"), ord("}")]] = -1
+LOOKED_AT = DEPTH != 0
+LOOKED_AT[ord(",")] = True
+#: What names a field; and values that columns may have for each byte of a piece, nulls too.
+KEY = re.compile(rb'"([^"\\]*)"\s*:')
+CELLS_PER_BYTE = 8
+#: Parts of a piece that are looked at for names of fields, and bytes of each.
+SAMPLES, SAMPLE_BYTES = 64, 4 << 10
+_NONE = np.zeros(0, np.int64)
 
 
 class ReadJson(TextReader):
     r"""Reads JSON files: an object on each line, or one array of objects.
 
-    In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow; objects within objects are
-    structs, arrays are lists. Cursor: which block, and how many rows of it.
-
-    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
-    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
+    Rows come as Arrow; objects within objects are structs, arrays are lists. Files may be compressed (.gz,
+    .zst, .bz2, .xz); their first bytes tell. They are read once to make an index of blocks of about 4 MB,
+    which is kept. See docs/formats.md.
 
     Columns and types are inferred from the first block of up to 16 files, and fixed from then on: a row that
     does not fit is an error that names the file and the line. A field that a row lacks is null.
@@ -30,18 +69,15 @@ class ReadJson(TextReader):
         columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. Other fields are left out.
             None for all; then a field that the first blocks do not have is an error.
         schema: columns and types to read, instead of inferring them; other fields are left out.
-        infer: "first" infers columns and types from the first blocks; "all" from all rows, read once, and
-            widens types that differ (integers and floats, null and anything).
+        infer: "first" infers columns and types from the first blocks; "all" from all rows, and widens types
+            that differ.
         block_rows: rows in a block; if left out, as many as make about 4 MB.
-        max_row_bytes: bytes of a row at most, decompressed; a file with a longer one is refused, by its line,
-            before much of it is in memory. About 4 times as much are needed to read such a row.
-        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
-            U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
-            (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the files are
-            remote, 64 or more, or 4 MiB or more in all.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
+        max_row_bytes: bytes of a row at most; a file with a longer one is refused, by its line.
+        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", a folder, True for the cache folder, or
+            False for nowhere. If left out: the cache folder, if the files are remote, 64 or more, or 4 MiB
+            or more.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
 
     Raises:
         ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from JSON.
@@ -69,3 +105,215 @@ class ReadJson(TextReader):
     @property
     def form(self) -> Json:
         return Json(exact=self.schema is None, max_row_bytes=self.most_row_bytes)
+
+
+@dataclass(frozen=True)
+class Json(TextFormat):
+    """JSON lines, or an array of objects.
+
+    Args:
+        exact: whether integers that floats would round are refused.
+    """
+
+    name: ClassVar[str] = "JSON"
+    rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
+    reader: ClassVar[str] = "read_json"
+    between: ClassVar[bytes] = b"," + WHITE
+
+    exact: bool = False
+
+    def start(self, head: bytes, whole: bool, path: str) -> Start | None:
+        at = len(BOM) if head.startswith(BOM) else 0
+        filled = head[at:].lstrip(WHITE)
+        if not filled and not whole:
+            return None
+        if filled.startswith(b"["):
+            return Start(len(head) - len(filled) + 1, kind=ARRAY)
+        if filled[:1] not in (b"{", b""):
+            raise BadFileError(
+                f"not JSON: rows are objects, {{...}}, one on each line or in one array, and it starts "
+                f"with {cut(repr(filled[:100]), 40)}"
+            )
+        return Start(at)
+
+    def cutter(self, start: Start) -> Cutter:
+        return ArrayCutter() if start.kind == ARRAY else LineCutter(filled=True)
+
+    def parse(
+        self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
+    ) -> pa.Table:
+        if start.kind == ARRAY:
+            data = _as_lines(data)
+        else:
+            check_depth(data)
+        if data.startswith(BOM):  # Arrow leaves one out, and this is not the file's
+            data = BOM + data
+        kinds = None if schema is None else pa.schema([_mapped(f, _readable) for f in schema])
+        unexpected = "infer" if schema is None else "error" if strict else "ignore"
+        found = pj.read_json(
+            pa.BufferReader(data),
+            pj.ReadOptions(use_threads=False, block_size=max(64, len(data) + 1)),
+            pj.ParseOptions(explicit_schema=kinds, unexpected_field_behavior=unexpected),
+        )
+        check_types(found.schema.types, data)
+        if self.exact:
+            refuse_rounded(found, data, partial(values_of_lines, data, len(found)))
+        return found if kinds is None or kinds.equals(schema) else found.cast(schema)
+
+    def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
+        self._refuse_sparse(data, start)
+        return super().infer(data, start)
+
+    def as_written(self, field: pa.Field) -> pa.Field:
+        """Arrow takes some texts for times, and JSON has none."""
+        return _mapped(field, lambda kind: pa.string() if pa.types.is_timestamp(kind) else kind)
+
+    def _refuse_sparse(self, data: bytes, start: Start) -> None:
+        """Raise if the rows have so many different fields that a column for each would fill the memory."""
+        most = CELLS_PER_BYTE * max(len(data), PIECE_BYTES)
+        step = max(len(data) // SAMPLES, SAMPLE_BYTES)
+        sample = b" ".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), step))
+        seen = len(set(KEY.findall(sample))) * step / SAMPLE_BYTES
+        if data.count(b"{") * seen <= most:
+            return
+        try:
+            lines = (_as_lines(data) if start.kind == ARRAY else data).split(b"\n")
+            rows = [json.loads(line) for line in lines if line.strip()]
+        except (ValueError, RecursionError, pa.ArrowInvalid):
+            return  # parsing says where
+        cells = _cells(rows, len(rows))
+        if cells > most:
+            keys = sorted(key.decode("utf-8", "replace") for key in set(KEY.findall(data)))
+            raise BadFileError(
+                f"{len(rows):,} rows have {len(keys):,} different fields ({', '.join(keys[:3])}, ...), which "
+                f"would be columns of {cells:,} values, most of them null: say the columns that are wanted "
+                "by schema=, or keep such objects as text, by json.dumps()"
+            )
+
+    def read_none(self, schema: pa.Schema) -> None:
+        self.parse(b"{}\n", Start(), schema)
+
+
+class ArrayCutter:
+    """Rows are the objects of an array, of which the first bracket has been read.
+
+    Attributes:
+        quotes: where texts begin and end in what was read last.
+        depths: how deep it nests behind each bracket and comma.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._inside = False  # a text
+        self._escaped = False  # the next byte, by a backslash
+        self._rows = self._commas = 0
+        self._ended = False
+        self.quotes: IntArray = _NONE
+        self.depths: IntArray = _NONE
+
+    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
+        objects, commas = self.places(data)
+        self._rows += len(objects)
+        self._commas += len(commas)
+        found: IntArray = objects + 1
+        return found
+
+    def places(self, data: Bytes) -> tuple[IntArray, IntArray]:
+        """Where objects end in the next bytes, and the commas between them."""
+        if self._ended:
+            self._nothing_more(data)
+            return _NONE, _NONE
+        self.quotes = quotes = self._quotes(data)
+        seen = np.flatnonzero(LOOKED_AT[data])
+        inside = (np.searchsorted(quotes, seen) + self._inside) % 2 == 1
+        seen = seen[~inside]
+        self._inside = (len(quotes) + self._inside) % 2 == 1
+        change = DEPTH[data[seen]]
+        depth = np.cumsum(change, dtype=np.int64) + self._depth
+        if len(depth) and depth.min() < 0:
+            last = int(np.argmax(depth < 0))
+            self._nothing_more(data[seen[last] + 1 :])
+            self._ended = True
+            seen, change, depth = seen[:last], change[:last], depth[:last]
+        self._depth, self.depths = int(depth[-1]) if len(depth) else self._depth, depth
+        top = depth == 0
+        return seen[top & (change < 0)], seen[top & (change == 0)]
+
+    def _quotes(self, data: Bytes) -> IntArray:
+        """Where texts begin and end: at quotes with an even number of backslashes before them."""
+        slashes = np.flatnonzero(data == ord("\\"))
+        begins = np.append(True, np.diff(slashes) > 1)
+        first = slashes[np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))]
+        escapes = slashes[(slashes - first + (first == 0) * self._escaped) % 2 == 0]
+        escaped = np.zeros(len(data) + 1, np.bool_)
+        escaped[0] = self._escaped
+        escaped[escapes + 1] = True
+        self._escaped = bool(escaped[-1])
+        quotes = np.flatnonzero(data == ord('"'))
+        found: IntArray = quotes[~escaped[quotes]]
+        return found
+
+    def _nothing_more(self, data: Bytes) -> None:
+        rest = data.tobytes().strip(WHITE)
+        if rest:
+            raise BadFileError(f"there is more after the array's end: {cut(repr(rest[:100]), 60)}")
+
+    def finish(self) -> bool:
+        if not self._ended:
+            raise BadFileError("cut off: its array has no end")
+        if self._commas != max(0, self._rows - 1):
+            raise BadFileError(
+                f"its array has {self._rows:,} objects and {self._commas:,} commas between: rows are "
+                "objects, {...}"
+            )
+        return False
+
+
+def _as_lines(data: bytes) -> bytes:
+    """Objects of an array as lines."""
+    view = np.frombuffer(data, np.uint8).copy()
+    cutter = ArrayCutter()
+    _, commas = cutter.places(view)
+    refuse_deep(cutter.depths)
+    ends = np.flatnonzero((view == FEED) | (view == RETURN))
+    if (np.searchsorted(cutter.quotes, ends) % 2).any():
+        raise pa.ArrowInvalid("a text has a line end in it, which JSON writes as \\n")
+    view[ends] = SPACE
+    view[commas] = FEED
+    return view.tobytes()
+
+
+def _cells(values: Iterable[Any], length: int) -> int:
+    """Values of all columns of some objects, and of what is in them, nulls too.
+
+    Args:
+        values: the objects; others have no fields.
+        length: how long a column of them is.
+    """
+    fields: dict[str, list[Any]] = {}
+    items: list[Any] = []
+    for value in values:
+        if isinstance(value, dict):
+            for name, one in value.items():
+                fields.setdefault(name, []).append(one)
+        elif isinstance(value, list):
+            items += value
+    inner = sum(_cells(found, length) for found in fields.values())
+    return length * len(fields) + inner + (_cells(items, len(items)) if items else 0)
+
+
+def _readable(kind: pa.DataType) -> pa.DataType:
+    """A type that Arrow reads from JSON and can cast to this one."""
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+def _mapped(field: pa.Field, to: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
+    """A field with other types at its leaves, and plain lists for others."""
+    kind, types = field.type, pa.types
+    if types.is_struct(kind):
+        return field.with_type(
+            pa.struct([_mapped(kind.field(n), to) for n in range(kind.num_fields)])
+        )
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return field.with_type(pa.list_(_mapped(kind.value_field, to)))
+    return field.with_type(to(kind))

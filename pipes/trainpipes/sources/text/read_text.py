@@ -1,41 +1,55 @@
-"""``read_text``: rows of text files."""
+"""``read_text``: lines, paragraphs or whole text files as rows. The stage, and the format.
+
+Lines are cut by Arrow and NumPy, with no Python object for each.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import KW_ONLY
-from typing import Any, Literal
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pyarrow as pa
 
 from trainpipes._internal.checks import column_name
-from trainpipes.sources.text.format import MAX_ROW_BYTES
-from trainpipes.sources.text.lines import PlainText
+from trainpipes.engine.layout import IntArray
+from trainpipes.sources.text.format import (
+    BOM,
+    FEED,
+    MAX_ROW_BYTES,
+    MOST_ROW_BYTES,
+    Bytes,
+    Cutter,
+    LineCutter,
+    Start,
+    TextFormat,
+    filled_lines,
+)
 from trainpipes.sources.text.text_reader import TextReader
+
+Unit = Literal["line", "paragraph", "document"]
 
 
 class ReadText(TextReader):
     r"""Reads text files: a row for each line, for each paragraph, or for each file.
 
-    In: files, from ``list_files``. Out: rows with one column of text, as Arrow. Cursor: which block, and how
-    many rows of it.
-
-    Files are cut into blocks of about 4 MB, which an index lists: it is made by reading the files once, and
-    kept. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. See docs/formats.md.
+    Rows come as Arrow, with one column of text. Files may be compressed (.gz, .zst, .bz2, .xz); their first
+    bytes tell. They are read once to make an index of blocks of about 4 MB, which is kept. See
+    docs/formats.md.
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
             between blank ones, joined by ``\n``. "document": the whole file as it is.
         output_column: the name of the column.
         block_rows: rows in a block; if left out, as many as make about 4 MB.
-        max_row_bytes: bytes of a row at most, decompressed; a file with a longer one is refused, by its line,
-            before much of it is in memory. About 4 times as much are needed to read such a row.
-        errors: "strict" raises where text is not UTF-8, and names the line and the byte; "replace" puts
-            U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", or a folder. True: in the cache folder
-            (see ``tp.cache``). False: nowhere. If left out: in the cache folder, if the files are
-            remote, 64 or more, or 4 MiB or more in all.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
+        max_row_bytes: bytes of a row at most; a file with a longer one is refused, by its line.
+        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
+        index: where to keep the index: a file that ends in ".arrow", a folder, True for the cache folder, or
+            False for nowhere. If left out: the cache folder, if the files are remote, 64 or more, or 4 MiB
+            or more.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
 
     Raises:
         ConfigError: an option is invalid.
@@ -51,7 +65,7 @@ class ReadText(TextReader):
     ['one\ntwo', 'three']
     """
 
-    unit: Literal["line", "paragraph", "document"] = "line"
+    unit: Unit = "line"
     _: KW_ONLY
     output_column: str = "text"
     block_rows: int | None = None
@@ -66,4 +80,100 @@ class ReadText(TextReader):
 
     @property
     def form(self) -> PlainText:
-        return PlainText(self.unit, self.output_column, self.most_row_bytes)
+        return PlainText(self.unit, self.output_column, max_row_bytes=self.most_row_bytes)
+
+
+@dataclass(frozen=True)
+class PlainText(TextFormat):
+    """Text.
+
+    Args:
+        unit: what a row is.
+        column: the name of the column that rows are in.
+    """
+
+    name: ClassVar[str] = "text"
+    reader: ClassVar[str] = "read_text"
+
+    unit: Unit = "line"
+    column: str = "text"
+
+    @property
+    def fixed_schema(self) -> pa.Schema:
+        return pa.schema([(self.column, pa.string())])
+
+    def start(self, head: bytes, whole: bool, path: str) -> Start:
+        return Start(len(BOM) if head.startswith(BOM) else 0)
+
+    def cutter(self, start: Start) -> Cutter:
+        if self.unit == "line":
+            return LineCutter(filled=False)
+        return _ParagraphCutter() if self.unit == "paragraph" else _DocumentCutter()
+
+    def parse(
+        self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
+    ) -> pa.Table:
+        if self.unit == "document":
+            texts = _texts(data, np.array([0, len(data)]))
+        else:
+            data = data.replace(b"\r\n", b"\n") if b"\r" in data else data
+            texts = _lines(data) if self.unit == "line" else _paragraphs(data)
+        return pa.table({self.column: texts}, schema=self.fixed_schema)
+
+
+class _ParagraphCutter:
+    """Rows are filled lines that follow each other; a line of white space ends one."""
+
+    def __init__(self) -> None:
+        self._more = False  # the line at hand has something
+        self._open = False  # the line before it had
+
+    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
+        filled, self._more = filled_lines(data, newlines, self._more)
+        before = np.append(self._open, filled)
+        self._open = bool(before[-1])
+        found: IntArray = newlines[~filled & before[:-1]] + 1
+        return found
+
+    def finish(self) -> bool:
+        return self._more or self._open
+
+
+class _DocumentCutter:
+    """The file is one row."""
+
+    def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
+        return newlines[:0]
+
+    def finish(self) -> bool:
+        return True
+
+
+def _texts(content: bytes, offsets: IntArray) -> pa.Array:
+    """Texts that lie one after the other."""
+    if len(content) > MOST_ROW_BYTES:  # once U+FFFD has taken the place of single bytes
+        raise pa.ArrowInvalid(f"the text has {len(content):,} bytes, and Arrow holds 2 GB")
+    kept = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]
+    return pa.Array.from_buffers(pa.string(), len(offsets) - 1, kept)
+
+
+def _lines(data: bytes) -> pa.Array:
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == FEED)
+    offsets = np.append(0, newlines - np.arange(len(newlines)))
+    if data and data[-1] != FEED:
+        offsets = np.append(offsets, len(data) - len(newlines))
+    return _texts(data.replace(b"\n", b""), offsets)
+
+
+def _paragraphs(data: bytes) -> pa.Array:
+    view = np.frombuffer(data, np.uint8)
+    newlines = np.flatnonzero(view == FEED)
+    filled, more = filled_lines(view, newlines, False)
+    edges = np.diff(np.concatenate([[False], filled, [more], [False]]).astype(np.int8))
+    starts = np.append(0, newlines + 1)[np.flatnonzero(edges == 1)]
+    ends = np.append(newlines, len(data))[np.flatnonzero(edges == -1) - 1]
+    depth = np.zeros(len(data) + 1, np.int8)
+    depth[starts] += 1
+    depth[ends] -= 1
+    inside = np.cumsum(depth[:-1], dtype=np.int8).astype(np.bool_)
+    return _texts(view[inside].tobytes(), np.append(0, np.cumsum(ends - starts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
 import numpy as np
 import pyarrow as pa
@@ -10,104 +11,13 @@ import pyarrow as pa
 from trainpipes._internal.text import cut
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
 from trainpipes.sources.files.each_file import BadFileError, one_line
-from trainpipes.sources.text.format import Piece, Start, TextFormat
+from trainpipes.sources.text.format import FEED, Start, TextFormat
+from trainpipes.sources.text.layout import TextFile
 
 #: Characters of a row that a message shows, and bytes around one that is not UTF-8.
 SHOWN, AROUND = 80, 20
-
-
-def bad_utf8(piece: Piece, form: TextFormat, data: bytes) -> UnreadableError:
-    """The error for a piece that is not UTF-8."""
-    try:
-        data.decode("utf-8")
-        at = 0
-    except UnicodeDecodeError as error:
-        at = error.start
-    path, line = piece.path, piece.line + data.count(b"\n", 0, at) + 1
-    place = piece.begin + at
-    text = data[max(0, at - AROUND) : at + AROUND]
-    where = " of the decompressed text" if piece.compressed else ""
-    return UnreadableError(
-        f"{path}, line {line:,}: byte {place:,}{where} is not UTF-8: {text!r}; write such files as "
-        f"UTF-8, as by iconv -f latin1 -t utf-8, take {form.reader}(errors='replace'), or leave them out "
-        "with .filter(lambda path: ...) after list_files",
-        path=path,
-    )
-
-
-def bad_row(
-    piece: Piece, form: TextFormat, data: bytes, schema: pa.Schema | None, strict: bool
-) -> TrainpipesError | None:
-    """The error for a piece that is not what it should be; None if all of its rows are.
-
-    Args:
-        piece: where it stands.
-        form: the format.
-        data: its bytes.
-        schema: types that were held to; None where they were to be found.
-        strict: whether other columns were refused.
-    """
-    path, start = piece.path, piece.start
-    stops = _stops(form, data, start, path)
-
-    def problem(count: int) -> str | None:
-        """What is wrong with the first rows; None if nothing is."""
-        try:
-            found = form.parse(data[: stops[count - 1]], start, path, schema, strict)
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            return one_line(error)
-        more = len(found) - count + 1
-        return None if more == 1 else f"the line has {more} rows"
-
-    low, high = 0, len(stops)  # the first rows that are good, and that are not
-    said = problem(high) if stops else None
-    if said is None:
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        wrong = problem(middle)
-        low, high = (middle, high) if wrong is None else (low, middle)
-        said = wrong or said
-    first = stops[high - 2] if high > 1 else 0
-    row = data[first : stops[high - 1]]
-    blank = len(row) - len(row.lstrip(form.between))
-    line = piece.line + data.count(b"\n", 0, first + blank) + 1
-    text = repr(cut(row.strip(form.between).strip().decode("utf-8", "replace"), SHOWN))
-    where, number = f"{path}, line {line:,}", piece.row + high - 1
-    if schema is None and first:
-        schema = form.infer(data[:first], start, path)[0]
-    drift = schema is not None and form.drift(row, start, path, schema, strict)
-    if drift:
-        return SchemaError(
-            f"{where}: {drift}: {text}; types are those of schema=, or found in the first blocks: give "
-            'schema=..., infer="all" or columns=[...], or fix the line',
-            path=path,
-            row=number,
-        )
-    said = re.sub(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*", "", said).rstrip(".")
-    return UnreadableError(
-        f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
-        ".filter(lambda path: ...) after list_files",
-        path=path,
-        row=number,
-    )
-
-
-def _stops(form: TextFormat, data: bytes, start: Start, path: str) -> list[int]:
-    """Where the rows of a piece end."""
-    view = np.frombuffer(data, np.uint8)
-    cutter = form.cutter(start, path)
-    stops: list[int] = cutter.stops(view, np.flatnonzero(view == 10)).tolist()
-    try:
-        if cutter.finish():
-            stops.append(len(data))
-    except BadFileError:
-        pass  # the file goes on behind the piece
-    return stops
-
-
-#: What some programs write before UTF-8.
-BOM = b"\xef\xbb\xbf"
+#: What Arrow says of where a row is, which is of the piece.
+ARROW = re.compile(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*")
 
 
 def is_utf8(data: bytes) -> bool:
@@ -123,3 +33,131 @@ def is_utf8(data: bytes) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
+
+
+def bad_utf8(file: TextFile, piece: int, form: TextFormat, data: bytes) -> UnreadableError:
+    """The error for a piece that is not UTF-8."""
+    layout, at = file.layout, 0
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+    line = int(layout.lines[piece]) + data.count(b"\n", 0, at) + 1
+    place = int(layout.start[piece]) + at
+    where = " of the decompressed text" if layout.compression else ""
+    return UnreadableError(
+        f"{file.name}, line {line:,}: byte {place:,}{where} is not UTF-8: "
+        f"{data[max(0, at - AROUND) : at + AROUND]!r}; write such files as UTF-8, as by "
+        f"iconv -f latin1 -t utf-8, take {form.reader}(errors='replace'), or leave them out with "
+        ".filter(lambda path: ...) after list_files",
+        path=file.name,
+    )
+
+
+def bad_row(
+    file: TextFile,
+    piece: int,
+    form: TextFormat,
+    data: bytes,
+    schema: pa.Schema | None,
+    strict: bool,
+) -> TrainpipesError | None:
+    """The error for a piece that was not read with this schema; None if all of its rows are as they should
+    be."""
+    layout, start = file.layout, file.layout.head
+    stops = _stops(form, data, start)
+
+    def problem(count: int) -> str:
+        """What is wrong with the first rows; "" if nothing is."""
+        try:
+            found = form.parse(data[: stops[count - 1]], start, schema, strict)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            return one_line(error)
+        more = len(found) - count + 1
+        return "" if more == 1 else f"the line has {more} rows"
+
+    good = bisect_left(range(1, len(stops) + 1), True, key=lambda count: problem(count) != "")
+    if good == len(stops):
+        return None
+    first = stops[good - 1] if good else 0
+    row = data[first : stops[good]]
+    blank = len(row) - len(row.lstrip(form.between))
+    line = int(layout.lines[piece]) + data.count(b"\n", 0, first + blank) + 1
+    text = repr(cut(row.strip(form.between).strip().decode("utf-8", "replace"), SHOWN))
+    where, number = f"{file.name}, line {line:,}", int(layout.rows[:piece].sum()) + good
+    wanted = form.infer(data[:first], start)[0] if schema is None and first else schema
+    drift = wanted is not None and _drift(form, row, start, wanted, strict)
+    if drift:
+        return SchemaError(
+            f"{where}: {drift}: {text}; types are those of schema=, or found in the first blocks: give "
+            'schema=..., infer="all" or columns=[...], or fix the line',
+            path=file.name,
+            row=number,
+        )
+    said = ARROW.sub("", problem(good + 1)).rstrip(".")
+    return UnreadableError(
+        f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
+        ".filter(lambda path: ...) after list_files",
+        path=file.name,
+        row=number,
+    )
+
+
+def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
+    """Where the rows of a piece end."""
+    view = np.frombuffer(data, np.uint8)
+    cutter = form.cutter(start)
+    stops: list[int] = cutter.stops(view, np.flatnonzero(view == FEED)).tolist()
+    try:
+        if cutter.finish():
+            stops.append(len(data))
+    except BadFileError:
+        pass  # the file goes on behind the piece
+    return stops
+
+
+def _drift(
+    form: TextFormat, row: bytes, start: Start, schema: pa.Schema, strict: bool
+) -> str | None:
+    """How a row that cannot be read differs from the schema; None if it is no row of this format."""
+    try:
+        found, _ = form.infer(row, start)
+    except (pa.ArrowException, UnicodeDecodeError):
+        return None
+    return unlike(found, schema, strict)
+
+
+def unlike(found: pa.Schema, schema: pa.Schema, strict: bool, above: str = "") -> str | None:
+    """How the types of a row differ from those that it should have; None if nothing is seen.
+
+    >>> unlike(pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())]), True)
+    "column 'a' is string here, and should be int64"
+    """
+    for field in found:
+        name, place = f"{above}{field.name}", schema.get_field_index(field.name)
+        if place < 0:
+            if strict:
+                return f"column {name!r} is new here"
+            continue
+        kind, own = schema.field(place).type, field.type
+        while pa.types.is_list(kind) and pa.types.is_list(own):
+            kind, own = kind.value_type, own.value_type
+        if kind.equals(own) or pa.types.is_null(own):
+            continue
+        if pa.types.is_struct(kind) and pa.types.is_struct(own):
+            said = unlike(pa.schema(list(own)), pa.schema(list(kind)), strict, f"{name}.")
+            if said:
+                return said
+        elif _kind(own) != _kind(kind):
+            return f"column {name!r} is {field.type} here, and should be {schema.field(place).type}"
+    return None
+
+
+def _kind(kind: pa.DataType) -> str:
+    """Types of which one is read where another is written."""
+    types = pa.types
+    if types.is_integer(kind):
+        return "integer"
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    return str(kind)

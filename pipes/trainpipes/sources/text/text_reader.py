@@ -1,29 +1,40 @@
-"""What ``read_json``, ``read_csv`` and ``read_text`` share: what they open."""
+"""What ``read_json``, ``read_csv`` and ``read_text`` share: what they open, and the columns and types of it,
+which are found in the first blocks or in all, and fixed from then on."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Literal
+
+import pyarrow as pa
 
 from trainpipes._internal.checks import byte_count, require
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.pool import default_threads
+from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.files.file_bytes import open_bytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
-from trainpipes.sources.files.format import OtherBytesError
-from trainpipes.sources.files.index_store import IndexStore
+from trainpipes.sources.files.format import Layout, OtherBytesError
+from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
+from trainpipes.sources.files.schema import chosen, same_names
 from trainpipes.sources.text.block_scan import PIECE_BYTES
-from trainpipes.sources.text.block_schema import schema_of
-from trainpipes.sources.text.blocks import TextBlocks, TextLayout
+from trainpipes.sources.text.blocks import TextBlocks
 from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
+from trainpipes.sources.text.layout import TextLayout
+
+Infer = Literal["first", "all"]
 
 #: Threads that index files of a server, at most.
 MAX_THREADS = 16
+#: Files whose first block is looked at, at most; and where types are given, to tell the size of a row.
+SAMPLED_FILES, SIZED_FILES = 16, 4
 
 
 class TextReader(FileReader):
@@ -60,10 +71,16 @@ class TextReader(FileReader):
         infer, block_rows = given.get("infer", "first"), given["block_rows"]
         blocks = TextBlocks(form, replace=given["errors"] == "replace", block_rows=block_rows)
         listed = self.listed(files)
+        local = all(map(is_local, listed.systems))
         key = json.dumps([form.settings, block_rows, PIECE_BYTES, infer], sort_keys=True)
         for attempt in range(2):
             store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)
-            store.complete(blocks.look, asker, **_progress(listed, form.name))
+            store.complete(
+                lambda job: blocks.scan(job.data, job.progress),
+                asker,
+                progress=_progress(f"indexing {form.name}", lambda file: int(listed.sizes[file])),
+                most=max(1, default_threads()) if local else MAX_THREADS,
+            )
             layouts = [TextLayout.of(layout) for layout in store.layouts()]
             try:
                 found, row_bytes = schema_of(store, layouts, blocks, asker, columns, schema, infer)
@@ -80,13 +97,155 @@ class TextReader(FileReader):
         )
 
 
-def _progress(files: FileList, name: str) -> dict[str, Any]:
-    """How files are scanned: their bytes are counted, and those here by one thread a core."""
+def _progress(said: str, size: Callable[[int], int]) -> Callable[[list[int]], Progress]:
+    """What counts the bytes of files, whose sizes are -1 where they are not known."""
 
     def progress(missing: list[int]) -> Progress:
-        sizes = files.sizes[missing]
-        total = int(sizes.sum()) if (sizes >= 0).all() else None
-        return Progress(f"indexing {name}", total, "bytes")
+        sizes = [size(file) for file in missing]
+        return Progress(said, sum(sizes) if min(sizes) >= 0 else None, "bytes")
 
-    local = all(map(is_local, files.systems))
-    return {"progress": progress, "most": max(1, default_threads()) if local else MAX_THREADS}
+    return progress
+
+
+def schema_of(
+    store: IndexStore,
+    layouts: Sequence[TextLayout],
+    blocks: TextBlocks,
+    asker: str,
+    columns: Sequence[str] | None,
+    schema: pa.Schema | None,
+    infer: Infer,
+) -> tuple[pa.Schema, float | None]:
+    """The schema of the chosen columns, and bytes of an average row of them in memory; None without rows."""
+    files, form = store.files, blocks.form
+    if form.names_columns:
+        _check_names(files, layouts, asker, columns if schema is None else schema.names)
+    if form.fixed_schema is not None:
+        text = sum(float((each.stop - each.start).sum()) for each in layouts)
+        rows = sum(int(each.rows.sum()) for each in layouts)
+        return form.fixed_schema, text / rows + 4 if rows else None
+    if schema is not None:
+        _check_types(form, schema, asker)
+        wanted = pa.schema(list(chosen(schema, columns, asker, "schema=").values()))
+        given = TextBlocks(form, wanted, replace=blocks.replace)
+        return wanted, _row_bytes(files, layouts, given)
+    # A file without rows says nothing of types.
+    filled = [file for file, layout in enumerate(layouts) if len(layout.rows)]
+    looked_at: Sequence[int] = filled or range(len(files))
+    if infer == "first":
+        looked_at = looked_at[:: -(-len(looked_at) // SAMPLED_FILES)]
+
+    _look(store, layouts, blocks, asker, looked_at, None if infer == "all" else 1)
+    found = [(files.names[n], store.layout(n).schema) for n in looked_at]
+    whole = _merged(found, form, asker)
+    if not len(whole) and filled:
+        raise SchemaError(
+            f"{asker}: {found[0][0]} has rows without a single field, so that no column is known: say the "
+            "columns and their types by schema=",
+            path=found[0][0],
+            stage=asker,
+        )
+    fields = chosen(whole, columns, asker, found[0][0])
+    sampled, size = 0, 0.0
+    for n in looked_at:
+        layout = TextLayout.of(store.layout(n))
+        assert layout.sampled is not None
+        sampled += layout.sampled[0]
+        each = zip(layout.schema.names, layout.sampled[1], strict=True)
+        size += sum(bytes_ for name, bytes_ in each if name in fields)
+    return pa.schema(list(fields.values())), size / sampled if sampled else None
+
+
+def _check_names(
+    files: FileList, layouts: Sequence[TextLayout], asker: str, columns: Sequence[str] | None
+) -> None:
+    """Raise unless each file has the columns that are wanted, or all have the same ones."""
+    first = layouts[0].head.names
+    for path, names in zip(files.names, (each.head.names for each in layouts), strict=True):
+        if columns is not None:
+            chosen(pa.schema([(name, pa.string()) for name in names]), columns, asker, path)
+        elif names != first:
+            same_names(files.names[0], first, path, names, asker)
+
+
+def _check_types(form: TextFormat, schema: pa.Schema, asker: str) -> None:
+    for field in schema:
+        try:
+            form.read_none(pa.schema([field]))
+        except pa.ArrowNotImplementedError as error:
+            raise ConfigError(
+                f"{asker}: schema= has column {field.name!r} as {field.type}, which is not read from "
+                f"{form.name}: choose another type, and cast it by map_batches()",
+                stage=asker,
+            ) from error
+
+
+def _look(
+    store: IndexStore,
+    layouts: Sequence[TextLayout],
+    blocks: TextBlocks,
+    asker: str,
+    wanted: Sequence[int],
+    most: int | None,
+) -> None:
+    """Find the columns and types of files, in so many pieces of each."""
+    form = blocks.form
+
+    def scan(job: Scan) -> Layout:
+        assert job.progress is not None
+        layout, sizes = layouts[job.file], dict[str, float]()
+        names = layout.head.names if form.names_columns else ()
+        found: list[tuple[str, pa.Schema]] = []
+        with closing(blocks.open(job.data, layout)) as file:
+            for piece, length in enumerate((layout.stop - layout.start)[:most].tolist()):
+                schema, each = blocks.infer(file, piece)
+                found.append((file.name, schema))
+                job.progress.advance(length)
+                for name, size in zip(schema.names, each, strict=True):
+                    sizes[name] = sizes.get(name, 0.0) + size
+        schema = pa.schema([(name, pa.string()) for name in names])  # without rows
+        schema = _merged(found, form, asker) if found else schema
+        in_memory = [sizes.get(name, 0.0) for name in schema.names]
+        return layout.with_types(schema, int(layout.rows[:most].sum()), in_memory)
+
+    def size(file: int) -> int:
+        return int((layouts[file].stop - layouts[file].start)[:most].sum())
+
+    store.complete(
+        scan,
+        asker,
+        wanted=wanted,
+        enough=lambda _, layout: TextLayout.of(layout).sampled is not None,
+        progress=_progress(f"looking at the types of {form.name}", size),
+    )
+
+
+def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str) -> pa.Schema:
+    """One schema that holds the values of all."""
+    fields: dict[str, tuple[pa.Field, str]] = {}
+    for path, schema in found:
+        for field in schema:
+            known, where = fields.get(field.name, (field, path))
+            try:
+                wider = field if known is field else form.wider(known, field)
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                raise SchemaError(
+                    f"{asker}: column {field.name!r} is {known.type} in {where} and {field.type} in {path}, "
+                    "and no type can hold both; convert one, leave the column out by columns=[...], or say "
+                    "the type by schema=",
+                    path=path,
+                    stage=asker,
+                ) from error
+            fields[field.name] = wider, where
+    return pa.schema([field for field, _ in fields.values()])
+
+
+def _row_bytes(files: FileList, layouts: Sequence[TextLayout], blocks: TextBlocks) -> float | None:
+    """Bytes of an average row in memory, told from the first piece of some files."""
+    rows, size = 0, 0.0
+    for number in range(0, len(files), -(-len(files) // SIZED_FILES) or 1):
+        if len(layouts[number].rows):
+            with closing(blocks.open(open_bytes(files, number), layouts[number])) as file:
+                table = blocks.table(file, 0)
+            rows, size = rows + len(table), size + table.nbytes
+    return size / rows if rows else None

@@ -40,15 +40,13 @@ BLOCK_ROWS = 256
 class ReadBytes(FileReader):
     """Reads whole files: each file is a row.
 
-    In: files, from ``list_files``; a folder stands for all of its files. Out: rows with ``path`` and
-    ``bytes``, as Arrow. Cursor: a row number. A file is read when its batch is made, so that a shuffle's
-    buffer costs 8 bytes a file; rows can be chosen by number. Many small files on a server are slow, with a
-    request for each (16 at a time): put them in tar archives, and use ``read_webdataset``.
+    Rows have ``path`` and ``bytes``. A file is read when its batch is made, so that a shuffle's buffer costs
+    8 bytes a file; rows can be chosen by number. Many small files on a server are slow, with a request for
+    each: put them in tar archives, and use ``read_webdataset``.
 
     Args:
         block_rows: files in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
 
     Raises:
         DataChangedError: a file has changed since it was listed.
@@ -175,12 +173,7 @@ class WholeFilesReader:
             self._ahead.expect(dict.fromkeys(there))
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
-        """Rows ``start`` to ``stop`` of a block.
-
-        Raises:
-            DataError: a file cannot be had.
-            UnreachableError: the server does not answer, or denies access.
-        """
+        """Rows ``start`` to ``stop`` of a block."""
         return self.take(self._source.rows(block)[start:stop])
 
     def take(self, numbers: Sequence[int]) -> pa.Table:

@@ -41,20 +41,18 @@ NAMES = ("file_name", "filename", "file", "path", "image")
 class ReadImages(FileReader):
     """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
 
-    In: files, from ``list_files``; a folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``,
-    ``.bmp``, ``.pgm``, ``.tif``, ``.tiff``, ``.webp``). Out: rows with ``path`` and ``bytes``. With
-    ``labels="folder"`` also ``class``, the name of the image's folder in the folder that was listed, and
-    ``label``, the number of that class in the order of the names. Rows then come class by class, as in
-    torchvision's ``ImageFolder``. ``decode_image`` decodes them, after the shuffle. Cursor and cost: as
-    ``read_bytes``.
+    A folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``, ``.bmp``, ``.pgm``, ``.tif``,
+    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``; with ``labels="folder"`` also ``class``, the name
+    of the image's folder in the folder that was listed, and ``label``, the number of that class in the order
+    of the names. Rows then come class by class, as in torchvision's ``ImageFolder``. ``decode_image`` decodes
+    them, after the shuffle.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,
             ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the folder that was
             listed; the CSV's other columns are added to each image. None for neither.
         block_rows: images in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
+        storage_options: more options for the fsspec file system; neither shown nor part of a state.
 
     Raises:
         ConfigError: an image lies in no folder of a class.

@@ -1,0 +1,120 @@
+"""The pieces of a file of text, as they are kept, and as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from trainpipes.engine.layout import IntArray
+from trainpipes.sources.compressed.streams import Decompressed, ReadAgain
+from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
+from trainpipes.sources.files.format import Layout, OtherBytesError, packed, unpacked
+from trainpipes.sources.text.block_scan import check_of
+from trainpipes.sources.text.format import Start
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextLayout(Layout):
+    """The pieces of a file.
+
+    Args:
+        compression: what it is compressed with; "" for nothing.
+        head: what its first bytes say.
+        lines: line feeds before each piece, int64 ``[pieces]``.
+        checks: checksum of each, by ``check_of``.
+        entries: where in the file the member begins that each is read from.
+        places: where in the decompressed bytes that is.
+        size: bytes of the file.
+        sampled: rows whose types were found, and bytes of these in memory, of each column; None if no types
+            were looked for.
+    """
+
+    compression: str
+    head: Start
+    lines: IntArray
+    checks: IntArray
+    entries: IntArray
+    places: IntArray
+    size: int
+    sampled: tuple[int, list[float]] | None = None
+
+    @staticmethod
+    def of(layout: Layout) -> TextLayout:
+        """The layout that an index keeps."""
+        extra = unpacked(layout.extra)
+        lines = extra.pop("lines")
+        extra["lines"] = extra.pop("lines_before") + np.cumsum(lines) - lines
+        extra["head"] = Start(extra.pop("at"), tuple(extra.pop("names")), extra.pop("kind"))
+        return TextLayout(
+            layout.rows, layout.start, layout.stop, layout.schema, layout.extra, **extra
+        )
+
+    def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
+        """The layout with the types of so many rows, and bytes of each of their columns, to be kept."""
+        extra = packed(**{**unpacked(self.extra), "sampled": [rows, list(sizes)]})
+        return Layout(self.rows, self.start, self.stop, schema, extra)
+
+    def first_pieces(self, block_rows: int | None) -> IntArray:
+        """Numbers of the pieces that blocks begin with, and that of all.
+
+        Without ``block_rows``, a block ends after the first piece that has a member's beginning within the
+        block, so that less than a block must be decompressed to come to a block's first row. A file of one
+        member is one block.
+        """
+        count = len(self.rows)
+        found = [0] if count else []
+        if block_rows is not None and count:
+            counted = np.cumsum(self.rows[:-1])
+            found += (1 + np.flatnonzero(counted % block_rows == 0)).tolist()
+        elif block_rows is None:
+            for piece in range(1, count):
+                if self.places[piece] > self.start[found[-1]]:
+                    found.append(piece)
+        return np.array([*found, count], dtype=np.int64)
+
+    def edges(self, block_rows: int | None) -> IntArray:
+        """The first row of each block, and the number of rows."""
+        found: IntArray = np.append(0, np.cumsum(self.rows))[self.first_pieces(block_rows)]
+        return found
+
+
+class TextFile:
+    """An open file of text.
+
+    Args:
+        data: its bytes.
+        layout: its pieces.
+        again: counts what is decompressed only to reach later bytes.
+    """
+
+    def __init__(self, data: FileBytes, layout: TextLayout, again: ReadAgain) -> None:
+        self._data, self.layout, self.name = data, layout, data.name
+        self._stream = Decompressed(data, layout.compression, again) if layout.compression else None
+
+    def content(self, number: int) -> bytes:
+        """The bytes of a piece, decompressed.
+
+        Raises:
+            OtherBytesError: they are not what they were.
+            BadFileError: they cannot be decompressed.
+        """
+        layout = self.layout
+        start, stop = int(layout.start[number]), int(layout.stop[number])
+        if self._stream is None:
+            data = as_bytes(self._data.read([(start, stop)])[0])
+        else:
+            entry = int(layout.entries[number]), int(layout.places[number])
+            data = self._stream.read(start, stop, entry)
+            if number == len(layout.rows) - 1:
+                self._stream.finish()
+        if len(data) != stop - start or check_of(data) != int(layout.checks[number]):
+            raise OtherBytesError("it has as many bytes as before, and others")
+        return data
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._stream is not None:
+            self._stream.close()
