@@ -21,7 +21,7 @@ import pyarrow as pa
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.block import Block
-from trainpipes.columns.joined import joined_tables
+from trainpipes.columns.payload import join_payloads
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
@@ -202,7 +202,7 @@ class BlockCache:
                     found[file] = self._obtain(file, reader, wait)
         blocks = [self._wanted(file, block) for file, block in found.items() if block is not None]
         tables = [block.data for block in blocks]
-        return Block(joined_tables(tables), np.concatenate([block.ids for block in blocks]))
+        return Block(join_payloads(tables), np.concatenate([block.ids for block in blocks]))
 
     def _wanted(self, file: _File, block: Block) -> Block:
         """The rows of a file's that are wanted, with holes where they are."""
