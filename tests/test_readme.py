@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+import trainpipes as tp
 from interpreters import python
-from trainpipes import Pipeline, start
+from trainpipes import Pipeline
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -98,7 +99,10 @@ def test_every_source_and_stage_is_in_a_table_and_has_an_example() -> None:
     rows = re.findall(r"^\| (`[^|]+) \|", text, re.MULTILINE)
     named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
     stages = {name for name, method in vars(Pipeline).items() if type(method).__name__ == "Method"}
-    sources = {*start.__all__, *(name for name in dir(Pipeline) if name.startswith("read_"))}
+    sources = {
+        *tp._NAMES["start"].split(),
+        *(name for name in dir(Pipeline) if name.startswith("read_")),
+    }
     assert len(stages) > 30
     assert len(sources) > 15
     assert stages | sources <= named

@@ -296,18 +296,6 @@ def is_utf8(array: Any) -> bool:
     return True
 
 
-def check_whole(table: pa.Table) -> None:
-    """Raise ArrowInvalid unless a table can be read without harm. Text need not be UTF-8: it may come so from
-    a file, and whoever decodes it says so."""
-    for column in table.columns:
-        for chunk in column.chunks:
-            try:
-                check_sound(chunk)
-            except pa.ArrowInvalid as error:
-                if "Invalid UTF8 sequence" not in str(error):
-                    raise
-
-
 def check_sound(array: Any) -> None:
     """Raise ArrowInvalid unless an array can be read without harm: its offsets lie within its values, and so
     on. Text need not be UTF-8, but for text in dictionaries, of which there is little."""

@@ -80,7 +80,7 @@ def _bad_in(array: Any) -> tuple[int, str] | None:
             )
         except (ValueError, ArithmeticError) as error:
             return row, (
-                f"a value that Python has none for, as {array.type}: {str(error)[:SHOWN]}; mend the file, or "
+                f"a value that Python has none for, as {array.type}: {str(error)[:SHOWN]}; fix the file, or "
                 "leave the column out by columns=[...]"
             )
     return None

@@ -170,7 +170,7 @@ def _look(found: Found, files: FileList) -> None:
     if found.reader in SCANNED or (len(wanted) > 1 and not found.files):
         one_by_one = each_file(
             files, lambda n, _: look(n), "inspect_files()", "data",
-            wanted=wanted, least=1, job="looking at files",
+            wanted=wanted, job="looking at files",
         )  # fmt: skip
         found.files = [one for several in one_by_one.values() for one in several]
     found.bytes = found.bytes or sum(file.size for file in found.files)

@@ -162,8 +162,8 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
         lock.leave()
     if found is None:
         raise ConfigError(
-            f"to_map_dataset(): {target} was written, but other users may change it: name another "
-            f"folder by {VARIABLE}, or use to_map_dataset(path)"
+            f"to_map_dataset(): {target} was written, and is gone again: name another folder by {VARIABLE}, "
+            "or use to_map_dataset(path)"
         )
     return found
 

@@ -30,7 +30,7 @@ class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
     Indices are shuffled and dealt, and a rank or worker fetches only its own. Without ``batch``, items are
-    fetched one by one; with it, a micro-batch at a time. A state knows the dataset by its class and length
+    fetched one by one; with it, a batch at a time. A state knows the dataset by its class and length
     only.
 
     Args:
@@ -39,7 +39,7 @@ class FromDataset(Source):
             ``trainpipes.samplers`` see ``shuffle(sampler=...)``. Torch's samplers draw with another
             seed each epoch; a ``DistributedSampler`` gives the indices of all its replicas, which
             ``sharding_filter`` deals to ranks. A resume draws the epoch's keys again and drops those used.
-        batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
+        batch_sampler: gives a list of keys for each batch, in place of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 

@@ -58,7 +58,7 @@ _ENDS = {
 #: What a stage that cannot stand in a source is to do instead.
 _ELSEWHERE = {
     "shard": "put it after mix(): it deals all sources",
-    "batch": "put it after mix(): micro-batches are of mixed rows",
+    "batch": "put it after mix(): batches are of mixed rows",
     "finish": "put it after mix() and batch()",
     "repeat": 'leave it out: sources start again by themselves; see mix(stop="repeat")',
     "place": "put it at the end of the chain, after mix()",

@@ -264,7 +264,7 @@ class DecodeImage(RunStage):
                 continue
             if isinstance(row, NoPicture):
                 error = UnreadableError(
-                    f"{self}: column {self.column!r} holds no picture that can be decoded: {row}; mend it, "
+                    f"{self}: column {self.column!r} holds no picture that can be decoded: {row}; fix it, "
                     'or leave such rows out with on_error="skip"',
                     stage=str(self),
                 )
