@@ -174,14 +174,14 @@ def no_harm_of_forgery(kind: str, data: Path, kept: Path, times: int, seed: int)
 
 @pytest.mark.parametrize("kind", ["rows", "footers"])
 def test_damaged_files_change_no_batch(kind: str, data: Path, kept: Path) -> None:
-    same_after_damage(kind, data, kept, 60, seed=1)
+    same_after_damage(kind, data, kept, 30, seed=1)
 
 
 @pytest.mark.parametrize("kind", ["rows", "footers"])
 def test_forged_files_with_a_good_checksum_end_no_process(
     kind: str, data: Path, kept: Path
 ) -> None:
-    no_harm_of_forgery(kind, data, kept, 60, seed=2)
+    no_harm_of_forgery(kind, data, kept, 30, seed=2)
 
 
 @pytest.mark.nightly

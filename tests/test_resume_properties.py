@@ -292,7 +292,7 @@ def plans(draw: st.DrawFn, most_workers: int = 2) -> tuple[Spec, list[int], list
     return spec, stops, workers[: len(stops) + 1]
 
 
-@examples(60, shrink=False)
+@examples(60, often=8, shrink=False)
 @given(plans(most_workers=3))
 def test_a_loader_resumes_exactly_with_any_number_of_workers(
     plan: tuple[Spec, list[int], list[int]],
@@ -304,7 +304,7 @@ def test_a_loader_resumes_exactly_with_any_number_of_workers(
     assert resumed_at(OfLoader, make, stops, workers) == whole
 
 
-@examples(25, shrink=False)
+@examples(25, often=4, shrink=False)
 @given(plans(), st.integers(1, 2))
 def test_a_stateful_data_loader_resumes_exactly(
     plan: tuple[Spec, list[int], list[int]], workers: int
@@ -319,7 +319,7 @@ def test_a_stateful_data_loader_resumes_exactly(
     assert resumed_at(OfStatefulDataLoader, make, stops, count) == whole
 
 
-@examples(40, shrink=False)
+@examples(40, often=4, shrink=False)
 @given(plans())
 def test_a_data_loader_started_from_a_state_goes_on_exactly(
     plan: tuple[Spec, list[int], list[int]],
