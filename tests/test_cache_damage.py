@@ -250,21 +250,6 @@ def test_what_others_could_write_is_made_again(data: Path, kept: Path) -> None:
     assert modes(kept)["files"] == {0o600}
 
 
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Rows that are tokenized, which those kept are not."""
-    from trainpipes.tokenizers import bytes as engine
-
-    found: list[Any] = []
-    inner = engine.Bytes.encode
-
-    def encode(self: Any, texts: Any) -> Any:
-        found.append(len(texts))
-        return inner(self, texts)
-
-    monkeypatch.setattr(engine.Bytes, "encode", encode)
-    return found
-
-
 @needs_root
 @pytest.mark.parametrize("kind", ["rows", "footers", "datasets"])
 def test_files_of_another_user_are_not_used_and_it_is_said_once(
