@@ -34,7 +34,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make format  let ruff format the code"
 	@echo "make docs    the documentation as a site: build/site/index.html"
-	@echo "make docs-check  every page opened in Chromium: errors, width of a phone, contrast; CHECK=faq.html for one"
+	@echo "make docs-check  every page opened in Chromium: errors, width of a phone, contrast; CHECK=questions.html for one"
 	@echo "make dist    an sdist and a wheel in dist/"
 	@echo "make clean   remove .venv, .venv-frameworks, .venv-ray, caches and what the demo wrote"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-from trainpipes.storage.caching.checked_file import TRAILER, trailer
-
 #: What is put into a file in one go: what formats of text are made of, and what some of them trip over.
 TOKENS = (
     *(b'"', b"'", b"\n", b"\r", b"\r\n", b",", b"\t", b":", b"{", b"}", b"[", b"]", b"\\", b"\0"),
@@ -65,15 +63,3 @@ def damaged(content: bytes, others: list[bytes], draw: random.Random) -> bytes:
         other = draw.choice([content, *others])
         changed = changed[:place] + other[draw.randrange(len(other) + 1) :]
     return bytes(changed)
-
-
-def forged(content: bytes, draw: random.Random) -> bytes:
-    """The same with a checksum that is right, so that nothing but a look inside tells."""
-    changed = bytearray(content[:-TRAILER])
-    for _ in range(draw.choice((1, 1, 2, 8, 30))):
-        place = draw.randrange(len(changed))
-        if draw.random() < 0.5:
-            changed[place] ^= 1 << draw.randrange(8)
-        else:
-            changed[place] = draw.choice((0, 1, 0x7F, 0x80, 0xFF))
-    return bytes(changed) + trailer(bytes(changed))

@@ -134,3 +134,22 @@ EVERY: dict[str, Make] = {
     ),
     "tokens / endless": lambda f: tokens(token_file(f), dtype="uint16", max_length=16, **SMALL),
 }
+
+PAIRS_TABLE = pa.Table.from_pylist(list(pairs()))
+CHOICES = PAIRS_TABLE.append_column("chosen", PAIRS_TABLE["prompt"]).append_column(
+    "rejected", PAIRS_TABLE["prompt"]
+)
+#: Recipes that may keep token ids on disk.
+KEPT: dict[str, Callable[..., tp.Pipeline]] = {
+    "classification": lambda f, **o: classification(
+        text_files(f), "bytes", label="response", num_buckets=8, **SMALL, **o
+    ),
+    "sft": lambda f, **o: sft(text_files(f), "bytes", **SMALL, **o),
+    "seq2seq": lambda f, **o: seq2seq(text_files(f), "bytes", **SMALL, **o),
+    "pretrain": lambda f, **o: pretrain(
+        text_files(f), "bytes", max_length=64, pack_buffer_size=8, epochs=1, **SMALL, **o
+    ),
+    "masked_lm": lambda f, **o: masked_lm(text_files(f), words(), **SMALL, **o),
+    "chat": lambda f, **o: chat(chats(), small_tokenizer(), on_error="keep", **SMALL, **o),
+    "preference": lambda f, **o: preference(tp.from_arrow(CHOICES), "bytes", **SMALL, **o),
+}

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from trainpipes.columns.arrays import (
     apart,
     first_null,
+    gathered,
     list_array,
     one_chunk,
     python_to_arrow,
@@ -143,6 +144,18 @@ def test_texts_taken_apart_are_their_bytes_and_where_they_start(rows):
     assert edges[-1] == len(flat)
     expected = [v.encode() if isinstance(v, str) else v for v in rows.to_pylist()]
     assert [flat[a:b] for a, b in itertools.pairwise(edges)] == expected
+
+
+@given(ragged([*TEXTS, *LISTS], null=True), st.data())
+def test_gathered_rows_are_those_at_the_numbers(rows, data):
+    numbers = st.lists(st.integers(0, len(rows) - 1), max_size=30) if len(rows) else st.just([])
+    index = np.array(data.draw(numbers), np.int64)
+    found, table = gathered(rows, index), gathered(pa.table({"x": rows, "y": rows}), index)
+    found.validate(full=True)
+    values = rows.to_pylist()
+    assert found.type == rows.type
+    assert found.to_pylist() == [values[n] for n in index]
+    assert table.column(1).to_pylist() == found.to_pylist()
 
 
 def test_maps_are_taken_apart_as_lists_are():

@@ -25,14 +25,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from damaged_files import damaged, forged
+from damaged_files import damaged
 from interpreters import python
 from trainpipes import (
     ConfigError,
-    DataChangedError,
     MissingFilesError,
     Pipeline,
-    TrainpipesError,
     cache,
 )
 from trainpipes._internal import messages as warn_once
@@ -142,56 +140,16 @@ def same_after_damage(kind: str, data: Path, kept: Path, times: int, seed: int) 
     in_child(work)
 
 
-def no_harm_of_forgery(kind: str, data: Path, kept: Path, times: int, seed: int) -> None:
-    want = batches(rows(data))
-    assert batches(rows(data).cache()) == want
-    good = {path: path.read_bytes() for path in entries(kept, kind)}
-
-    def work() -> dict[str, int]:
-        draw, said = random.Random(seed), {"same": 0, "others": 0, "refused": 0}
-        for _ in range(times):
-            for path, content in good.items():
-                path.unlink(missing_ok=True)
-                path.write_bytes(forged(content, draw))
-                path.chmod(0o600)
-            if kind == "footers":
-                for path in entries(kept):
-                    path.unlink()
-            try:
-                said["same" if batches(rows(data).cache()) == want else "others"] += 1
-            except TrainpipesError as error:
-                said["refused"] += 1
-                if isinstance(error, DataChangedError):  # not to be believed again
-                    assert not next(iter(good)).exists()
-        return said
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        said = in_child(work)
-    assert said["same"] + said["others"] > times // 10
-    assert said["same"]
-
-
 @pytest.mark.parametrize("kind", ["rows", "footers"])
 def test_damaged_files_change_no_batch(kind: str, data: Path, kept: Path) -> None:
     same_after_damage(kind, data, kept, 30, seed=1)
 
 
-@pytest.mark.parametrize("kind", ["rows", "footers"])
-def test_forged_files_with_a_good_checksum_end_no_process(
-    kind: str, data: Path, kept: Path
-) -> None:
-    no_harm_of_forgery(kind, data, kept, 30, seed=2)
-
-
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("check", [same_after_damage, no_harm_of_forgery])
 @pytest.mark.parametrize("kind", ["rows", "footers"])
-def test_thousands_of_damaged_files(
-    check: Callable[..., None], kind: str, data: Path, kept: Path
-) -> None:
-    check(kind, data, kept, 20_000, seed=random.SystemRandom().randrange(2**32))
+def test_thousands_of_damaged_files(kind: str, data: Path, kept: Path) -> None:
+    same_after_damage(kind, data, kept, 20_000, seed=random.SystemRandom().randrange(2**32))
 
 
 def test_a_damaged_map_dataset_is_made_again(kept: Path) -> None:
@@ -237,17 +195,6 @@ def test_what_is_kept_is_its_owners_alone(mask: int, data: Path, kept: Path) -> 
         os.umask(before)
     assert modes(kept) == {"folders": {0o700}, "files": {0o600}}
     assert [path.name for path in sorted(kept.iterdir())] == ["datasets", "footers", "rows"]
-
-
-def test_what_others_could_write_is_made_again(data: Path, kept: Path) -> None:
-    want = batches(rows(data).cache())
-    before = {path: path.stat().st_ino for path in entries(kept)}
-    for path in entries(kept):
-        path.chmod(0o666)
-    assert batches(rows(data).cache()) == want
-    after = {path: path.stat().st_ino for path in entries(kept)}
-    assert after.keys() == before.keys()
-    assert modes(kept)["files"] == {0o600}
 
 
 @needs_root

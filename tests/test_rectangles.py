@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from trainpipes.columns.byte_rows import cut_rows
-from trainpipes.columns.rectangles import RaggedRows, Rectangles
+from trainpipes.columns.rectangles import RaggedRows, Rectangles, cut_rows
 
 KINDS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", "float32"]
 sides = st.sampled_from(["left", "right"])

@@ -27,6 +27,7 @@ from faulty_server import Fault, FaultyServer, serving
 from trainpipes._internal.clean_errors import clean
 from trainpipes.look import inspect_files
 from trainpipes.prepare import repack
+from trainpipes.sources.files import file_bytes
 from trainpipes.sources.remote import retry
 
 pytest.importorskip("aiohttp")
@@ -42,6 +43,9 @@ QUERY = (
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(
+        file_bytes, "SMALL_FILE", 0
+    )  # what was fetched would not be asked for again
     monkeypatch.setattr(retry, "_last_message", -1e9)
     monkeypatch.setenv("TRAINPIPES_CACHE", str(tmp_path / "cache"))
 

@@ -1,10 +1,24 @@
-"""What a folder of files that is not finished says of them."""
+"""What a folder of files holds, and what one that is not finished says of them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a folder."""
+    return {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
+
+
+def row_groups(paths: Iterable[str | Path]) -> list[list[int]]:
+    """Rows of the row groups of Parquet files."""
+    files = [pq.read_metadata(path) for path in paths]
+    return [[m.row_group(n).num_rows for n in range(m.num_row_groups)] for m in files]
 
 
 def noted(folder: Path) -> list[dict[str, Any]]:

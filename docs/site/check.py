@@ -1,12 +1,12 @@
 """Opens every page of the built site in Chromium: ``make docs-check``.
 
-In light and dark colours, at the width of a desktop and of a phone, a page must load without an error and
+In light and dark colors, at the width of a desktop and of a phone, a page must load without an error and
 without a request to another host, must not be wider than its window, and axe-core must find nothing wrong
 with it: contrast, names of links, order of headings, regions that a keyboard cannot scroll. Prints what is
 wrong; ends with 1 if anything is.
 
     python docs/site/check.py                                   # after `make docs`
-    python docs/site/check.py faq.html --screenshots /tmp/shots # some pages, and what they look like
+    python docs/site/check.py questions.html --screenshots /tmp/shots # some pages, and what they look like
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _fault(wrong: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("pages", nargs="*", help="such as faq.html; all unless given")
+    parser.add_argument("pages", nargs="*", help="such as questions.html; all unless given")
     parser.add_argument("--site", type=Path, default=SITE, help="the built site")
     parser.add_argument("--chromium", help="its executable, where it is not on the PATH")
     parser.add_argument("--screenshots", type=Path, help="a folder for a picture of each page")
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = args.pages or there
     if unknown := sorted({*names} - {*there}):
         return _stop(
-            f"no such pages in {args.site}: {unknown}; write faq.html or reference/loader.html"
+            f"no such pages in {args.site}: {unknown}; write questions.html or reference/loader.html"
         )
     if args.screenshots:
         args.screenshots.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(fault, flush=True)
             faults += 1
         print(
-            f"{len(names)} pages in Chromium {browser.version}, {len(SCHEMES)} colour schemes, "
+            f"{len(names)} pages in Chromium {browser.version}, {len(SCHEMES)} color schemes, "
             f"{len(WIDTHS)} widths: {faults or 'no'} faults"
         )
         browser.close()

@@ -26,8 +26,8 @@ ELSEWHERE = {
     "benchmarks/README.md": "benchmarks.md",
 }
 #: Names of stages and sources above their entries.
-ENTRY = re.compile(r"^### (.+)$", re.MULTILINE)
-NAME = re.compile(r"\w+")
+ENTRY = re.compile(r"^\| `[^|]+ \|", re.MULTILINE)
+NAMED = re.compile(r"`(\w+)[^`]*`")
 LINK = re.compile(r"(?<=\]\()([^)#\s]+)(#[^)\s]*)?(?=\))")
 #: Names of stages and sources, and where the reference tells of them: filled when the site is built.
 REFERENCE: dict[str, str] = {}
@@ -75,11 +75,11 @@ def _places(made: list[tuple[str, str, str]]) -> dict[str, str]:
 
 
 def _with_reference(entry: re.Match[str]) -> str:
-    """The heading of an entry, and below it links to what it names in the reference."""
-    found = [
-        f"[`{name}`]({REFERENCE[name]})" for name in NAME.findall(entry[1]) if name in REFERENCE
-    ]
-    return f"{entry[0]}\n\nReference: {', '.join(found)}" if found else entry[0]
+    """The first cell of a row, whose stages lead to the reference."""
+    return NAMED.sub(
+        lambda name: f"[{name[0]}]({REFERENCE[name[1]]})" if name[1] in REFERENCE else name[0],
+        entry[0],
+    )
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:

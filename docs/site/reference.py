@@ -13,7 +13,7 @@ from typing import Any
 
 import trainpipes as tp
 import trainpipes_recipes
-from trainpipes import errors, samplers, start
+from trainpipes import errors, samplers
 from trainpipes.pipeline import Pipeline
 
 __all__ = ["pages"]
@@ -29,11 +29,14 @@ KINDS = (
     "RowSource",
     "RowStream",
     "StreamReader",
+    "Format",
+    "Layout",
     "Place",
     "Rows",
 )
 FUNCTIONS = (
-    "load", "recipe", "recipes", "merge_states", "read_memmap", "write_memmap", "pad_sequences", "show",
+    "load", "locate", "recipe", "recipes", "merge_states", "read_memmap", "write_memmap", "pad_sequences",
+    "show",
 )  # fmt: skip
 
 
@@ -47,29 +50,31 @@ def pages() -> Iterator[tuple[str, str, str]]:
         for name, method in methods.items()
         if name not in stages and name not in inherited and not name.startswith("read_")
     }
-    what = "Where rows come from: each is a function that a pipeline begins with."
-    yield "sources", "Sources", _page(what, "tp.", {n: getattr(tp, n) for n in start.__all__})
-    what = "What happens to rows: each is a method that gives a pipeline with one more stage."
+    what = "Functions that start a pipeline."
+    yield (
+        "sources",
+        "Sources",
+        _page(what, "tp.", {n: getattr(tp, n) for n in tp._NAMES["start"].split()}),
+    )
+    what = "Methods of a pipeline that add a stage."
     yield "stages", "Stages", _page(what, "", stages)
     yield "pipeline", "Pipeline", _page(described(Pipeline), "", own)
     functions = inspect.getmembers(tp.Loader, inspect.isfunction)
     public = {name: function for name, function in functions if not name.startswith("_")}
     yield "loader", "Loader", _page(described(tp.Loader), "", public)
-    what = "What else `import trainpipes as tp` gives."
+    what = "Other functions of `import trainpipes as tp`."
     found = {name: getattr(tp, name) for name in FUNCTIONS if hasattr(tp, name)}
     yield "functions", "Functions", _page(what, "tp.", found)
     found = {name: getattr(samplers, name) for name in samplers.__all__}
-    what = (
-        "Rows of an epoch: for `tp.from_dataset(dataset, sampler=...)` and `.shuffle(sampler=...)`."
-    )
+    what = "For `tp.from_dataset(dataset, sampler=...)` and `.shuffle(sampler=...)`."
     yield "samplers", "Samplers", _page(what, "tp.samplers.", found)
     found = {name: getattr(trainpipes_recipes, name) for name in trainpipes_recipes.__all__}
-    what = "Chains that are ready made: `tp.recipe(name, ...)`."
+    what = "Ready-made pipelines: `tp.recipe(name, ...)`."
     yield "recipes", "Recipes", _page(what, "", found)
     found = {name: getattr(errors, name) for name in errors.__all__}
     yield "errors", "Errors", _page(markdown(errors.__doc__ or ""), "tp.", found)
-    what = "What they are made of: [how](../extend.md)."
-    yield "extend", "Stages of your own", _page(what, "tp.", {n: getattr(tp, n) for n in KINDS})
+    what = "Base classes for [your own stages, sources and formats](../extend.md)."
+    yield "extend", "Base classes", _page(what, "tp.", {n: getattr(tp, n) for n in KINDS})
 
 
 def _page(what: str, home: str, objects: dict[str, Any]) -> str:

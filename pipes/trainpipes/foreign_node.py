@@ -1,8 +1,5 @@
-"""Rows from a torchdata node that is not ours, below a chain of nodes that are.
-
-Unlike those of ``from_torchdata``, its epochs are just what torchdata makes of it: each begins where the one
-before was left. Called by the thread that reads a stream.
-"""
+"""Rows from a torchdata node that is not ours, below a chain of nodes that are: its epochs are what torchdata
+makes of it, each begins where the one before was left."""
 
 from __future__ import annotations
 
@@ -24,11 +21,7 @@ _REMEMBERED = 64
 
 
 class FromNode(Source):
-    """Items of a foreign torchdata node as rows.
-
-    In: a node. Out: its items, untouched. Cursor: the node's state at the window's start, and the
-    items since. Its items are drawn in small lots, ahead of use by at most one lot.
-    """
+    """Items of a foreign torchdata node as rows, drawn at most one small lot ahead of use."""
 
     makes_objects = True
     read_once = True
@@ -46,8 +39,8 @@ class NodeStream(RowStream):
     """A foreign node as a stream that can go where its own state says.
 
     A node has one place, and begins its next epoch by ``reset()`` after something was read of the one before.
-    So its place is changed when another reader's turn comes, and the start of an epoch is told by the
-    node's state there, or by that from which ``reset()`` led to it.
+    So its place is changed when another reader's turn comes, and the start of an epoch is told by the node's
+    state there, or by that from which ``reset()`` led to it.
     """
 
     read_once = True
@@ -63,12 +56,7 @@ class NodeStream(RowStream):
         return True
 
     def resume(self, places: dict[int, dict[str, Any]], begun: bool) -> None:
-        """Say where a run stands that goes on from a state, in case that nothing more is read there.
-
-        Args:
-            places: by epoch.
-            begun: whether these are epochs' starts.
-        """
+        """Say where a run stands that goes on from a state, in case that nothing more is read there."""
         self._reader = None
         self._left = dict(places)
         self._starts = dict(places) if begun else {}
@@ -88,7 +76,6 @@ class NodeStream(RowStream):
         return self._reader
 
     def turn(self, reader: NodeReader) -> None:
-        """Have the node stand where this reader stands."""
         if self._reader is not reader:
             self._leave()
             self._go(reader.state())
@@ -145,13 +132,7 @@ class NodeStream(RowStream):
 
 
 class NodeReader(StreamReader):
-    """One pass over a foreign node.
-
-    Args:
-        stream: whose reader it is.
-        epoch: of the node.
-        start: the position before the first read.
-    """
+    """One pass over a foreign node."""
 
     def __init__(self, stream: NodeStream, epoch: int, start: dict[str, Any]) -> None:
         self.epoch = epoch

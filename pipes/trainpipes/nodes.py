@@ -1,12 +1,11 @@
 """All stages by their classes, to be put together as torchdata nodes.
 
-Each is a ``torchdata.nodes.BaseNode`` built as ``Stage(source, ...)``: a chain of them gives just what
-the pipeline of the same stages gives, and can come before or after torchdata's own nodes.
+Each is a ``torchdata.nodes.BaseNode`` built as ``Stage(source, ...)``: a chain of them gives just what the
+pipeline of the same stages gives, and can come before or after torchdata's own nodes.
 
-``reset()``, ``next()`` and ``state_dict()`` are as torchdata's nodes have them: the state after an epoch's
-last item gives no more items, and the ``reset()`` after it begins the next epoch. The state of a node
-that is not ours is kept in that of the chain after it. It may hold what JSON can, tuples, bytes, NumPy
-arrays and tensors.
+The state after an epoch's last item gives no more items, and the ``reset()`` after it begins the next epoch,
+as with torchdata's nodes. The state of a node that is not ours is kept in that of the chain after it. It may
+hold what JSON can, tuples, bytes, NumPy arrays and tensors.
 
 >>> import pyarrow as pa
 >>> from torchdata.nodes import Loader
@@ -19,103 +18,119 @@ arrays and tensors.
 [{'x': 1}, {'x': 4}]
 """
 
-from trainpipes.sources.arrow import from_arrow, read_arrow
-from trainpipes.sources.combined import concat, zip
-from trainpipes.sources.files import list_files
-from trainpipes.sources.hf import from_hf
-from trainpipes.sources.memmap import from_memmap
-from trainpipes.sources.memory import from_dataset, from_iterable, from_tensors, from_torchdata
-from trainpipes.sources.mixed import mix
-from trainpipes.sources.numpy import read_numpy
-from trainpipes.sources.own_format import read_files
-from trainpipes.sources.parquet import read_parquet
-from trainpipes.sources.tar import read_webdataset
-from trainpipes.sources.text import read_csv, read_json, read_text
-from trainpipes.sources.whole_files import read_bytes, read_images
-from trainpipes.stage_node import StageNode, node_of, start_of
-from trainpipes.stages import (
-    batch,
-    bucket_by_length,
-    cache,
-    chat_template,
-    collate,
-    columns,
-    device,
-    filter,
-    flat_map,
-    labels,
-    map,
-    map_batches,
-    mask_tokens,
-    order,
-    pack,
-    pad_collate,
-    sample,
-    tokenize,
-    tokenized_by,
-    truncate,
-)
-from trainpipes.stages.images import decode_image, image_stages, image_transform
+from __future__ import annotations
 
-AddLabels = node_of(labels.AddLabels)
-Batch = node_of(batch.Batch)
-BucketByLength = node_of(bucket_by_length.BucketByLength)
-Cache = node_of(cache.Cache)
-CenterCrop = node_of(image_stages.CenterCrop)
-ChatTemplate = node_of(chat_template.ChatTemplate)
-Collate = node_of(collate.Collate)
-Concat = start_of(concat.Concat)
-DecodeImage = node_of(decode_image.DecodeImage)
-DropColumns = node_of(columns.DropColumns)
-EncodeLabels = node_of(labels.EncodeLabels)
-Enumerate = node_of(columns.Enumerate)
-Filter = node_of(filter.Filter)
-FlatMap = node_of(flat_map.FlatMap)
-Flip = node_of(image_stages.Flip)
-FromArrow = start_of(from_arrow.FromArrow)
-FromDataset = start_of(from_dataset.FromDataset)
-FromHf = start_of(from_hf.FromHf)
-FromIterable = start_of(from_iterable.FromIterable)
-FromMemmap = start_of(from_memmap.FromMemmap)
-FromTensors = start_of(from_tensors.FromTensors)
-FromTorchdata = start_of(from_torchdata.FromTorchdata)
-ImageTransform = node_of(image_transform.ImageTransform)
-ListFiles = start_of(list_files.ListFiles)
-Map = node_of(map.Map)
-MapBatches = node_of(map_batches.MapBatches)
-MaskTokens = node_of(mask_tokens.MaskTokens)
-Mix = start_of(mix.Mix)
-Normalize = node_of(image_stages.Normalize)
-Pack = node_of(pack.Pack)
-PadCollate = node_of(pad_collate.PadCollate)
-Pin = node_of(device.Pin)
-RandomCrop = node_of(image_stages.RandomCrop)
-RandomResizedCrop = node_of(image_stages.RandomResizedCrop)
-ReadArrow = node_of(read_arrow.ReadArrow)
-ReadBytes = node_of(read_bytes.ReadBytes)
-ReadCsv = node_of(read_csv.ReadCsv)
-ReadFiles = node_of(read_files.ReadFiles)
-ReadImages = node_of(read_images.ReadImages)
-ReadJson = node_of(read_json.ReadJson)
-ReadNumpy = node_of(read_numpy.ReadNumpy)
-ReadParquet = node_of(read_parquet.ReadParquet)
-ReadText = node_of(read_text.ReadText)
-ReadWebdataset = node_of(read_webdataset.ReadWebdataset)
-Rename = node_of(columns.Rename)
-Repeat = node_of(order.Repeat)
-Resize = node_of(image_stages.Resize)
-Sample = node_of(sample.Sample)
-Select = node_of(columns.Select)
-ShardingFilter = node_of(order.ShardingFilter)
-Shuffle = node_of(order.Shuffle)
-Skip = node_of(order.Skip)
-Split = node_of(sample.Split)
-Take = node_of(order.Take)
-To = node_of(device.To)
-Tokenize = node_of(tokenize.Tokenize)
-TokenizedBy = node_of(tokenized_by.TokenizedBy)
-Truncate = node_of(truncate.Truncate)
-WithColumns = node_of(map_batches.WithColumns)
-Zip = start_of(zip.Zip)
+import inspect
+from typing import TYPE_CHECKING, Any, ClassVar
 
-__all__ = [name for name, value in sorted(vars().items()) if isinstance(value, type(StageNode))]
+from torch.utils.data import get_worker_info
+from torchdata.nodes import BaseNode
+
+from trainpipes._internal.checks import require
+from trainpipes.columns.run import innermost
+from trainpipes.engine.iterating.one_pass import OnePass
+from trainpipes.engine.iterating.worker_iterator import RunOptions
+from trainpipes.engine.planning.migrate import position_of
+from trainpipes.engine.planning.plan import Plan
+from trainpipes.engine.topology import Topology, data_parallel
+from trainpipes.foreign_node import FromNode, NodeStream
+from trainpipes.kinds.stage import Stage
+from trainpipes.start import stage_classes
+from trainpipes.state.format import Position
+
+
+class StageNode(BaseNode[Any]):
+    """A stage as a torchdata node, above another node, ours or not.
+
+    The state after an epoch's last item is of that epoch, as torchdata's ``Unbatcher`` and
+    ``Loader(restart_on_stop_iteration=False)`` count on: loaded, it gives no more items, and the next
+    ``reset()`` begins the next epoch.
+
+    Args:
+        source: the node below; None for a stage that rows come from.
+        options: of the stage.
+    """
+
+    kind: ClassVar[type[Stage]]
+
+    def __init__(self, source: BaseNode[Any] | None = None, *args: Any, **options: Any) -> None:
+        super().__init__()
+        name = type(self).__name__
+        good = source is None or isinstance(source, BaseNode)
+        require(good, f"{name}(source)", "the node that it reads from", source)
+        self.source = source
+        self.stage: Stage = self.kind(*args, **options)
+        self._plan: Plan | None = None
+        self._pass: OnePass | None = None
+        self._consumed = False  # whether anything was, of the pass at hand
+
+    def stages(self) -> list[Stage]:
+        below = self.source
+        if below is None:
+            return [self.stage]
+        foreign = not isinstance(below, StageNode)
+        return [*([FromNode(below)] if foreign else below.stages()), self.stage]
+
+    def reset(self, initial_state: dict[str, Any] | None = None) -> None:
+        super().reset(initial_state)
+        if self._plan is None:
+            self._plan = Plan.of(self.stages())
+        plan = self._plan
+        rank, world = data_parallel()
+        topology = Topology(rank, world)
+        topology.check(plan.chain.num_shards, plan.chain.shard is not None)
+        if initial_state is None:
+            epoch = 0 if self._pass is None else self._pass.epoch + self._consumed
+            position = Position(epoch, 0, plan.chain.num_shards)
+        else:
+            position = position_of(initial_state, plan)
+            position.require_all_workers()
+            if isinstance(plan.inputs.source, NodeStream):
+                plan.inputs.source.resume(farthest(position), begun=position.m == 0)
+        threads = None if get_worker_info() is None else 0
+        options = RunOptions(threads, places=True)
+        self._pass = OnePass(plan, topology, position, options=options)
+        self._consumed = position.m > 0
+
+    def next(self) -> Any:
+        assert self._pass is not None
+        self._consumed = True
+        return next(self._pass)
+
+    def get_state(self) -> dict[str, Any]:
+        assert self._pass is not None
+        return self._pass.state(ends=True)
+
+
+def farthest(position: Position) -> dict[int, dict[str, Any]]:
+    """By epoch, the state of a foreign node where the shard stands that has read the most of it."""
+    places = [innermost(cursor) for cursor in position.cursors.values()]
+    places.sort(key=lambda place: place["window"])
+    return {place["epoch"]: place["stream"] for place in places if place.get("stream")}
+
+
+def node_of(kind: Any) -> type[StageNode]:
+    """The class of nodes for a class of stages: its options come after the node below, if there is one."""
+
+    def start(self: StageNode, *args: Any, **options: Any) -> None:
+        StageNode.__init__(self, None, *args, **options)
+
+    names = {"kind": kind, "__doc__": kind.__doc__, "__module__": __name__}
+    source = inspect.Parameter("source", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+    given = [source, *inspect.signature(kind).parameters.values()]
+    if kind.role in ("files", "source"):
+        names["__init__"] = start
+        del given[0]
+    made: Any = type(kind.__name__, (StageNode,), names)
+    # Options that have no default come after one that has: only to be shown.
+    made.__signature__ = inspect.Signature(given, __validate_parameters__=False)
+    return made  # type: ignore[no-any-return]
+
+
+globals().update({kind.__name__: node_of(kind) for kind in stage_classes().values()})
+__all__ = sorted([*(kind.__name__ for kind in stage_classes().values()), "StageNode"])  # noqa: PLE0605
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[StageNode]:
+        """A node class of each stage."""

@@ -72,7 +72,7 @@ from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_collate import PadCollate
 from trainpipes.stages.sample import Sample, Split, checked_parts
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.stages.truncate import Truncate
 from trainpipes.storage.writers import formats
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Concatenate, ParamSpec
 
@@ -36,32 +38,7 @@ from trainpipes.sources.text.read_json import ReadJson
 from trainpipes.sources.text.read_text import ReadText
 from trainpipes.sources.whole_files.read_bytes import ReadBytes
 from trainpipes.sources.whole_files.read_images import ReadImages
-from trainpipes.stage_methods import written_as
-
-__all__ = [
-    "concat",
-    "from_arrow",
-    "from_dataset",
-    "from_hf",
-    "from_iterable",
-    "from_memmap",
-    "from_tensors",
-    "from_torchdata",
-    "list_files",
-    "mix",
-    "read_arrow",
-    "read_bytes",
-    "read_csv",
-    "read_files",
-    "read_images",
-    "read_json",
-    "read_parquet",
-    "read_text",
-    "read_webdataset",
-    "read_numpy",
-    "zip",
-]
-
+from trainpipes.stage_methods import Method, written_as
 
 P = ParamSpec("P")
 
@@ -152,3 +129,13 @@ def concat(*pipelines: Pipeline) -> Pipeline:
 def zip(*pipelines: Pipeline) -> Pipeline:
     """The columns of several pipelines of as many rows, side by side. See ``Zip``."""
     return Pipeline([Zip(pipelines)])
+
+
+@functools.cache
+def stage_classes() -> dict[str, type[Stage]]:
+    """The class of each stage of ours, by the name that it has in a chain."""
+    kinds: list[Any] = [one._stage for one in vars(Pipeline).values() if isinstance(one, Method)]
+    for module in (Pipeline.__module__, __name__):
+        kinds += filter(inspect.isclass, vars(sys.modules[module]).values())
+    found = [kind for kind in kinds if issubclass(kind, Stage) and kind not in (Stage, Source)]
+    return {snake_case(kind.__name__): kind for kind in found}

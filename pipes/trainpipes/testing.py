@@ -1,9 +1,4 @@
-"""Checks for pipelines and for stages of your own.
-
-``check_resume`` takes the state before every item, loads each into a fresh object, and wants the
-identical remainder: through the end of the epoch, and the epochs after it, also in a fresh process,
-and also when the same state is loaded twice.
-"""
+"""Checks for pipelines and for stages of your own."""
 
 from __future__ import annotations
 
@@ -82,22 +77,22 @@ def check_resume(
 ) -> ResumeReport:
     """Check that a pipeline, loader or node resumes exactly, wherever it was stopped.
 
+    Takes the state before every item, loads each into a fresh object, twice and for some in a process of
+    its own, and compares what comes through the end of the epoch and in the epochs after it.
+
     Args:
-        subject: a pipeline; or a function that makes a fresh pipeline, ``Loader`` or node, the same
-            each time.
+        subject: a pipeline; or a function that makes a fresh pipeline, ``Loader`` or node, the same each
+            time.
         epochs: number of epochs to run. States are taken within all of them but the last, and at the start
             and the end of the last.
         limit: items of each epoch to look at, for endless pipelines; all if left out.
         processes: how many of the points to resume in a process of their own.
-        every: take a state before every n-th item; 1 for each.
+        every: take a state before every n-th item.
         start_method: how those processes start: "fork", or "spawn" if ``subject`` pickles.
 
-    Returns:
-        What was checked.
-
     Raises:
-        ResumeError: names the first item that differs, what differs in it, and the functions that it may
-            be due to.
+        ResumeError: names the first item that differs, what differs in it, and the functions it may be due
+            to.
 
     >>> import trainpipes as tp
     >>> print(check_resume(tp.from_tensors([[1.0], [2.0], [3.0]]).shuffle(3).batch(2), processes=0))
@@ -280,7 +275,6 @@ def _items(count: int) -> str:
 
 
 def _functions(subject: Any) -> list[Stage]:
-    """The stages that call functions, or are classes, of the user's."""
     pipeline = getattr(subject, "pipeline", subject)
     stages = with_mixed(pipeline.stages) if isinstance(pipeline, Pipeline) else ()
     return [
@@ -291,7 +285,6 @@ def _functions(subject: Any) -> list[Stage]:
 
 
 def _hint(functions: Sequence[Stage]) -> str:
-    """Which functions a difference may be due to."""
     if not functions:
         return ""
     drawn = seen_draws(functions)

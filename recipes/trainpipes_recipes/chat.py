@@ -7,11 +7,12 @@ from typing import Any
 
 from trainpipes import Pipeline
 from trainpipes_recipes.chats import conversations
-from trainpipes_recipes.inputs import CONVERSATIONS, Input, OnError
+from trainpipes_recipes.inputs import CONVERSATIONS, Input, OnError, documented
 
 __all__ = ["chat"]
 
 
+@documented
 def chat(
     files: Any,
     tokenizer: Any,
@@ -35,50 +36,41 @@ def chat(
 ) -> Pipeline:
     """Batches for fine-tuning a causal language model on conversations of any number of turns.
 
-    The tokenizer's chat template turns them into text, and only the assistant's tokens are in the loss. Each
+    The tokenizer's chat template writes them, and only the assistant's tokens are in the loss. Each
     batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
 
         input_ids        the conversation's tokens, then padding
-        attention_mask   1 where input_ids holds a token, 0 where it holds padding
+        attention_mask   1 on tokens, 0 on padding
         labels           input_ids on the assistant's turns, with tool calls and the token that ends each
                          turn, -100 elsewhere
 
-    With ``packed`` several conversations share a row of L = ``max_length``, and a batch has ``position_ids``,
-    ``segment_ids``, ``cu_seqlens`` and ``max_seqlen``, as in ``pretrain``, and no mask. Labels are not
-    shifted: compare the logits at position t with the label at t + 1.
+    With ``packed`` several conversations share a row of L = ``max_length``, and batches are as in
+    ``pretrain``. Labels are not shifted: compare the logits at position t with the label at t + 1.
 
-    A row is a list of messages, in OpenAI's layout ({"role", "content"}, and "tool_calls") or ShareGPT's
-    ({"from", "value"}); ``conversations`` says which rows are bad. Not for pairs of prompt and response
-    without turns (``sft``), and not for pictures in messages. A conversation that is too long is cut at its
-    end.
+    A row is a list of messages, in OpenAI's layout ({"role", "content"}, and "tool_calls") or
+    ShareGPT's ({"from", "value"}), without pictures; ``conversations`` says which rows are bad. For
+    pairs of prompt and response use ``sft``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
         tokenizer: a fast tokenizer of transformers, or the name or folder of one.
-        messages: column of the conversations. Left out, the first of messages, conversations, conversation,
-            dialog and chat that is there; the choice is logged.
-        tools: column of the tools that the assistant may call: lists of JSON schemas, or such lists as JSON
+        messages: column of the conversations; by default the first of messages, conversations,
+            conversation, dialog and chat.
+        tools: column of the tools that the assistant may call: lists of JSON schemas, or such lists
+            as JSON text.
+        template: a Jinja template, in place of the tokenizer's own. Needed where the tokenizer's
+            own writes earlier turns differently from the last one: mark the assistant's turns by
+            ``{% generation %}``.
+        on_error: for bad rows, and for rows that are cut before the assistant speaks. "raise" names
+            the first; "skip" leaves both out, and logs how many; "keep" takes them as they are.
+            None raises for the former, and warns of the latter once.
+        parse_arguments: give a tool call's arguments to the template as a dict where they are JSON
             text.
-        template: a Jinja template, in place of the tokenizer's own. Needed where the tokenizer's own writes
-            earlier turns differently from the last one: mark the assistant's turns by ``{% generation %}``.
-        roles: other names of roles: ``{"narrator": "system"}``.
-        train: False to evaluate: every row once, in file order.
-        on_error: for rows whose roles are in the wrong order, in which the assistant says nothing, or whose
-            response is empty; and for rows without a target, which are cut before the assistant speaks.
-            "raise" names the first of either; "skip" leaves both out, and the log counts them; "keep" takes
-            them as they are. None raises for the former, and warns of the latter once.
-        parse_arguments: give the template a tool call's arguments as a dict where they are JSON text; False
-            for a template that wants text.
-        max_length: the most tokens of a row.
-        packed: let conversations share rows. How many batches an epoch has is then not known before its end,
-            as with ``on_error="skip"``; the last batch of each shard may be short.
-        batch_size: rows in a batch.
+        max_length: the most tokens of a row; longer ones lose their end.
+        packed: let conversations share rows. The number of batches is then not known before an
+            epoch's end, as with ``on_error="skip"``; the last batch of each shard may be short.
         buffer_size: the fewest conversations that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch, where rows are not packed.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
-        storage_options: of the file system, as fsspec takes them.
+        drop_last: to train, leave out the short batch at the end of an epoch, unless rows are
+            packed.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp
     >>> from trainpipes_recipes.samples import write_tokenizer

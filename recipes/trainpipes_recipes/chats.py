@@ -1,6 +1,5 @@
-"""Conversations in the columns of rows: ShareGPT's layout made OpenAI's, and rows without a target found.
-
-``conversations`` is public, for recipes of your own:
+"""Conversations in the columns of rows: ShareGPT's layout made OpenAI's, and rows without a target
+found.
 
 >>> import trainpipes as tp
 >>> talk = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
@@ -60,27 +59,28 @@ def conversations(
 ) -> tp.Pipeline:
     """Rows whose conversations have the layout that chat templates take.
 
-    A message is a dict with "role" and "content", and what else the template knows ("tool_calls", "name").
-    ShareGPT's "from" and "value" are renamed, with the roles in them ("human" is "user", "gpt" "assistant"),
-    and its messages of "function_call" become tool calls; parts of text are joined. A row is bad if
+    A message is a dict with "role" and "content", and what else the template knows ("tool_calls",
+    "name"). ShareGPT's "from" and "value" are renamed, with the roles in them ("human" is "user",
+    "gpt" "assistant"), and its messages of "function_call" become tool calls; parts of text are
+    joined. A row is bad if
 
     - it has no message, or none of the assistant
-    - roles are not in order: "system" or "developer" first if at all, then "user" and "assistant" in turn; an
-      assistant's message may be followed by messages of "tool", and the assistant's next
-    - a role is none of these, or a message that calls no tool has no content; an assistant's may not be empty
+    - roles are not in order: "system" or "developer" first if at all, then "user" and "assistant"
+      in turn; an assistant's message may be followed by messages of "tool", and the assistant's
+      next
+    - a role is none of these, or a message that calls no tool has no content; an assistant's may
+      not be empty
 
     Args:
         rows: rows with a column of lists of messages.
         column: that column.
-        prompt: a column of the messages before it, which are looked at together with it: an assistant's
-            message comes next.
+        prompt: a column of the messages before it; an assistant's message comes next.
         roles: more names of roles, or others: ``{"narrator": "system"}``.
-        on_error: None, or "raise", names the first such row; "skip" leaves them out, and the log counts them,
-            so that how many rows there are is not known before an epoch's end; "keep" has the template say
-            what it makes of them.
+        on_error: None, or "raise", names the first bad row; "skip" leaves them out and logs how
+            many; "keep" takes them as they are.
 
     Raises:
-        DataError: a row is bad; names it.
+        DataError: a row is bad.
         SchemaError: the column holds no messages.
     """
     given = dict(roles or {}) if isinstance(roles, Mapping | None) else {"": None}
@@ -92,12 +92,8 @@ def conversations(
 
 
 class CheckedRows(tp.RowStage):
-    """Rows that are refused, or left out, if ``look`` finds something wrong with them.
-
-    Args:
-        column: what is wrong with it is looked for.
-        on_error: None or "raise" names the first bad row; "skip" puts None in its column, and ``checked``
-            leaves it out; "keep" takes it as it is.
+    """Rows that are refused, or left out, if ``look`` finds something wrong with them. "skip" puts
+    None in the column, and ``checked`` leaves the row out.
     """
 
     thread_safe = True
@@ -131,7 +127,6 @@ class CheckedRows(tp.RowStage):
 
     @cached_property
     def _skipped(self) -> Iterator[int]:
-        """Counts rows that this process leaves out."""
         return count_from(1)
 
 
@@ -158,8 +153,6 @@ class Conversations(CheckedRows):
 
 
 class Answered(CheckedRows):
-    """Rows whose response is not empty."""
-
     def look(self, row: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         text = row[self.column]
         if not isinstance(text, str | None):
@@ -168,13 +161,7 @@ class Answered(CheckedRows):
 
 
 class SplitPrompt(tp.RowStage):
-    """Rows whose messages that two columns share at their start are in a third. One stays in each at least.
-
-    Args:
-        chosen: a column of lists of messages.
-        rejected: another one.
-        prompt: the column to add.
-    """
+    """Rows whose messages that two columns share at their start are in a third."""
 
     thread_safe = True
 
@@ -197,18 +184,9 @@ class SplitPrompt(tp.RowStage):
 def to_messages(
     messages: Any, roles: Mapping[str, str] = ROLES, column: str = "messages"
 ) -> list[dict[str, Any]]:
-    """One conversation as a list of messages with "role" and "content"; None is one of no messages.
-
-    What a message has besides stays. A "function_call" of ShareGPT, whose text is JSON, becomes a tool call.
-
-    Args:
-        messages: dicts with "role" or "from", and "content" or "value".
-        roles: what roles are called, by the names that they have.
-        column: for messages of errors.
-
-    Raises:
-        SchemaError: it is something else.
-        DataError: a message can not be written.
+    """One conversation as a list of messages with "role" and "content"; None is one of no messages. A
+    "function_call" of ShareGPT, whose text is JSON, becomes a tool call; what else a message has
+    stays.
     """
     if messages is not None and not isinstance(messages, list | tuple):
         way = ": make lists of it with map(), as by json.loads" if isinstance(messages, str) else ""
@@ -273,10 +251,6 @@ def problem(
     messages: Sequence[Mapping[str, Any]], prompt: Sequence[Mapping[str, Any]] | None = None
 ) -> str | None:
     """What is wrong with a conversation: see ``conversations``; None if nothing is.
-
-    Args:
-        messages: as ``to_messages`` makes them.
-        prompt: the messages before them.
 
     >>> problem([{"role": "user", "content": "hi"}, {"role": "user", "content": "hello?"}])
     "message 1 is of role 'user' and comes after one of 'user', where 'assistant' comes"

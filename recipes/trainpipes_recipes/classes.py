@@ -14,17 +14,8 @@ log = logging.getLogger("trainpipes")
 
 
 def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | list[str], list[int]]:
-    """The classes of the data, and the rows of each: texts in sorted order; integers as they are, and as many
-    classes as the largest says, or as Hugging Face's ``ClassLabel`` has names.
-
-    Args:
-        rows: of the data.
-        label: the column, of labels or of lists of them.
-        first: its first value.
-
-    Raises:
-        DataError: there are no rows, texts and integers, negative integers, few and large ones, or a 1 or 0
-            for each class.
+    """The classes of the data, and the rows of each: texts in sorted order; integers as they are,
+    and as many classes as the largest says, or as Hugging Face's ``ClassLabel`` has names.
 
     >>> import trainpipes as tp
     >>> classes_of(tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")

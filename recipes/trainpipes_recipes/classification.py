@@ -9,11 +9,12 @@ import torch
 
 from trainpipes import BatchStage, Pipeline
 from trainpipes_recipes.classes import classes_of, number_of
-from trainpipes_recipes.inputs import LABELS, Input, OnError, with_context
+from trainpipes_recipes.inputs import LABELS, Input, OnError, documented, with_context
 
 __all__ = ["MultiHot", "classification"]
 
 
+@documented
 def classification(
     files: Any,
     tokenizer: Any,
@@ -34,56 +35,39 @@ def classification(
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches for training a classifier of texts: topics, sentiment, entailment, duplicates.
+    """Batches for training a classifier of texts or pairs of texts.
 
-    Each is a dict of tensors, B = ``batch_size``, L the longest row of the batch, C the number of classes:
+    Each is a dict of tensors, B = ``batch_size``, L the longest row of the batch, C the number of
+    classes:
 
         input_ids        int64 [B, L]: the tokens, with the tokenizer's special tokens, then padding
-        attention_mask   int64 [B, L]: 1 where input_ids holds a token, 0 where it holds padding
+        attention_mask   int64 [B, L]: 1 on tokens, 0 on padding
         token_type_ids   int64 [B, L], for pairs: which of the two texts a token belongs to; not with "bytes"
                          or tiktoken, which write a pair as one text, with an empty line in between
         labels           int64 [B]: the class, 0 to C - 1; or, where the column holds lists, float32
                          [B, C]: 1 for each class of a row, else 0
 
-    ``pipe.stats(0, labels="labels").labels["labels"]`` has the rows of each class, for weights in the loss.
-
-    If ``classes`` is left out, one pass over the column of labels finds them: texts in sorted order;
-    integers, bools and Hugging Face's ``ClassLabel`` stay as they are. Classes are part of a state: a resume
-    with others is refused.
-
-    Batches hold rows of about the same length, unless there are few rows. How many batches an epoch has is
-    then not known before its end: count steps, or ask ``Loader(pipe).estimate_len()``.
-    ``num_buckets=None`` takes rows as they come, and has a ``len()``.
-
-    Not for numbers to predict (scores, ratings), and not for a class of each token. A text without tokens
-    becomes a row of padding.
+    Classes are part of a state: a resume with others is refused. In buckets, the number of batches
+    is not known before an epoch's end: count steps, or ask ``Loader(pipe).estimate_len()``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes: a name on the Hugging Face hub, a path, "bytes", an object.
-        text: column of the text. Left out, with ``text_pair`` the first of premise + hypothesis, sentence1 +
-            sentence2, question1 + question2 and a few more (``trainpipes_recipes.inputs.TEXT_PAIRS``) that
-            are there; or the first of text, content, document, body, sentence and review. The choice is
-            logged.
+        text: column of the text; by default the first of text, content, document, body, sentence
+            and review. With ``text_pair`` left out too, the first pair of
+            ``trainpipes_recipes.inputs.TEXT_PAIRS``.
         text_pair: column of a second text.
-        label: column of the class, or of lists of classes. Left out, the first of label, labels, class,
-            category, target, sentiment, intent and topic.
+        label: column of the class, or of lists of classes; by default the first of label, labels,
+            class, category, target, sentiment, intent and topic.
         train: False to evaluate: every row once, in file order. Pass the classes of the training.
-        on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
-            first is an error.
-        classes: the labels in the order of their class numbers; a dict from labels to class numbers; or the
-            number of classes, where labels are integers.
-        max_length: the most tokens of a row, special tokens included; the longer text of a pair is cut first.
-        batch_size: rows in a batch.
-        num_buckets: to train, number of buckets into which 1,024 rows are sorted by length; None takes rows
-            as they come; "auto" is 32, or None where a shard has fewer than 16 batches (6,144 rows in all by
-            default): each shard fills its own buckets, and rows that do not fill a batch are left out.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
+        classes: the labels in the order of their class numbers; a dict from labels to class
+            numbers; or the number of classes, where labels are integers. Left out, one pass over
+            the labels finds them: texts in sorted order; integers, bools and ``ClassLabel`` stay as
+            they are.
+        max_length: the most tokens of a row, special tokens included; the longer text of a pair is
+            cut first.
+        num_buckets: to train, number of buckets into which 1,024 rows are sorted by length; None
+            takes rows as they come; "auto" is 32, or None where a shard has fewer than 16 batches
+            (6,144 rows in all by default).
         drop_last: to train, leave out short batches.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"text": t, "label": t.isdigit()} for t in ("12", "ab", "34")])
@@ -128,8 +112,8 @@ def classification(
 
 
 class MultiHot(BatchStage):
-    """Turns labels of several classes a row, int64 ``[B, K]`` and -100 where there are fewer, into float32
-    ``[B, C]``: 1 for each class of the row."""
+    """Turns labels of several classes a row, int64 ``[B, K]`` and -100 where there are fewer, into
+    float32 ``[B, C]``: 1 for each class of the row."""
 
     thread_safe = True
 

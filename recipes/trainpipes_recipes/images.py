@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from trainpipes import ConfigError, DataError, Pipeline, RowStage, SchemaError
-from trainpipes_recipes.inputs import LABELS, Input
+from trainpipes_recipes.inputs import LABELS, Input, documented
 
 __all__ = ["images"]
 
@@ -21,6 +21,7 @@ PICTURES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "b
 CLASSES = (*LABELS, ("cls",), ("fine_label",), ("y",))
 
 
+@documented
 def images(
     files: Any,
     *,
@@ -54,54 +55,42 @@ def images(
                          C = 3, H = W = ``size``
         labels           int64 ``[B]``, the number of the class
 
-    For training, rows come in another order every epoch, and pictures are augmented with random numbers that
-    depend on seed, epoch and row: the same after a resume and on any number of ranks. For evaluation
-    (``train=False``) each row comes once, in file order, and the middle of its picture is cut out; of
-    several ranks, some may get a batch fewer.
-
-    Not for boxes, masks or captions beside the pictures: put ``decode_image`` and a ``map`` into a chain of
-    your own. Small pictures that are read many times come 20 to 50 times as fast from a memory map
-    (``write_memmap`` of the decoded rows), which this recipe takes as well.
+    Augmentations depend on seed, epoch and row alone: the same after a resume and on any number of
+    ranks. Small pictures that are read many times come 20 to 50 times as fast from a memory map
+    (``write_memmap`` of the decoded rows).
 
     Args:
-        files: a folder with a folder of pictures for each class; files of any format that ``Input`` knows
-            (tar archives, Parquet with bytes or with images as Hugging Face's datasets have them, a folder
-            that ``write_memmap`` wrote, ...): path, glob, any fsspec URL, or a list of these; or a pipeline
-            of rows.
-        image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``. Left out, the first of
-            image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels that is there.
-        label: column of the classes: their numbers, or their names, which ``classes`` numbers. Left out, the
-            first of label, labels, class, category, target and a few more that is there. In a folder of
-            folders, classes are numbered in the order of the folders' names, or as in ``classes``.
-        classes: the names of all classes, in the order of their numbers. A label that is none of them is an
-            error.
+        files: a folder with a folder of pictures for each class; files of any format (tar archives,
+            Parquet with bytes or with images as Hugging Face's datasets have them, a folder that
+            ``write_memmap`` wrote, ...); or a pipeline of rows.
+        image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``; by default the
+            first of image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels.
+        label: column of the classes: their numbers, or their names, which ``classes`` numbers; by
+            default the first of label, labels, class, category, target and a few more. Folders are
+            numbered in the order of their names, or as in ``classes``.
+        classes: the names of all classes, in the order of their numbers. Other labels are an error.
         size: H and W, in pixels.
         train: False to evaluate: every row once, in file order, the middle of its picture.
-        scale: when training, the least and greatest share of a picture's area that is cut out, 0 to 1.
-        padding: when training, put this many pixels around the picture, and cut ``size`` x ``size`` pixels
-            out at a random place, instead of ``scale``: usual for small pictures of one size.
-        flip: when training, the probability of mirroring a picture, left to right.
-        transform: when training, replaces all of these, such as a transform of
-            ``torchvision.transforms.v2``: see ``image_transform``. Its results must have one size.
+        scale: to train, the least and greatest share of a picture's area that is cut out, 0 to 1.
+        padding: to train, instead of ``scale``: put this many pixels around the picture, and cut
+            ``size`` x ``size`` out at a random place: usual for small pictures.
+        flip: to train, the probability of mirroring a picture, left to right.
+        transform: to train, replaces all of these: see ``image_transform``. Its results must have
+            one size.
         normalize: give float32, ``(x / 255 - mean) / std``; False gives uint8.
         mean: of each channel, or one for all.
         std: of each channel, or one for all.
-        resize: when evaluating, pixels of the shorter side before the middle is cut out; by default an eighth
-            more than ``size``.
-        min_size: decode large JPEG files faster, at a smaller size whose sides have at least this many
-            pixels: see ``decode_image``.
-        on_error: for pictures that cannot be decoded: "raise" raises, "skip" leaves them out and logs how
-            many.
+        resize: to evaluate, pixels of the shorter side before the middle is cut out; by default an
+            eighth more than ``size``.
+        min_size: decode large JPEG files faster, at a smaller size: see ``decode_image``.
+        on_error: for pictures that cannot be decoded: "raise", or "skip", which leaves them out and
+            logs how many.
         batch_size: B, rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
         seed: for the order of rows and for the augmentations.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        storage_options: of the file system, as fsspec takes them.
 
     Raises:
-        UnreadableError: a picture cannot be decoded; names file and row.
-        DataError: a label is no class; names file and row.
+        UnreadableError: a picture cannot be decoded.
+        DataError: a label is no class.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = [{"image": np.full((3, 8, 8), 9 * n, np.uint8), "label": n % 2} for n in range(6)]
@@ -145,14 +134,6 @@ def images(
 
 
 class Labelled(RowStage):
-    """Rows of a picture and the number of its class.
-
-    Args:
-        image: column of the picture.
-        label: column of the class: its number, or its name; as bytes in tar archives.
-        classes: their names, in the order of their numbers.
-    """
-
     thread_safe = True
 
     image: str
@@ -171,7 +152,6 @@ class Labelled(RowStage):
         return {"images": row[self.image], "labels": self.number(row[self.label])}
 
     def number(self, label: Any) -> int:
-        """The number of a class."""
         label = label.item() if isinstance(label, np.generic | np.ndarray | Tensor) else label
         names, written = self.classes, isinstance(label, bytes)
         text = label.decode(errors="replace").strip() if isinstance(label, bytes) else label

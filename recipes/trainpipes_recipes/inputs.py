@@ -1,6 +1,5 @@
-"""What a recipe is given: files of any format, or a pipeline of rows; and which columns it takes of it.
-
-``Input`` is public, for recipes of your own:
+"""What a recipe is given: files of any format, or a pipeline of rows; and which columns it takes of
+it.
 
 >>> import trainpipes as tp
 >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2", "id": 7}])
@@ -12,15 +11,17 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,7 +32,7 @@ from trainpipes.sources.files.file_rows import ends_of_names, reader_by_name
 
 __all__ = [
     "CONVERSATIONS", "LABELS", "PAIRS", "PREFERENCES", "PROMPTS", "TEXTS", "TEXT_PAIRS", "TOKENS",
-    "Input", "OnError", "with_context",
+    "Input", "OnError", "documented", "with_context",
 ]  # fmt: skip
 
 log = logging.getLogger("trainpipes")
@@ -85,22 +86,45 @@ OTHERS = (
 TOKENIZING = ("tokenize", "chat_template", "tokenized_by")
 
 
-class Input:
-    """Files of any format, or a pipeline of rows.
+#: What options mean in every recipe that has them and does not say it itself.
+COMMON = {
+    "files": "a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.",
+    "tokenizer": 'as in ``tokenize``: a name on the Hugging Face hub, a path, "bytes", an object.',
+    "train": "False to evaluate: every row once, in file order.",
+    "batch_size": "rows in a batch.",
+    "buffer_size": "the fewest rows that the shuffle mixes with each other.",
+    "seed": "for the order of rows.",
+    "num_shards": "a multiple of every number of ranks that the run may have.",
+    "drop_last": "to train, leave out the short batch at the end of an epoch.",
+    "cache": "keep token ids on disk: True for the folder of ``tp.cache``, or a folder.",
+    "storage_options": "of the file system, as fsspec takes them.",
+    "on_error": 'for rows whose text is null: "skip" leaves them out and logs how many; else the first '
+    "is an error.",
+    "roles": 'other names of roles: ``{"narrator": "system"}``.',
+}
+Recipe = TypeVar("Recipe", bound=Callable[..., tp.Pipeline])
 
-    Files are read as their names say: Parquet (``.parquet``, ``.pq``), JSON lines (``.jsonl``, ``.ndjson``,
-    ``.json``), CSV (``.csv``, ``.tsv``), Arrow (``.arrow``, ``.feather``, ``.ipc``, and folders that
-    ``save_to_disk`` of Hugging Face's datasets wrote), text (``.txt``: a row each line), tar archives, NumPy,
-    pictures (in a folder for each class), and folders that ``write_memmap`` wrote. Nothing is read before
-    columns are asked for, and then no more than the first row, or what a file's footer says.
+
+def documented(recipe: Recipe) -> Recipe:
+    """A recipe whose docstring also tells of the options in ``COMMON``."""
+    head, _, rest = inspect.cleandoc(recipe.__doc__ or "").partition("Args:\n")
+    entries, _, end = rest.partition("\n\n")
+    texts = COMMON | dict(re.findall(r"^    (\w+): (.*(?:\n     .*)*)", entries, re.MULTILINE))
+    names = [name for name in inspect.signature(recipe).parameters if name in texts]
+    lines = [f"    {name}: {texts[name]}" for name in names]
+    recipe.__doc__ = "\n".join([f"{head}Args:", *lines, "", end])
+    return recipe
+
+
+class Input:
+    """What a recipe of yours is given: files of any format, read as their names say, or a pipeline of
+    rows.
 
     Args:
         recipe: who asks, for messages.
-        data: a path, folder, glob, URL, or a list of them; or a ``Pipeline`` of rows that are not batched.
+        data: a path, folder, glob, URL, or a list of them; or a ``Pipeline`` of rows that are not
+            batched.
         storage_options: of the file system, as fsspec takes them.
-
-    Raises:
-        ConfigError: it is neither, the pipeline batches, or files' names do not say how to read them.
     """
 
     def __init__(
@@ -126,12 +150,11 @@ class Input:
 
     @cached_property
     def columns(self) -> list[str]:
-        """Names of the columns that are there."""
         return list(self.rows().explain(world_size=1).columns)
 
     def first(self, column: str) -> Any:
-        """The first value in a column that is not null, several as a list, for recipes that treat texts
-        otherwise than lists. None if there is none in the first 1,000 rows."""
+        """The first value in a column that is not null, several as a list, for recipes that treat
+        texts otherwise than lists."""
         rows = self.rows([column]).distributed(rank=0, world_size=1)
         for row in islice(rows, 1000):
             value = row[column]
@@ -162,11 +185,6 @@ class Input:
         return texts
 
     def rows(self, columns: Sequence[str] | None = None) -> tp.Pipeline:
-        """The rows, with these columns only, or all.
-
-        Args:
-            columns: their names. Of files that can be read by column, no others are read.
-        """
         wanted = None if columns is None else list(dict.fromkeys(columns))
         if isinstance(self._data, tp.Pipeline):
             rows = self._data
@@ -188,19 +206,15 @@ class Input:
         on_error: OnError | None = None,
         **made_by: Mapping[str, Any],
     ) -> tp.Pipeline | None:
-        """The rows, where files hold token ids that ``trainpipes tokenize`` made ahead; None otherwise.
+        """The rows, if files hold token ids that ``trainpipes tokenize`` made ahead; None otherwise.
 
         Args:
             tokenizer: that the recipe is given.
             columns: that it needs.
             named: columns of texts that the user named: if one is, ids are made of it.
             on_error: what becomes of rows without a target.
-            made_by: of each stage that may have made the ids, the options that it must have had; ``...`` for
-                any but None.
-
-        Raises:
-            ConfigError: another tokenizer made them, or another option; or they are not finished.
-            SchemaError: they lack a column.
+            made_by: of each stage that may have made the ids, the options that it must have had;
+                ``...`` for any but None.
         """
         if isinstance(self._data, tp.Pipeline) or self._is_memmap or any(named):
             return None
@@ -216,15 +230,8 @@ class Input:
     def find(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
     ) -> tuple[str, ...]:
-        """Which columns to take. Where one is not given, the first of ``known`` that are all there; what
-        is chosen is logged by "trainpipes", at level INFO.
-
-        Args:
-            options: what the user gave for each, None for nothing, in the order of ``known``'s.
-            known: names that are common for them, the more common ones first.
-
-        Raises:
-            SchemaError: none of them are there; says which are, and which recipe takes those.
+        """Which columns to take: where one is not given, the first of ``known`` that are all there.
+        The choice is logged at level INFO.
         """
         given = list(options.values())
         for option, name in options.items():
@@ -251,14 +258,7 @@ class Input:
         return tuple(names)
 
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
-        """``rows(columns)``, whose prompt goes on with its context, if there is one.
-
-        Args:
-            prompt: column of the prompt, one of ``columns``.
-            context: the column that it goes on with; "" for none. None is "input" beside "instruction", as
-                Alpaca's rows have it.
-            columns: to read.
-        """
+        """``rows(columns)``, whose prompt goes on with its context, if there is one."""
         if context is None and prompt == "instruction" and "input" in self.columns:
             context = "input"
         if not context:
@@ -277,24 +277,10 @@ class Input:
     ) -> tp.Pipeline:
         """Rows in the order of training, or of evaluation, dealt to ranks and workers.
 
-        To train, in another order every epoch: ``rows.sharding_filter(num_shards).shuffle(buffer_size,
-        seed=seed)``, but for what the rows are given with. Rows that are shuffled or sampled already keep
-        their order, and so do those of a mix, whose sources are shuffled each by itself. To evaluate, in file
-        order, each row once.
-
-        Stages that make token ids and leave out rows come after it, unless a cache keeps what they make:
-        before it, all rows of a shuffle's buffer would be tokenized for the first batch.
-
-        Args:
-            rows: of ``self``, and what was made of them.
-            train: whether to train.
-            buffer_size: the fewest rows that the shuffle mixes with each other.
-            seed: for the order of rows.
-            num_shards: a multiple of every number of ranks that the run may have.
-            cache: keep what was made of the rows: in this folder, or with True in that of ``tp.cache``.
-
-        Raises:
-            ConfigError: to evaluate, rows come in another order, are dealt to ranks already, or have no end.
+        To train they are shuffled, unless they are shuffled, sampled or mixed already. To evaluate,
+        each row comes once, in file order. Stages that make token ids and leave out rows come after
+        the shuffle, unless there is a cache: before it, all rows of its buffer would be tokenized
+        for the first batch.
         """
         if cache:
             rows = rows.cache(None if cache is True else cache)
@@ -327,8 +313,6 @@ class Input:
     def _one_by_one(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
     ) -> Sequence[str]:
-        """Columns of which some are given by names that are not common. Half of a pair says little: it is
-        taken only where the user has named the other half."""
         found = {
             option: own or next((n[place] for n in known if n[place] in self.columns), None)
             for place, (option, own) in enumerate(options.items())
@@ -348,7 +332,6 @@ class Input:
         return [name for name in found.values() if name is not None]
 
     def _other_recipe(self) -> str:
-        """The recipe that takes such columns, if it is another one."""
         for recipe, known, what in OTHERS:
             names = next((names for names in known if set(names) <= set(self.columns)), None)
             if names is not None and recipe != self.recipe:
@@ -367,7 +350,6 @@ class Input:
 
     @cached_property
     def _reader(self) -> str:
-        """The method that reads the files."""
         given = [self._data] if _is_path(self._data) else self._data
         named = [reader_by_name(os.fspath(path)) for path in given]
         if "" in named:  # folders, or globs without an end
@@ -386,8 +368,8 @@ class Input:
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
-    """Rows whose prompt goes on with another column, after an empty line, where that holds text; the column
-    is left out then.
+    """Rows whose prompt goes on with another column, after an empty line, where that holds text;
+    the column is left out then.
 
     >>> rows = tp.from_dataset([{"ask": "Add:", "of": "1 + 1"}, {"ask": "Sing!", "of": ""}])
     >>> list(with_context(rows, "ask", "of"))

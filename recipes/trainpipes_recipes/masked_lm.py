@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import TEXTS, Input, OnError
+from trainpipes_recipes.inputs import TEXTS, Input, OnError, documented
 
 __all__ = ["masked_lm"]
 
 
+@documented
 def masked_lm(
     files: Any,
     tokenizer: Any,
@@ -29,40 +30,28 @@ def masked_lm(
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches for masked language modelling, as BERT is trained.
+    """Batches for masked language modeling, as BERT is trained.
 
     Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
 
-        input_ids        the text's tokens, with the tokenizer's special tokens around them, then padding;
-                         of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay
-        attention_mask   1 where input_ids holds a token, 0 where it holds padding
+        input_ids        the text's tokens and special tokens, then padding; of the chosen tokens, 80 %
+                         become the mask token, 10 % a random token, and 10 % stay
+        attention_mask   1 on tokens, 0 on padding
         labels           the original ids of the chosen tokens; -100 elsewhere
 
-    The choice differs from epoch to epoch; after a resume, and on any number of ranks, it is the same.
-    Special tokens are never chosen. Labels are not shifted: compare the logits at position t with the label
-    at t.
-
-    Not for causal models (``pretrain``), and not for documents that are much longer than a row: tokens
-    beyond ``max_length`` are cut off. Cut such documents into rows of some paragraphs first.
+    The choice differs from epoch to epoch, and is the same after a resume and on any number of
+    ranks. Labels are not shifted: compare the logits at position t with the label at t. Tokens
+    beyond ``max_length`` are cut off: cut long documents into rows of some paragraphs first.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: anything that ``tokenize`` takes, with a mask token: a ``tokenizer.json``, an object.
-        text: column of the texts. Left out, the first of text, content, document and body that is there.
-        train: False to evaluate: every row once, in file order; tokens are hidden as in training. A
-            ``Loader`` with ``epoch=0`` hides the same ones each time.
-        on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
-            first is an error.
+        tokenizer: as in ``tokenize``, with a mask token.
+        text: column of the texts; by default the first of text, content, document and body.
+        train: False to evaluate: every row once, in file order. A ``Loader`` with ``epoch=0`` hides
+            the same tokens each time.
         max_length: the most tokens of a row, special tokens included.
         mlm_probability: of choosing a token, or a word, 0 to 1.
-        whole_words: choose whole words: all tokens of a chosen word.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
+        whole_words: choose all tokens of a word.
         seed: for the order of rows, and for the choice of tokens.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> from tokenizers import Tokenizer, models

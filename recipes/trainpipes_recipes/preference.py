@@ -1,4 +1,5 @@
-"""Preferences: a prompt, a response that is chosen and one that is rejected, for DPO and reward models."""
+"""Preferences: a prompt, a response that is chosen and one that is rejected, for DPO and reward
+models."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from typing import Any
 
 from trainpipes import Pipeline, SchemaError
 from trainpipes_recipes.chats import Answered, SplitPrompt, checked, conversations
-from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError
+from trainpipes_recipes.inputs import PREFERENCES, PROMPTS, Input, OnError, documented
 
 __all__ = ["preference"]
 
 SIDES = ("chosen", "rejected")
 
 
+@documented
 def preference(
     files: Any,
     tokenizer: Any,
@@ -34,51 +36,40 @@ def preference(
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches for preference optimisation (DPO and its kin) and for reward models.
+    """Batches for preference optimization (DPO and its kin) and for reward models.
 
-    Each is a dict of int64 tensors, B = ``batch_size``, L the longest chosen row of the batch, M the longest
-    rejected one:
+    Each is a dict of int64 tensors, B = ``batch_size``, L the longest chosen row of the batch, M
+    the longest rejected one:
 
         chosen_input_ids          [B, L]  the prompt's tokens, then the response's, its end, then padding
-        chosen_attention_mask     [B, L]  1 where there is a token, 0 where there is padding
+        chosen_attention_mask     [B, L]  1 on tokens, 0 on padding
         chosen_labels             [B, L]  the ids of the response and its end, -100 elsewhere
         rejected_input_ids        [B, M]  and the same two for the response that is rejected
         rejected_attention_mask   [B, M]
         rejected_labels           [B, M]
 
-    Labels are not shifted: compare the logits at position t with the label at t + 1. A reward model takes no
-    labels, and scores the last token where the mask is 1.
+    Labels are not shifted: compare the logits at position t with the label at t + 1. A reward model
+    takes no labels, and scores the last token where the mask is 1.
 
-    Rows hold texts, or conversations, as the first row tells: lists of messages in OpenAI's or ShareGPT's
-    layout, which the tokenizer's chat template turns into text. The prompt of conversations is a column of
-    messages, or the messages that both share at their start. Not for pairs without a prompt, and not for
-    more than two responses. A row that is too long loses its end, and if its prompt alone is too long,
-    it has no target: choose ``max_length`` so that few rows are.
+    Rows hold texts or conversations, as the first row tells; conversations are as in ``chat``, and
+    their prompt is a column of messages, or the messages that both share at their start. A row that
+    is too long loses its end; if its prompt alone is too long, it has no target.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: for texts anything that ``tokenize`` takes: a ``tokenizer.json``, "bytes", an object.
-            For conversations a fast tokenizer of transformers, or the name or folder of one.
-        prompt: column of the model's input. Left out, the first of prompt, question, instruction, input and
-            query that is there; the choice is logged. Conversations that start with the prompt need none.
-        chosen: column of the better response. Left out, it and ``rejected`` are chosen + rejected or other
-            common names (``trainpipes_recipes.inputs.PREFERENCES``).
+        tokenizer: for texts as in ``tokenize``; for conversations a fast tokenizer of transformers,
+            or the name or folder of one.
+        prompt: column of the model's input; by default the first of prompt, question, instruction,
+            input and query. Conversations that start with the prompt need none.
+        chosen: column of the better response; by default it and ``rejected`` are chosen + rejected
+            or another pair of ``trainpipes_recipes.inputs.PREFERENCES``.
         rejected: column of the worse response.
         template: for conversations, a Jinja template in place of the tokenizer's own.
         roles: for conversations, other names of roles: ``{"narrator": "system"}``.
-        train: False to evaluate: every row once, in file order.
-        on_error: for rows with an empty response, or whose roles are in the wrong order; and for rows one of
-            whose sides has no target, since its prompt alone fills ``max_length``. "raise" names the first of
-            either; "skip" leaves both out, and the log counts them; "keep" takes them as they are. None
+        on_error: for rows with an empty response, or roles in the wrong order; and for rows one of
+            whose sides has no target, as its prompt alone fills ``max_length``. "raise" names the
+            first; "skip" leaves both out and logs how many; "keep" takes them as they are. None
             raises for the former, and warns of the latter once.
         max_length: the most tokens of prompt and response together, the end token included.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
-        storage_options: of the file system, as fsspec takes them.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}])

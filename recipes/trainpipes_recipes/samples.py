@@ -48,12 +48,6 @@ PICTURES, SIDE = 40, 96
 
 
 def write_samples(folder: Path, every: int = 1) -> None:
-    """Write all of them.
-
-    Args:
-        folder: where; made if it is not there.
-        every: use every n-th file of the standard library only.
-    """
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [pair for pair in function_pairs(every) if pair[1].strip()]
     texts = ["\n".join(pair) for pair in pairs]
@@ -112,7 +106,6 @@ def write_chats(path: Path, pairs: Sequence[tuple[str, str]]) -> None:
 
 
 def topics(texts: Sequence[str]) -> pa.Table:
-    """Functions that name one of the topics."""
     found = [(text, next((t for t in TOPICS if t in text.lower()), None)) for text in texts]
     kept = [(text, topic) for text, topic in found if topic is not None]
     return pa.table({"text": [t for t, _ in kept], "label": [topic for _, topic in kept]})
@@ -155,7 +148,6 @@ def draw_pictures(folder: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write them, as the command line says."""
     parser = argparse.ArgumentParser(
         prog="python -m trainpipes_recipes.samples",
         description="Write small data to try every recipe on, without a download.",

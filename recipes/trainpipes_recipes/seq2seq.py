@@ -8,11 +8,12 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes import Pipeline, from_arrow
-from trainpipes_recipes.inputs import PAIRS, Input, OnError
+from trainpipes_recipes.inputs import PAIRS, Input, OnError, documented
 
 __all__ = ["seq2seq"]
 
 
+@documented
 def seq2seq(
     files: Any,
     tokenizer: Any,
@@ -34,42 +35,26 @@ def seq2seq(
 ) -> Pipeline:
     """Batches for training an encoder-decoder model.
 
-    Each is a dict of int64 tensors, B = ``batch_size``, named as transformers' encoder-decoder models take
-    them:
+    Each is a dict of int64 tensors, B = ``batch_size``, named as in transformers:
 
         input_ids        [B, L]   the prompt's tokens, end-of-text, then padding; L the longest prompt
-        attention_mask   [B, L]   1 where input_ids holds a token, 0 where it holds padding
+        attention_mask   [B, L]   1 on tokens, 0 on padding
         labels           [B, M]   the response's tokens, end-of-text, then -100; M the longest response
 
-    With ``hf_names=False`` they are "input_ids", "input_mask" and "target_ids", and the targets end with the
-    tokenizer's pad token: leave that out of the loss, by a mask or by -100.
-
-    Not for decoder-only models, which read prompt and response as one sequence: that is ``sft``.
+    With ``hf_names=False`` they are "input_ids", "input_mask" and "target_ids", and the targets end
+    with the tokenizer's pad token: leave it out of the loss.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes: a name on the Hugging Face hub, a path, "bytes", an object.
-        prompt: column of the encoder's input. Left out, it and ``response`` are the first of these that
-            are there: prompt + response, prompt + completion, instruction + output, question + answer
-            and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
+        prompt: column of the encoder's input; by default it and ``response`` are the first pair of
+            ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, question +
+            answer, ...
         response: column of the decoder's output.
-        context: column that is added to the prompt, after an empty line, where it holds text. Left out,
-            "input" beside "instruction", as in Alpaca's rows; "" for none.
-        train: False to evaluate: every row once, in file order.
-        on_error: for rows whose text is null: "skip" leaves them out, and the log counts them; else the
-            first is an error.
-        max_length: the most tokens of a prompt, and of a response, end-of-text included. A text that is cut
-            also ends with end-of-text: choose ``max_length`` so that few responses are cut.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        keep_in_memory: read both columns once and keep them in memory, not again in every epoch. The order
-            of rows differs, since a table in memory has no row groups to shuffle, and a state loads only
-            with the same value.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
-        storage_options: of the file system, as fsspec takes them.
+        context: column that is added to the prompt, after an empty line, where it holds text; by
+            default "input" beside "instruction"; "" for none.
+        max_length: the most tokens of a prompt, and of a response, end-of-text included, with which
+            a text that is cut ends, too.
+        keep_in_memory: read both columns once and keep them. The order of rows differs, and a state
+            loads only with the same value.
     """
     given = Input("seq2seq", files, storage_options)
     ready = given.tokenized(

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainpipes import Pipeline
-from trainpipes_recipes.inputs import PAIRS, Input, OnError
+from trainpipes_recipes.inputs import PAIRS, Input, OnError, documented
 
 __all__ = ["sft"]
 
 
+@documented
 def sft(
     files: Any,
     tokenizer: Any,
@@ -34,39 +35,26 @@ def sft(
     Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
 
         input_ids        the prompt's tokens, then the response's, then end-of-text, then padding
-        attention_mask   1 where input_ids holds a token, 0 where it holds padding
+        attention_mask   1 on tokens, 0 on padding
         labels           input_ids on the response and its end-of-text, -100 elsewhere, also on the
                          end-of-text of a row that was cut
 
-    Labels are not shifted, as transformers' causal models expect: compare the logits at position t with
-    the label at t + 1.
-
-    Not for conversations of several turns (``chat``), not for plain text (``pretrain``), and wasteful where
-    lengths differ much within a batch: rows are padded, not packed. A row that is too long is cut at its end,
-    and if its prompt alone is too long, it has no target: see ``on_error``.
+    Labels are not shifted: compare the logits at position t with the label at t + 1. A row that is
+    too long loses its end. For conversations of several turns use ``chat``, for plain text
+    ``pretrain``.
 
     Args:
-        files: a path, folder, glob, URL, or a list of them, in any format; or a pipeline of rows.
-        tokenizer: whatever ``tokenize`` takes: a name on the Hugging Face hub, a path, "bytes", an object.
-        prompt: column of the model's input. Left out, it and ``response`` are the first of these
-            that are there: prompt + response, prompt + completion, instruction + output, question + answer
-            and a few more (``trainpipes_recipes.inputs.PAIRS``); the choice is logged.
+        prompt: column of the model's input; by default it and ``response`` are the first pair of
+            ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, question +
+            answer, ...
         response: column of the text in the loss.
-        context: column that is added to the prompt, after an empty line, where it holds text. Left out,
-            "input" beside "instruction", as in Alpaca's rows; "" for none.
-        train: False to evaluate: every row once, in file order.
-        on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns of the first
-            in each process; "raise" names the first; "skip" leaves them out, and rows whose text is null, and
-            the log counts them, so that how many rows there are is not known before an epoch's end; "keep"
-            takes them as they are.
+        context: column that is added to the prompt, after an empty line, where it holds text; by
+            default "input" beside "instruction"; "" for none.
+        on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns of
+            the first in each process; "raise" names the first; "skip" leaves them out, and rows
+            whose text is null, and logs how many, so that the number of batches is not known before
+            an epoch's end; "keep" takes them as they are.
         max_length: the most tokens of a row, end-of-text included.
-        batch_size: rows in a batch.
-        buffer_size: the fewest rows that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of an epoch.
-        cache: keep token ids on disk: True for the folder of ``tp.cache``, or a folder. Same batches.
-        storage_options: of the file system, as fsspec takes them.
     """
     given = Input("sft", files, storage_options)
     rows = given.tokenized(

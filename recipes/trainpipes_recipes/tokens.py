@@ -8,11 +8,12 @@ from typing import Any, Literal
 from torch import Tensor
 
 from trainpipes import BatchStage, ConfigError, Pipeline, from_memmap
-from trainpipes_recipes.inputs import TOKENS, Input, OnError
+from trainpipes_recipes.inputs import TOKENS, Input, OnError, documented
 
 __all__ = ["tokens"]
 
 
+@documented
 def tokens(
     files: Any,
     *,
@@ -32,52 +33,39 @@ def tokens(
     drop_last: bool = True,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """Batches for pretraining of a causal language model on text that is tokenized already.
+    """Batches for pretraining a causal language model on text that is tokenized already.
 
-    To train there is no end unless ``epochs`` says so. With ``dtype``, files hold token ids alone, one after
-    the other, as in nanoGPT's ``train.bin``. They are mapped into memory and cut into rows of ``max_length``;
-    all rows of all files are shuffled with each other. Each batch is a dict of int64 tensors ``[B, L]``,
-    B = ``batch_size``, L = ``max_length``:
+    With ``dtype``, files hold token ids alone, as nanoGPT's ``train.bin``. They are mapped into
+    memory and cut into rows of ``max_length``; all rows of all files are shuffled with each other.
+    Each batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
 
         input_ids        ids as they stand in the file, across the ends of documents
         labels           the same
 
-    Without ``dtype``, rows are documents, with a column of lists of ids, and are packed. A batch is then as
-    in ``pretrain``:
-
-        input_ids        documents one after the other; a little padding
-        labels           input_ids, or the rows' own column "labels"; -100 on the first token of each document
-                         and on padding
-        position_ids     from 0 in each document
-        segment_ids      1, 2, … on the documents of a row, 0 on padding
-
-    and ``cu_seqlens`` (int32 ``[sequences + 1]``) and ``max_seqlen`` (int) for attention over sequences of
-    variable length. Labels are not shifted, in both cases: compare the logits at position t with the label
-    at t + 1.
-
-    Not for texts, which ``pretrain`` tokenizes on the way. Nothing is added to the ids: end tokens must be in
-    them.
+    Without ``dtype``, rows are documents, with a column of lists of ids, and batches are as in
+    ``pretrain``, with the rows' own column "labels" if there is one. Labels are not shifted:
+    compare the logits at position t with the label at t + 1. Nothing is added to the ids: end
+    tokens must be in them. Without ``epochs``, training has no end.
 
     Args:
-        files: with ``dtype``, a file or a list of files. Else files of any format that ``Input`` knows
-            (Parquet, JSON lines, Arrow, a folder that ``write_memmap`` wrote, ...): path, folder, glob, any
-            fsspec URL, or a list of these; or a pipeline of rows.
-        dtype: type of the ids in files that hold nothing else: "uint16", "uint32", or another NumPy integer.
-        column: column of the lists of ids. Left out, the first of input_ids, tokens, token_ids and ids
-            that is there.
+        files: with ``dtype``, a file or a list of files. Else files of any format (Parquet, JSON
+            lines, Arrow, a folder that ``write_memmap`` wrote, ...): path, folder, glob, URL, or a
+            list of these; or a pipeline of rows.
+        dtype: type of the ids in files that hold nothing else: "uint16", "uint32", or another NumPy
+            integer.
+        column: column of the lists of ids; by default the first of input_ids, tokens, token_ids and
+            ids.
         train: False to evaluate: every row once, in file order; the pass ends after them.
-        on_error: for packed rows without a target, where documents have their own "labels": see ``pack``.
+        on_error: for packed rows without a target, where documents have their own "labels": see
+            ``pack``.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         pack_buffer_size: documents that are packed together.
         pad_token_id: the id that rows of documents are padded with.
-        batch_size: rows in a batch.
         epochs: to train, epochs that one pass gives; None for no end.
         buffer_size: the fewest documents that the shuffle mixes with each other.
-        seed: for the order of rows.
-        num_shards: a multiple of every number of ranks that the run may have.
-        drop_last: to train, leave out the short batch at the end of the epochs, where rows are not packed.
-        storage_options: of the file system, as fsspec takes them.
+        drop_last: to train, leave out the short batch at the end of the epochs, where rows are not
+            packed.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"tokens": [5, 6, 7, 1]}, {"tokens": [8, 1]}])

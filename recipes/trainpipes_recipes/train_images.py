@@ -123,20 +123,18 @@ def evaluate(model: Any, loader: tp.Loader) -> float:
 
 
 def moved(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch on the device."""
     tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
     return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
 
 
 def over_ranks(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in the place of the tensor."""
     if RANKS > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
-    """One file for all ranks, whole or not there. All ranks call it."""
+    """One file for all ranks, whole or not there."""
     states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
     states["loader"] = parts["loader"].gather_state()
     if RANK == 0:

@@ -117,8 +117,8 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
 
 
 def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
-    """The mean loss of a packed batch, in which a document sees no other one: told by where positions begin
-    anew, or with flash attention by ``cu_seqlens``. A cache or a mask of padding would hide that."""
+    """The mean loss of a packed batch, in which a document sees no other one: told by where
+    positions begin anew, or with flash attention by ``cu_seqlens``."""
     starts, longest = batch["cu_seqlens"], batch["max_seqlen"]
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
         logits = model(
@@ -132,20 +132,18 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
 
 
 def moved(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch on the device."""
     tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
     return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
 
 
 def over_ranks(tensor: Tensor) -> Tensor:
-    """The sum over all ranks, in the place of the tensor."""
     if RANKS > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
 def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
-    """One file for all ranks, whole or not there. All ranks call it."""
+    """One file for all ranks, whole or not there."""
     states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
     states["loader"] = parts["loader"].gather_state()
     if RANK == 0:

@@ -69,7 +69,7 @@ BEGINS: dict[str, str] = {
     STAGES + "- read_parquet: {storage_options: {key: 3}}\n": ":3: stages[1].storage_options: "
     "storage_options are not part of a config: tp.load(path, storage_options=...)",
     STAGES + "- os:getcwd: {}\n": f":3: stages[1]: {IMPORTS}",
-    "stages:\n- mix: {sources: {a: x}}\n": ":2: stages[0].sources: mix(sources): 'a' is a pipeline",
+    "stages:\n- mix: {sources: {a: x}}\n": ":2: stages[0].sources: mix(sources): 'a' must be a pipeline",
     "stages:\n- mix: {sources: {a: !pipeline [x]}}\n": ":2: stages[0].sources.a: a config must be a mapping",
     "stages:\n- mix:\n    sources:\n      a: !pipeline {stages: [{list_files: d}, {shufle: 3}]}\n": ":4: "
     "stages[0].sources.a.stages[1]: there is no stage 'shufle' (did you mean 'shuffle'?)",

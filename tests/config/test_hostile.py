@@ -228,10 +228,7 @@ def test_with_leave_only_names_are_imported(folder: Path) -> None:
 
 
 def test_a_change_of_a_command_line_runs_nothing(folder: Path) -> None:
-    for value in (
-        "!!python/object/apply:os.system ['touch canary']",
-        "!function hostile:run",
-    ):
+    for value in ("!!python/object/apply:os.system ['touch canary']", "!function hostile:run"):
         with pytest.raises(tp.ConfigError):
             loads(STAGES + "- map: x:y", changes=dict([parse_change(f"stages[1].fn={value}")]))
     assert not (folder / "canary").exists()

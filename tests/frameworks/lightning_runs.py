@@ -198,10 +198,7 @@ def evaluations(folder: Path, options: dict[str, Any]) -> list[Any]:
     """Which rows a rank validated, tested and predicted for, and what was logged over all ranks."""
     told: list[Any] = []
     module = PipelineDataModule(
-        pipeline("counted"),
-        held_out(**options),
-        held_out(**options),
-        held_out(**options),
+        pipeline("counted"), held_out(**options), held_out(**options), held_out(**options)
     )
     model = EvaluatedModel()
     trainer = make_trainer(folder, max_epochs=2)

@@ -11,14 +11,7 @@ import pytest
 
 pytest.importorskip("lightning")
 
-from frameworks.lightning_runs import (
-    after_epochs,
-    after_steps,
-    evaluations,
-    fails_on,
-    fits,
-    script,
-)
+from frameworks.lightning_runs import after_epochs, after_steps, evaluations, fails_on, fits, script
 from frameworks.ranks import Ranks, run
 from frameworks.steps import digests_by_step, in_order
 
@@ -97,7 +90,7 @@ def test_a_rank_that_fails_alone_is_told_that_it_cannot_save(tmp_path: Path) -> 
     told = said.read_text()
     assert "StateError: no checkpoint was saved on this exception" in told
     assert "rank 1 did not ask within 2 s" in told
-    assert "Resume from the last checkpoint that all ranks have saved" in told
+    assert "resume from the last one that all ranks have saved" in told
     assert "| a bad batch" in told
 
 

@@ -248,11 +248,11 @@ def test_an_evaluation_without_an_end_is_refused_unless_it_is_limited(tmp_path: 
 
 def test_a_pipeline_that_has_ended_among_others_is_refused(tmp_path: Path) -> None:
     both = {"a": pipeline("counted"), "b": pipeline("short")}
-    with pytest.raises(tp.ConfigError, match='write "max_size_cycle"'):
+    with pytest.raises(tp.ConfigError, match='must be "max_size_cycle"'):
         PipelineDataModule(CombinedLoader(both, "max_size"))
 
 
 @pytest.mark.parametrize("state", [None, {}, [], "x", {"val": 1}])
 def test_what_is_no_state_of_the_module_is_refused(state: Any) -> None:
-    with pytest.raises(tp.StateError, match=r"loads \{'train': state\}"):
+    with pytest.raises(tp.StateError, match=r"must be \{'train': state\}"):
         PipelineDataModule(pipeline("counted")).load_state_dict(state)

@@ -33,10 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     texts = [f"{i} " + "and more " * (i % 5) for i in range(100)]
     pq.write_table(pa.table({"text": texts}), folder / "texts.parquet", row_group_size=20)
     # 80 rows are 20 micro-batches an epoch; of the texts it is about 26.
-    pairs = {
-        "prompt": [f"{i}?" for i in range(80)],
-        "response": ["x" * (i % 9) for i in range(80)],
-    }
+    pairs = {"prompt": [f"{i}?" for i in range(80)], "response": ["x" * (i % 9) for i in range(80)]}
     pq.write_table(pa.table(pairs), folder / "pairs.parquet", row_group_size=20)
     np.random.default_rng(0).integers(0, 256, 10_000).astype("uint16").tofile(folder / "train.bin")
     texts_of = {name: str(folder / "texts.parquet") for name in ("torchtitan", "nanochat")}

@@ -24,10 +24,7 @@ from frameworks.transformers_runs import (
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "counted": (3, {"num_train_epochs": 3, "gradient_accumulation_steps": 5}),
     "filtered": (3, {"max_steps": 8, "gradient_accumulation_steps": 3}),
-    "packed": (
-        3,
-        {"max_steps": 8, "gradient_accumulation_steps": 2, "dataloader_num_workers": 2},
-    ),
+    "packed": (3, {"max_steps": 8, "gradient_accumulation_steps": 2, "dataloader_num_workers": 2}),
     "endless": (3, {"max_steps": 8, "gradient_accumulation_steps": 3}),
 }
 

@@ -30,7 +30,7 @@ def texts() -> tp.Pipeline:
     return tp.from_dataset([{"text": f"row {n}"} for n in range(8)])
 
 
-#: The pipeline, arguments of the Trainer, and what is said when it is made.
+#: The pipeline, and what is said when the Trainer is made.
 AT_ONCE: list[tuple[Callable[[], tp.Pipeline], str]] = [
     (lambda: pipeline("filtered"), r"pass max_steps=...; 3 epochs are about \d+ \(.*filter"),
     (lambda: pipeline("endless"), r"pass max_steps=... \(.*has no end"),
@@ -39,40 +39,30 @@ AT_ONCE: list[tuple[Callable[[], tp.Pipeline], str]] = [
         r"train_dataset must make batches, got single rows; end it with \.batch\(8\)\.pad_c",
     ),
 ]
-#: The same when it trains.
+#: The pipeline, the Trainer and its arguments, and what is said when it trains.
 IN_TRAINING: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = [
     (
-        lambda: pipeline("counted"),
-        transformers.Trainer,
-        {},
+        lambda: pipeline("counted"), transformers.Trainer, {},
         r"from trainpipes\.integrations\.transformers imp",
     ),
     (
-        lambda: pipeline("counted"),
-        Trainer,
-        {"auto_find_batch_size": True},
+        lambda: pipeline("counted"), Trainer, {"auto_find_batch_size": True},
         "auto_find_batch_size must be off",
     ),
     (
-        lambda: pipeline("counted"),
-        Trainer,
-        {"accelerator_config": {"split_batches": True}},
+        lambda: pipeline("counted"), Trainer, {"accelerator_config": {"split_batches": True}},
         "split_batches must be off",
     ),
-    (lambda: rows(8).batch(2), Trainer, {}, r"gives list: end it with .pad_collate\(\)"),
+    (lambda: rows(8).batch(2), Trainer, {}, r"got list; end the pipeline with .pad_collate\(\)"),
     (
-        lambda: rows(3).batch(4, drop_last=True).pad_collate(),
-        Trainer,
-        {},
+        lambda: rows(3).batch(4, drop_last=True).pad_collate(), Trainer, {},
         r"must have a batch for each rank.* add rows",
     ),
     (
-        lambda: texts().tokenize("bytes").batch(4).pad_collate(),
-        Trainer,
-        {},
+        lambda: texts().tokenize("bytes").batch(4).pad_collate(), Trainer, {},
         r"this one has \['input_ids', 'attention_mask'\]: write tokenize\(\.\.\., lab",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("pipe", "told"), AT_ONCE)
@@ -185,7 +175,9 @@ def test_a_position_that_is_not_of_the_checkpoint_is_refused(tmp_path: Path) -> 
 def test_a_loader_in_place_of_a_pipeline_is_refused(tmp_path: Path) -> None:
     pipe = pipeline("counted")
     for wrong in (tp.Loader(pipe), DataLoader(pipe, batch_size=None)):
-        with pytest.raises(tp.ConfigError, match="write train_dataset=pipe, and say workers"):
+        with pytest.raises(
+            tp.ConfigError, match="write train_dataset=pipe, and dataloader_num_workers="
+        ):
             trainer(tmp_path, wrong)
         with pytest.raises(tp.ConfigError, match="write eval_dataset=pipe"):
             Trainer(model(), arguments(tmp_path), train_dataset=pipe, eval_dataset={"a": wrong})

@@ -11,14 +11,7 @@ import torch
 
 from frameworks.ranks import Ranks, run
 from frameworks.steps import digests_by_step
-from frameworks.trl_runs import (
-    batches,
-    evaluated,
-    other_batches,
-    script,
-    train,
-    write_samples,
-)
+from frameworks.trl_runs import batches, evaluated, other_batches, script, train, write_samples
 
 pytest.importorskip("trl")
 

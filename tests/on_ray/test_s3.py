@@ -17,8 +17,9 @@ import ray
 
 import trainpipes as tp
 from s3_store import s3_store
-from trainpipes.prepare import repack
-from trainpipes.storage import Ray
+from trainpipes.prepare import repack, tokenize
+from trainpipes.storage import Ray, Threads
+from unfinished import contents
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -52,10 +53,6 @@ def there(folder: str, options: dict[str, Any]) -> dict[str, bytes]:
     system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
     paths = system.find(f"shared/{folder}")
     return {path.removeprefix(f"shared/{folder}/"): system.cat_file(path) for path in paths}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.usefixtures("cluster")
@@ -142,30 +139,15 @@ def test_writers_write_the_files_of_one_process(
         getattr(pipe, method)(url, num_files=8, executor=Ray())
 
 
-#: No file of a process that does a task can have more than 12 kB.
-FULL = """
-import os, resource, sys
-import trainpipes as tp
-from trainpipes.storage import Ray
-given, method, out, address = sys.argv[1:]
-driver = os.getpid()
-
-def full(row):
-    if os.getpid() != driver:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, resource.RLIM_INFINITY))
-    return row
-
-pipe = tp.read_parquet(given).map(full, version=1)
-getattr(pipe, method)(out, rows_per_file=1000, executor=Ray(address), compression=None)
-"""
-
-
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize("method", ["write_parquet", "write_json"])
-def test_a_full_disk_leaves_whole_files_only(method: str, given: Path, tmp_path: Path) -> None:
-    out, address = tmp_path / "out", ray.get_runtime_context().gcs_address
-    command = [sys.executable, "-c", FULL, str(given), method, str(out), address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1
-    assert "cannot be written: File too large; free space there" in done.stderr.splitlines()[-1]
-    assert not out.exists()
+def test_tokenize_writes_the_files_of_one_process(
+    given: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    pipe, url = tp.read_parquet(str(given)).select("text").tokenize("bytes"), "s3://shared/ids"
+    how = {"executor": Ray(), "storage_options": options}
+    tokenize(pipe, tmp_path / "here", executor=Threads(1))
+    done = tokenize(pipe, url, **how)
+    assert there("ids", options) == contents(tmp_path / "here")
+    assert done.files[0] == f"{url}/part-00000.parquet"
+    assert list(done.pipeline) == list(pipe)
+    assert tokenize(pipe, url, **how).kept == 3

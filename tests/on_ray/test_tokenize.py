@@ -20,16 +20,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from trainpipes.errors import ConfigError, DataError, UnreadableError, WorkerError
-from trainpipes.integrations.on_ray import RayCluster
+from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.prepare import tokenize
 from trainpipes.storage import Processes, Ray, Threads
 from trainpipes.tokenizers.engine import File
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # where the workers, too, find what they import
 
-from s3_store import s3_store
-from unfinished import begun_again, noted
+from unfinished import noted
 
 FILES, ROWS = 6, 400
 
@@ -112,35 +110,6 @@ def test_what_is_whole_is_not_made_again_by_either_executor(cluster, texts, alon
     assert hashes(tmp_path) == alone
 
 
-class KillsItself:
-    """A function of rows that kills its process where it meets a text, so many times."""
-
-    def __init__(self, folder: Path, times: int) -> None:
-        self.folder, self.times = folder, times
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        if row["text"].startswith("950 ") and len(list(self.folder.iterdir())) < self.times:
-            (self.folder / str(time.monotonic_ns())).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return row
-
-
-def mapped(texts: Path, function: Any) -> tp.Pipeline:
-    rows = tp.list_files(texts).read_parquet().map(function, version="1")
-    return rows.tokenize("bytes")
-
-
-def test_a_task_whose_worker_dies_each_time_is_named_and_the_others_stay(cluster, texts, tmp_path):
-    (tmp_path / "kills").mkdir()
-    with pytest.raises(WorkerError, match=rf"part-00002.parquet of {texts}/2.parquet was given up"):
-        tokenize(
-            mapped(texts, KillsItself(tmp_path / "kills", 99)), tmp_path / "ids", executor=Ray()
-        )
-    check_whole(tmp_path / "ids")
-    tokenize(mapped(texts, KillsItself(tmp_path / "kills", 0)), tmp_path / "ids", executor=Ray())
-    assert len(list((tmp_path / "ids").glob("part-*"))) == FILES
-
-
 def check_whole(folder: Path) -> list[str]:
     """The files that an unfinished folder says are whole are there, whole, and nothing besides."""
     files = noted(folder)
@@ -149,19 +118,6 @@ def check_whole(folder: Path) -> list[str]:
     for entry in files:
         assert pq.read_table(folder / entry["file"]).num_rows == entry["rows"]
     return names
-
-
-class Notes:
-    """A function of rows that notes how often a file was begun."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        if row["text"].startswith("1200 "):
-            (self.folder / str(time.monotonic_ns())).touch()
-            raise DataError("this row is bad", path="3.parquet", row=0)
-        return row
 
 
 def error_of(make: Any) -> BaseException:
@@ -188,14 +144,6 @@ def test_a_file_that_cannot_be_read_fails_once_with_the_error_of_a_single_machin
     assert (type(there), str(there), vars(there)) == (type(here), str(here), vars(here))
     assert "3.parquet" in str(there)
     check_whole(tmp_path / "there")
-
-
-def test_a_bad_row_fails_its_task_once(cluster, texts, tmp_path):
-    (tmp_path / "notes").mkdir()
-    rows = mapped(texts, Notes(tmp_path / "notes"))
-    error = error_of(lambda: tokenize(rows, tmp_path / "ids", executor=Ray()))
-    assert "this row is bad" in str(error)
-    assert len(list((tmp_path / "notes").iterdir())) == 1
 
 
 # A driver in a process of its own
@@ -316,75 +264,12 @@ def test_the_command_tells_an_error_in_its_own_words(cluster, tmp_path):
 # Storage on other machines
 
 
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, Any]]:
-    with s3_store("bucket") as options:
-        yield options
-
-
-def test_a_folder_on_s3_holds_the_same_files(cluster, texts, alone, tmp_path, s3):
-    import s3fs
-
-    system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
-
-    def there() -> dict[str, str]:
-        system.invalidate_cache()
-        paths = system.ls("bucket/ids", detail=False)
-        return {p.rsplit("/", 1)[1]: hashlib.sha256(system.cat_file(p)).hexdigest() for p in paths}
-
-    def make(**more: Any) -> Any:
-        return tokenize(
-            pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, executor=Ray(),
-            storage_options=s3, **more,
-        )  # fmt: skip
-
-    done = make()
-    assert there() == alone
-    assert done.files[0] == "s3://bucket/ids/part-00000.parquet"
-    done.verify()
-    for wanted, batch in zip(pipeline(texts), done.pipeline, strict=True):
-        assert wanted["input_ids"].equal(batch["input_ids"])
-    assert make().kept == 2 * FILES
-    system.pipe_file("bucket/ids/part-00003.parquet", b"another")
-    with pytest.raises(tp.DataChangedError, match=r"s3://bucket/ids/part-00003.parquet is not as"):
-        make()
-    make(overwrite=True)
-    assert there() == alone
-    tokenize(
-        pipeline(texts), "s3://bucket/ids", bytes_per_file=SMALL, executor=Processes(2), storage_options=s3,
-        overwrite=True,
-    )  # fmt: skip
-    assert there() == alone
-
-
-def test_what_a_killed_driver_left_on_s3_is_gone_on_with(cluster, texts, alone, tmp_path, s3):
-    import s3fs
-
-    system = s3fs.S3FileSystem(**s3, skip_instance_cache=True)
-    how = {"bytes_per_file": SMALL, "storage_options": s3, "executor": Ray()}
-    tokenize(pipeline(texts), "s3://bucket/killed", **how)
-    (tmp_path / "_manifest.json").write_bytes(system.cat_file("bucket/killed/_manifest.json"))
-    begun_again(tmp_path, 5)  # the others are there, and nobody has noted them
-    system.put(f"{tmp_path}/_unfinished/", "bucket/killed/_unfinished/", recursive=True)
-    system.rm_file("bucket/killed/_manifest.json")
-    assert tokenize(pipeline(texts), "s3://bucket/killed", **how).kept == 5
-    content = system.cat_file("bucket/killed/part-00007.parquet")
-    assert hashlib.sha256(content).hexdigest() == alone["part-00007.parquet"]
-
-
-def test_a_bucket_that_is_not_there_is_told(cluster, texts, s3):
-    with pytest.raises(
-        ConfigError, match=r"s3://nowhere/ids/.* cannot be written: there is no such"
-    ):
-        tokenize(pipeline(texts), "s3://nowhere/ids", executor=Ray(), storage_options=s3)
-
-
-def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch, s3):
-    monkeypatch.setattr(RayCluster, "nodes", 2)
+def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(Ray, "nodes", 2)
     with pytest.raises(ConfigError, match=r"tokenize\(folder\): .* has 2 nodes"):
         tokenize(pipeline(texts), tmp_path, executor=Ray())
     with pytest.raises(ConfigError, match=r"tokenize\(pipeline\): .* has 2 nodes"):
-        tokenize(pipeline(texts), "s3://bucket/several", executor=Ray(), storage_options=s3)
+        tokenize(pipeline(texts), "s3://bucket/several", executor=Ray())
     done = tokenize(pipeline(texts), tmp_path / "ids", executor=Ray(shared_filesystem=True))
     assert done.rows == FILES * ROWS
 

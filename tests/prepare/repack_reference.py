@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,8 +69,3 @@ def read(files: Any) -> list[dict[str, Any]]:
 
 def same(found: list[Any], wanted: list[Any]) -> bool:
     return [key_of(row) for row in found] == [key_of(row) for row in wanted]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a folder."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}

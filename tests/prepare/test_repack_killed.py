@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -20,41 +19,12 @@ import pytest
 import trainpipes as tp
 from cli.command import START, environment
 from interpreters import python
-from prepare.killed_repack import CASES
 from prepare.repack_reference import read
 from trainpipes.prepare import repack
 from trainpipes.storage import Threads
 
 TESTS = Path(__file__).parent.parent
 LITTLE: dict[str, Any] = {"shuffle": True, "memory_limit": "64KB"}
-
-
-def check_killed(name: str, folder: Path, kills: int) -> None:
-    if "sorted" in name:
-        pytest.importorskip("duckdb")
-    program = TESTS / "prepare" / "killed_repack.py"
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*python(), str(program), name, str(folder), str(kills)],
-        env={**os.environ, "PYTHONPATH": path, "TRAINPIPES_CACHE": "off"},
-        capture_output=True, text=True, timeout=1500,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["odd"] == []
-    assert found["kills"] == min(kills, found["steps"])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_killed_at_any_step_it_goes_on_to_the_same_rows(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1600)
-@pytest.mark.parametrize("name", CASES)
-def test_killed_fifty_times_it_goes_on_to_the_same_rows(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 50)
 
 
 def test_killed_at_any_time_the_command_goes_on_to_the_same_rows(tmp_path: Path) -> None:
@@ -241,20 +211,3 @@ def test_temporary_files_may_lie_elsewhere_and_are_gone_at_the_end(tmp_path: Pat
     whole = repack(some(), tmp_path / "whole", shuffle=True)
     assert read(done.files) == read(whole.files)
     assert not list(temporary.iterdir())
-
-
-def test_folders_that_cannot_be_the_output_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    for data in (tmp_path, tmp_path / "*.parquet", tmp_path / "a.parquet"):
-        with pytest.raises(tp.ConfigError, match="holds files that are read"):
-            repack(data, tmp_path, shuffle=True)
-    inside = tmp_path / "out"
-    for data in (tmp_path, tmp_path / "**" / "*.parquet", str(tmp_path / "**")):
-        with pytest.raises(tp.ConfigError, match="is within"):
-            repack(data, inside, shuffle=True)
-    repack(tmp_path / "*.parquet", inside, shuffle=True)  # which does not take in what is below
-    (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "mine.txt").write_text("mine")
-    with pytest.raises(tp.ConfigError, match="holds files that no writer has written"):
-        repack(tmp_path / "*.parquet", tmp_path / "others", shuffle=True)
-    assert (tmp_path / "others" / "mine.txt").read_text() == "mine"

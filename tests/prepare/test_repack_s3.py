@@ -23,6 +23,7 @@ from interpreters import python
 from s3_store import s3_store
 from trainpipes.prepare import repack
 from trainpipes.storage import Processes, Threads
+from unfinished import contents
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -70,10 +71,6 @@ def there(folder: str, options: dict[str, Any]) -> dict[str, bytes]:
     system = s3fs.S3FileSystem(**options, skip_instance_cache=True)
     paths = system.find(f"packed/{folder}")
     return {path.removeprefix(f"packed/{folder}/"): system.cat_file(path) for path in paths}
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("number", range(len(CHOICES)))

@@ -22,10 +22,9 @@ from every_recipe import pairs, words
 from recipes.chats import small_tokenizer
 from trainpipes.prepare import tokenize
 from trainpipes.sources.files.file_source import FileSource
-from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.storage import Processes, Threads
-from trainpipes.storage.output_file import OutputFile
-from unfinished import begun_again, noted
+from unfinished import begun_again, row_groups
 
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
 Make = Callable[[Any], tp.Pipeline]
@@ -124,11 +123,7 @@ def test_a_recipe_gives_the_same_batches_of_files_that_are_tokenized(
 def test_files_have_the_row_groups_of_those_they_are_made_of(tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
     tokenize(RECIPES["sft"](files), tmp_path / "out")
-    groups = [
-        [pq.ParquetFile(path).metadata.row_group(n).num_rows for n in range(count)]
-        for path in sorted((tmp_path / "out").glob("*.parquet"))
-        for count in [pq.ParquetFile(path).metadata.num_row_groups]
-    ]
+    groups = row_groups(sorted((tmp_path / "out").glob("*.parquet")))
     assert groups == [[13, 1, 0, 20], [], [0], [30, 33]]
 
 
@@ -421,19 +416,6 @@ def test_another_call_is_refused_with_the_first_difference(
     }
 
 
-def test_a_file_that_was_changed_since_is_noticed(tmp_path: Path) -> None:
-    files = parquet(tmp_path / "in")
-    done = tokenize(RECIPES["sft"](files), tmp_path / "out")
-    content = bytearray(Path(done.files[0]).read_bytes())
-    content[40] ^= 1
-    Path(done.files[0]).write_bytes(content)
-    with pytest.raises(tp.DataChangedError):
-        done.verify()
-    Path(done.files[0]).write_bytes(content[:-9])
-    with pytest.raises(tp.DataChangedError, match="overwrite=True"):
-        tokenize(RECIPES["sft"](files), tmp_path / "out")
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_texts_that_were_changed_since_are_noticed(finished: bool, tmp_path: Path) -> None:
     for name in "ab":
@@ -459,55 +441,14 @@ def test_what_cannot_train_is_refused_before_anything_is_written(tmp_path: Path)
     assert not (tmp_path / "deep").exists()
 
 
-def test_files_are_not_written_among_those_that_are_read(tmp_path: Path) -> None:
-    files = parquet(tmp_path / "in")
-    with pytest.raises(
-        tp.ConfigError, match=r"in/out is within the input .*: give a folder beside"
-    ):
-        tokenize(RECIPES["sft"](files), tmp_path / "in" / "out")
-    assert len(list((tmp_path / "in").iterdir())) == 4
+# What a recipe is asked for, and what was made
 
 
-def test_a_folder_of_others_is_let_be(tmp_path: Path) -> None:
-    files = parquet(tmp_path / "in") + "/*.parquet"
-    with pytest.raises(tp.ConfigError, match="holds files that are read"):
-        tokenize(RECIPES["sft"](files), tmp_path / "in")
-    assert len(list((tmp_path / "in").iterdir())) == 4
-
-
-def test_a_full_disk_leaves_whole_files_and_the_next_call_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = parquet(tmp_path / "in")
-    whole = tokenize(RECIPES["sft"](files), tmp_path / "whole")
-    write = OutputFile.write
-    count = 0
-
-    def full(self: OutputFile, data: Any) -> int:
-        nonlocal count
-        count += ".parquet" in self._path.name
-        if count == 18:
-            raise tp.ConfigError("No space left on device")
-        return write(self, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(OutputFile, "write", full)
-        with pytest.raises(tp.ConfigError, match="No space left"):
-            tokenize(RECIPES["sft"](files), tmp_path / "out")
-    names = sorted(path.name for path in (tmp_path / "out").glob("[!_]*"))
-    assert [entry["file"] for entry in noted(tmp_path / "out")] == names
-    assert len(names) < 4
+def test_a_recipe_refuses_files_that_are_not_finished(tmp_path: Path) -> None:
+    tokenize(RECIPES["sft"](parquet(tmp_path / "in")), tmp_path / "out")
+    begun_again(tmp_path / "out", 2)
     with pytest.raises(tp.ConfigError, match="is not finished"):
         tp.recipe("sft", str(tmp_path / "out"), "bytes")
-    tokenize(RECIPES["sft"](files), tmp_path / "out")
-    assert contents(tmp_path / "out") == contents(Path(whole.folder))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-# What a recipe is asked for, and what was made
 
 
 def test_a_recipe_refuses_files_that_were_made_otherwise(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -21,7 +19,7 @@ import pytest
 import trainpipes as tp
 from trainpipes.prepare import tokenize
 from trainpipes.storage import Processes, Threads
-from unfinished import begun_again, noted
+from unfinished import contents, noted
 
 FILES = 12
 
@@ -48,10 +46,6 @@ def command(files: str, out: Path, processes: int, *more: str) -> list[str]:
         sys.executable, "-m", "trainpipes", "tokenize", files, str(out), "--recipe", "pretrain",
         "--tokenizer", "bytes", "--executor", f"processes:{processes}", "--json", *more,
     ]  # fmt: skip
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -94,27 +88,6 @@ def test_any_number_of_workers_makes_the_same_bytes(
     done.verify()
 
 
-def test_after_kills_at_random_the_same_bytes_come_and_nobody_is_left(
-    texts: str, whole: dict[str, bytes], tmp_path: Path
-) -> None:
-    rng, out = random.Random(3), tmp_path / "out"
-    kept = 0
-    for kill, files in enumerate((1, 4, 8)):
-        process = subprocess.Popen(command(texts, out, 2), stdout=subprocess.DEVNULL)
-        wait_for(out, kept + files, process)
-        time.sleep(rng.uniform(0, 0.1))
-        children = below(process)
-        process.send_signal(signal.SIGKILL if kill < 2 else signal.SIGTERM)
-        process.wait()
-        _, alive = psutil.wait_procs(children, timeout=20)
-        assert not alive
-        kept = max(kept, len(noted(out)))  # none are noted once all is there
-    last = subprocess.run(command(texts, out, 2), stdout=subprocess.PIPE, check=True)
-    found = json.loads(last.stdout)
-    assert found["kept"] >= kept > 4
-    assert contents(out) == whole
-
-
 def test_where_a_process_is_killed_the_error_names_its_file_and_all_end(
     texts: str, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -155,43 +128,6 @@ def test_ctrl_c_leaves_nothing_half_written(texts: str, tmp_path: Path) -> None:
     assert not list(out.rglob("*.part"))
     if out.exists():  # a folder without a whole file goes, too
         assert noted(out)
-
-
-def test_files_that_nobody_noted_are_made_again(tmp_path: Path) -> None:
-    files = write_texts(tmp_path / "in", 20_000, 3)
-    pipe = tp.recipe("pretrain", files, "bytes")
-    tokenize(pipe, tmp_path / "whole")
-    out = tmp_path / "out"
-    tokenize(pipe, out)
-    begun_again(out, 1)
-    (out / "part-00002.parquet").write_bytes(b"half")
-    (out / "_unfinished" / "part-00001.parquet.0123.part").write_bytes(b"half")
-    assert tokenize(pipe, out).kept == 1
-    assert contents(out) == contents(tmp_path / "whole")
-
-
-def test_one_call_at_a_time_writes_to_a_folder(texts: str, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(texts, tmp_path / "out", 1), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        wait_for(tmp_path / "out", 1, process)
-        with pytest.raises(tp.ConfigError, match="another process writes"):
-            tokenize(tp.recipe("pretrain", texts, "bytes"), tmp_path / "out")
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_function_that_cannot_reach_a_process_is_refused(tmp_path: Path) -> None:
-    files = write_texts(tmp_path / "in", 20_000, 3)
-    pipe = tp.list_files(files).read_parquet().map(lambda row: row, version="1").tokenize("bytes")
-    with pytest.raises(tp.ConfigError, match=r"the pipeline must pickle .* leave executor out"):
-        tokenize(pipe, tmp_path / "out", executor=Processes(2))
-    assert (
-        tokenize(pipe, tmp_path / "out").rows
-        == tokenize(pipe, tmp_path / "out", executor=Processes(2)).rows
-    )  # all is there: no process is started
 
 
 def failing(texts: list[str]) -> list[list[int]]:

@@ -134,20 +134,6 @@ def test_both_layouts_from_pipelines_of_rows(name: str, layout: Any) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_ranks_and_workers_do_not_change_the_batches(packed: bool) -> None:
-    pipe = chat(rows(*made(90)), TOKENIZER, packed=packed, max_length=200, **SMALL)
-    whole = [digest(batch) for batch in pipe]
-    assert [digest(b) for b in tp.Loader(tp.Pipeline(pipe.stages), num_workers=2)] == whole
-    if not packed:
-        ranks = [
-            [digest(batch) for batch in pipe.distributed(rank=rank, world_size=2)]
-            for rank in range(2)
-        ]
-        together = [batch for step in zip(*ranks, strict=True) for batch in step]
-        assert together == whole[: len(whole) // 2 * 2]
-
-
 def test_packed_rows_hold_each_conversation_once() -> None:
     told = made(60)
     pipe = chat(rows(*told), TOKENIZER, packed=True, max_length=300, **SMALL)
@@ -176,14 +162,6 @@ def test_what_is_too_long_is_cut_and_does_not_teach_its_end() -> None:
     shorter = (length - less for less in (2, 3, 6, 7, 20))
     cut = [only(told, max_length=most, on_error="keep")[0][1] for most in shorter]
     assert cut == ["cdef"[:n] for n in (4, 3, 0, 0, 0)]
-
-
-def test_token_ids_that_are_kept_give_the_same_batches(tmp_path: Path) -> None:
-    given = tp.from_arrow(pa.table({"messages": made()}))
-    fresh = [digest(batch) for batch in chat(given, TOKENIZER, **SMALL)]
-    for _ in range(2):
-        kept = chat(given, TOKENIZER, cache=str(tmp_path), **SMALL)
-        assert [digest(batch) for batch in kept] == fresh
 
 
 # Tools

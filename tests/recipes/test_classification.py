@@ -16,7 +16,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import trainpipes as tp
-from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
 from trainpipes.testing import check_resume
 from trainpipes_recipes import classification
 
@@ -119,13 +118,6 @@ def test_each_kind_of_source_gives_every_row_and_resumes(name: str, tmp_path: Pa
         wanted = {(text, label) for text, label in wanted if "7" not in text}
     assert set(found) == wanted
     check_resume(pipe, every=5)
-
-
-@pytest.mark.parametrize("num_buckets", [None, 8])
-def test_any_number_of_ranks_gives_one_sequence(num_buckets: int | None) -> None:
-    rows, options = tp.from_dataset(ROWS * 30), {**SMALL, "batch_size": 32}
-    assert_ranks_agree(classification(rows, "bytes", num_buckets=num_buckets, **options))
-    assert_resumes_elsewhere(classification(rows, "bytes", num_buckets=num_buckets, **options))
 
 
 def test_buckets_spare_padding_and_none_counts_batches() -> None:

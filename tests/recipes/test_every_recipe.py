@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+import trainpipes as tp
 import trainpipes_recipes
 from elastic.laws import assert_ranks_agree, assert_resumes_elsewhere
-from every_recipe import EVERY
-from trainpipes.testing import check_resume
+from every_recipe import EVERY, KEPT
+from trainpipes.testing import check_resume, digest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(trainpipes_recipes.__all__)
@@ -46,6 +48,26 @@ def test_ranks_together_give_the_sequence_of_one_and_others_go_on_with_it(
     pipe = EVERY[name](folder)
     assert_ranks_agree(pipe)
     assert_resumes_elsewhere(pipe)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_token_ids_that_are_kept_give_the_same_batches(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    make = partial(KEPT[name], folder)
+
+    def two_epochs(pipe: tp.Pipeline) -> list[list[str]]:
+        return [[digest(batch) for batch in pipe] for _ in range(2)]
+
+    fresh = two_epochs(make())
+    for _ in range(2):  # cold, then warm
+        assert two_epochs(make(cache=str(tmp_path))) == fresh
+    assert tp.cache.info(tmp_path).blocks > 0
+    pipe = make()
+    next(iter(pipe))
+    resumed = make(cache=str(tmp_path))
+    resumed.load_state_dict(pipe.state_dict() or {})
+    assert [digest(batch) for batch in resumed] == fresh[0][1:]
 
 
 def test_no_recipe_is_missing_here() -> None:

@@ -129,17 +129,6 @@ def test_a_resume_is_exact_from_each_kind_of_source(name: str, tmp_path: Path) -
     check_resume(pipe, processes=int(name == "folders"), every=2, epochs=2)
 
 
-def test_an_evaluation_resumes_and_its_ranks_share_the_rows(tmp_path: Path) -> None:
-    def pipe() -> tp.Pipeline:
-        return images(in_parquet(tmp_path), train=False, resize=SIDE, normalize=False, **SMALL)
-
-    check_resume(pipe(), processes=0, every=1, epochs=2)
-    for ranks in (2, 4):
-        parts = [list(pipe().distributed(rank=rank, world_size=ranks)) for rank in range(ranks)]
-        found = [one for part in parts for batch in part for one in known(batch)]
-        assert sorted(found) == list(enumerate(LABELS))
-
-
 def test_a_batch_is_the_normalized_pixels() -> None:
     whole: dict[str, Any] = {"padding": 0, "flip": 0, **SMALL}
     floats = next(iter(images(rows(), **whole)))

@@ -22,12 +22,7 @@ SMALL: dict[str, Any] = {"num_shards": 4, "buffer_size": 16, "batch_size": 4}
 PROMPTS = [f"{k} " * (2 if k % 4 == 0 else 200) for k in range(48)]
 PAIRS = [{"prompt": prompt, "response": f" {k}"} for k, prompt in enumerate(PROMPTS)]
 CHATS = [
-    {
-        "messages": [
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": f"{k}"},
-        ]
-    }
+    {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": f"{k}"}]}
     for k, prompt in enumerate(PROMPTS)
 ]
 CHOICES = [{"prompt": p, "chosen": f" {k}", "rejected": " no"} for k, p in enumerate(PROMPTS)]
@@ -154,11 +149,6 @@ def test_a_malformed_conversation_and_one_without_a_target_go_by_one_option(
         assert targets(chat(files, on_error="skip")) == [True]
     assert "rows left out: they have no target (" in caplog.text
     assert sorted(targets(chat(files, on_error="keep"))) == [False, False, True]
-
-
-def test_the_older_option_is_told_of_like_any_that_is_not_there() -> None:
-    with pytest.raises(tp.ConfigError, match="no option 'bad_rows'"):
-        tp.recipe("chat", tp.from_dataset(CHATS), small_tokenizer(), bad_rows="drop")
 
 
 def test_an_encoder_decoder_always_has_the_end_to_learn(tmp_path: Path) -> None:

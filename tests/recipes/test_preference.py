@@ -186,15 +186,6 @@ def test_rows_of_any_source_resume_exactly(make: Any, kind: str, tmp_path: Path)
     check_resume(lambda: preference(given, tokenizer, **SMALL), every=2, processes=0, epochs=1)
 
 
-def test_token_ids_that_are_kept_give_the_same_batches(tmp_path: Path) -> None:
-    for rows, tokenizer in ((texts(), "bytes"), (shared(talks()), TOKENIZER)):
-        given = tp.from_arrow(pa.Table.from_pylist(rows))
-        fresh = [digest(batch) for batch in preference(given, tokenizer, **SMALL)]
-        for _ in range(2):
-            kept = preference(given, tokenizer, cache=str(tmp_path), **SMALL)
-            assert [digest(batch) for batch in kept] == fresh
-
-
 def test_a_row_that_is_too_long_loses_its_end() -> None:
     rows = tp.from_dataset([{"prompt": "abc", "chosen": "defg", "rejected": "h"}])
     (batch,) = preference(rows, "bytes", max_length=6, **ONE)

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import trainpipes as tp
-from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import pretrain
 
 END, PAD = 256, 257
@@ -68,36 +67,3 @@ def test_all_batches_have_one_shape_and_go_on_over_epochs(files: Path) -> None:
     pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=2, pack_buffer_size=64)
     shapes = {tuple(batch["input_ids"].shape) for batch in islice(pipe, 700)}
     assert shapes == {(2, 128)}
-
-
-def test_ranks_together_train_on_what_one_would(files: Path) -> None:
-    pipe = pretrain(files, "bytes", max_length=128, batch_size=2, num_shards=4, pack_buffer_size=64)
-    whole = [digest(batch) for batch in islice(pipe, 60)]
-    for ranks in (2, 4):
-        each = [
-            [digest(b) for b in islice(pipe.distributed(rank=r, world_size=ranks), 60 // ranks)]
-            for r in range(ranks)
-        ]
-        assert [batch for step in zip(*each, strict=True) for batch in step] == whole
-
-
-@pytest.mark.parametrize("method", ["best_fit", "concat"])
-def test_it_resumes_exactly(method: Any, tmp_path: Path, texts: list[str]) -> None:
-    pq.write_table(pa.table({"text": texts[:90]}), tmp_path / "x.parquet", row_group_size=11)
-    pipe = pretrain(
-        tmp_path, "bytes", max_length=128, method=method, batch_size=2, buffer_size=20, num_shards=3,
-        pack_buffer_size=16, epochs=2,
-    )  # fmt: skip
-    check_resume(pipe, epochs=2, every=5, processes=0)
-
-
-def test_token_ids_that_are_kept_give_the_same_batches(files: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"max_length": 128, "batch_size": 2, "num_shards": 2, "epochs": 1}
-    fresh = [digest(batch) for batch in pretrain(files, "bytes", **options)]
-    for _ in range(2):
-        kept = pretrain(files, "bytes", cache=str(tmp_path / "kept"), **options)
-        assert [digest(batch) for batch in kept] == fresh
-
-
-def test_it_is_found_by_name(files: Path) -> None:
-    assert tp.recipe("pretrain", files=files, tokenizer="bytes") == pretrain(files, "bytes")

@@ -260,9 +260,7 @@ def test_pieces_together_are_the_text(text, marks, kind):
 
 
 @given(
-    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6),
-    left=st.booleans(),
-    data=st.data(),
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=6), left=st.booleans(), data=st.data()
 )
 def test_padding_is_counted_and_not_printed(lengths, left, data):
     longest = max(lengths)

@@ -165,16 +165,6 @@ def test_a_chunk_that_is_damaged_is_fetched_again(
     assert gets(server) == 0
 
 
-def test_what_another_could_have_written_is_not_used(server: FaultyServer, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    wanted = [digest(b) for b in rows(server, cache)]
-    for path in chunks(cache):
-        path.chmod(0o666)
-    gets(server)
-    assert [digest(b) for b in rows(server, cache)] == wanted
-    assert gets(server)
-
-
 def test_a_limit_holds_and_the_least_recently_used_goes_first(
     server: FaultyServer, tmp_path: Path
 ) -> None:

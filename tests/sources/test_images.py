@@ -163,12 +163,39 @@ def test_labels_of_a_csv_come_with_their_images(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "path,x\n{at}/images/b.png,2\n{at}/images/a.png,1\n",  # whole names
+        "file,file_name,x\n1,images/b.png,2\n2,images/a.png,1\n",  # the first of the usual columns
+        "image,x\nb.png,2\na.png,1\n",  # names below the folder that was listed
+    ],
+)
+@pytest.mark.parametrize("server", [False, True], ids=["on a disk", "on a server"])
+def test_names_in_a_csv_are_whole_or_below_a_folder(content, server, tmp_path):
+    tree(tmp_path / "images", ["a.png", "b.png"])
+    at = str(tmp_path)
+    if server:
+        memory, at = fsspec.filesystem("memory"), f"memory:///csv/{tmp_path.name}"
+        for name in ("a.png", "b.png"):
+            memory.pipe_file(f"{at}/images/{name}", b"...")
+        memory.pipe_file(f"{at}/labels.csv", content.format(at=at).encode())
+    else:
+        (tmp_path / "labels.csv").write_text(content.format(at=at))
+    rows = list(tp.read_images(f"{at}/images", f"{at}/labels.csv"))
+    assert [(row["path"], row["x"]) for row in rows] == [
+        (f"{at}/images/a.png", 1),
+        (f"{at}/images/b.png", 2),
+    ]
+
+
+@pytest.mark.parametrize(
     ("content", "error", "said"),
     [
         ("file_name,x\na.png,1\n", tp.SchemaError, r"no row for .*b\.png"),
         ("file_name,x\na.png,1\na.png,2\nb.png,3\n", tp.SchemaError, r"two rows for 'a\.png'"),
         ("picture,x\na.png,1\n", tp.SchemaError, "needs a column with the images' names"),
         ("file_name,bytes\na.png,1\nb.png,2\n", tp.SchemaError, "rename it"),
+        ("file_name,path\na.png,1\nb.png,2\n", tp.SchemaError, "a column 'path'.*rename it"),
         ("file_name,x\na.png,1\nb.png\n", tp.UnreadableError, "cannot be read as CSV"),
         (None, tp.MissingFilesError, "is not there"),
     ],

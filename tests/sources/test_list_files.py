@@ -432,7 +432,7 @@ def test_no_match_elsewhere_is_said_in_the_same_words() -> None:
         (None, ConfigError, r"got None \(NoneType\)"),
         ({"a"}, ConfigError, "or a list of them, got {'a'}"),
         (3, ConfigError, r"got 3 \(int\)"),
-        (["a", 3], ConfigError, r"as text or Path, got 3 \(int\)"),
+        (["a", 3], ConfigError, r"as text or Path, or a list of them, got 3 \(int\)"),
         ([["a"]], ConfigError, r"got \['a'\] \(list\)"),
         (b"a", ConfigError, "got b'a'"),
         ("", ConfigError, "needs a path, folder, glob or URL, got ''"),

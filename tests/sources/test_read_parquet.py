@@ -28,7 +28,7 @@ from trainpipes.errors import (
 )
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.list_files import ListFiles
-from trainpipes.sources.parquet import row_groups
+from trainpipes.sources.parquet import footers, row_groups
 from trainpipes.sources.parquet.read_parquet import ReadParquet
 from trainpipes.sources.parquet.row_groups import RowGroups
 from trainpipes.stages.filter import Filter
@@ -405,15 +405,15 @@ def test_a_value_that_the_wider_type_does_not_hold_names_column_and_place(tmp_pa
 
 def test_footers_stay_parsed_within_bounds(uneven: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[int] = []
-    parse = row_groups.parse_footer
+    parse = footers.parse_footer
 
     def count(footer: bytes) -> Any:
         parsed.append(len(footer))
         return parse(footer)
 
-    monkeypatch.setattr(row_groups, "parse_footer", count)
-    for limit, wanted in ((1 << 20, 3), (0, 6)):
-        monkeypatch.setattr(row_groups, "FOOTER_BYTES", limit)
+    monkeypatch.setattr(footers, "parse_footer", count)
+    for limit, wanted in ((1 << 20, 0), (0, 6)):  # they were parsed when files were looked at
+        monkeypatch.setattr(footers, "FOOTER_BYTES", limit)
         found, readers = source(uneven), []
         blocks = [0, 6, len(found.lengths) - 1]
         parsed.clear()

@@ -165,7 +165,7 @@ def test_a_broken_line_is_named(write, small_pieces, line, said, packed):
         rows(tp.read_json(path))
     assert f"{path}, line 52: " in str(caught.value)
     assert said in str(caught.value)
-    assert "mend or remove the line" in str(caught.value)
+    assert "fix or remove the line" in str(caught.value)
     assert (caught.value.path, caught.value.row) == (path, 50)
 
 

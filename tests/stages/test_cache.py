@@ -634,16 +634,7 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how",
-    [
-        "empty",
-        "cut short",
-        "cut by a byte",
-        "other",
-        "a byte changed",
-        "zeros",
-        "longer",
-    ],
+    "how", ["empty", "cut short", "cut by a byte", "other", "a byte changed", "zeros", "longer"]
 )
 def test_a_damaged_entry_is_made_again(how: str, data: Path, kept: Path) -> None:
     want = digests(batches(text(data).cache()).pad_collate())
@@ -967,38 +958,6 @@ def test_nothing_is_warned_of_where_all_is_well(data: Path) -> None:
             assert (
                 sum(len(b["input_ids"]) for b in batches(text(data).cache()).pad_collate()) == ROWS
             )
-
-
-@pytest.mark.parametrize("recipe", ["sft", "seq2seq"])
-def test_recipes_give_the_same_with_a_cache(recipe: str, tmp_path: Path, kept: Path) -> None:
-    texts = {
-        "prompt": [f"{i} + {i} =" for i in range(300)],
-        "response": [f" {2 * i}" for i in range(300)],
-    }
-    pq.write_table(pa.table(texts), tmp_path / "chat.parquet", row_group_size=40)
-
-    def make(**more: Any) -> Pipeline:
-        return tp.recipe(
-            recipe,
-            files=tmp_path / "chat.parquet",
-            tokenizer="bytes",
-            batch_size=8,
-            buffer_size=100,
-            num_shards=4,
-            **more,
-        )
-
-    want = digests(make(), 2)
-    assert not kept.exists()
-    assert digests(make(cache=True), 2) == want
-    assert tp.cache.info().blocks == 8
-    pipe = make()
-    iterator = iter(pipe)
-    next(iterator)
-    resumed = make(cache=str(tmp_path / "own"))
-    resumed.load_state_dict(pipe.state_dict() or {})
-    assert digests(resumed)[0] == want[0][1:]
-    assert tp.cache.info(tmp_path / "own").blocks > 0
 
 
 def test_a_sample_of_rows_by_their_place_is_of_that_place(tmp_path: Path, kept: Path) -> None:

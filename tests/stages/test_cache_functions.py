@@ -141,9 +141,7 @@ EDITS: dict[str, dict[str, str]] = {
         "user": "import functools\ndo = functools.partial(lambda k, x: x * k, K)\n"
         "def f(row): return {'n': do(row['x'])}"
     },
-    "a function's attribute": {
-        "user": "def f(row): return {'n': row['x'] * f.k}\nf.k = K",
-    },
+    "a function's attribute": {"user": "def f(row): return {'n': row['x'] * f.k}\nf.k = K"},
     "functions by type": {
         "user": "import functools\n@functools.singledispatch\ndef do(x): pass\n"
         "@do.register\ndef _(x: int): return x * K\ndef f(row): return {'n': do(row['x'])}"

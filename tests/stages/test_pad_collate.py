@@ -242,11 +242,7 @@ class TestDtypes:
         kind = pa.list_(pa.list_(pa.float32(), 2))
         rows = pa.array([[[9, 9]], [[1, 2], [3, 4]], [[5, 6]], []], kind).slice(1)
         batch = collated(pa.table({"input_ids": rows}), padding_side="left")[0]
-        assert batch["input_ids"].tolist() == [
-            [[1, 2], [3, 4]],
-            [[0, 0], [5, 6]],
-            [[0, 0], [0, 0]],
-        ]
+        assert batch["input_ids"].tolist() == [[[1, 2], [3, 4]], [[0, 0], [5, 6]], [[0, 0], [0, 0]]]
         assert batch["attention_mask"].tolist() == [[1, 1], [0, 1], [0, 0]]
 
     def test_may_be_given(self) -> None:

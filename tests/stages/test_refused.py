@@ -52,6 +52,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "pack": {"max_length": 8}, "pad_collate": {}, "random_crop": {"size": 2},
     "random_resized_crop": {"size": 2}, "repeat": {}, "resize": {"size": 2}, "sample": {"fraction": 0.5},
     "sharding_filter": {}, "shuffle": {}, "skip": {"count": 1}, "take": {"count": 1}, "to": {"device": "cpu"},
+    "tokenize": {"tokenizer": "bytes"}, "tokenized_by": {"tokenizer": "bytes"},
     "truncate": {"max_length": 2}, "with_columns": {"fn": len},
 }  # fmt: skip
 
@@ -112,6 +113,8 @@ OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.add_labels(ignore="x"), "a token id, or several"),
     (lambda p: p.add_labels(ignore=[-1]), "add_labels"),
     (lambda p: p.enumerate("x"), "enumerate"),
+    (lambda p: p.tokenize("bytes", add_eos=2**31), r"tokenize\(add_eos\) must be an integer of 2147483647"),
+    (lambda p: p.tokenize("bytes", add_eos=-1), "True, False, a token or its id"),
     (lambda p: p.split({"a": 0.5, "b": 0.4}), "sum to 1, got 0.9"),
     (lambda p: p.split({"a": 0.5, "b": 0.6}), "sum to 1, got 1.1"),
     (lambda p: p.split({"a": 1.0, "b": 0.0}), "'b': 0.0"),
@@ -121,6 +124,11 @@ OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.batch(1).to("gpu"), 'such as "cuda" or "cuda:1", got \'gpu\''),
     (lambda p: p.batch(1).to(None), "got None"),
 ]  # fmt: skip
+
+
+def test_the_largest_id_may_end_a_text() -> None:
+    (row,) = tp.from_dataset([{"text": ""}]).tokenize("bytes", add_eos=2**31 - 1)
+    assert row["input_ids"].tolist() == [2**31 - 1]
 
 
 @pytest.mark.parametrize(("make", "message"), OPTIONS, ids=range(len(OPTIONS)))

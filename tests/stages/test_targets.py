@@ -16,7 +16,7 @@ import pytest
 import trainpipes as tp
 from every_stage import chat_tokenizer
 from trainpipes._internal import messages as warn_once
-from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.testing import check_resume
 
 #: Every fourth row has a short prompt: the others fill 32 tokens before their response.

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from itertools import islice
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, _utils
 from torchdata.nodes import Loader as NodeLoader
 
 import trainpipes as tp
+from fake_device import Batch as FakeBatch
+from fake_device import FakeDevice
 from trainpipes._internal.messages import _warned
-from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle
-from trainpipes.stage_node import node_of
-from trainpipes.stages.device import To
+from trainpipes.nodes import Batch, Collate, FromTensors, ShardingFilter, Shuffle, node_of
+from trainpipes.stages.device import To, map_tensors, recorded
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -279,3 +284,301 @@ def test_a_device_beyond_those_that_there_are_is_one_sentence() -> None:
         tp.ConfigError, match=r"there is no device 'cuda:99' here; .*leave to\(\) out"
     ):
         next(iter(batches().to("cuda:99")))
+
+
+class Pair(NamedTuple):
+    x: Any
+    note: str = "a pair"
+
+
+class Named(dict[str, Any]):
+    title = "none"
+
+
+class Texts(UserDict[str, Any]):
+    """As a BatchEncoding is: a mapping that is no dict, with a ``to``."""
+
+    def to(self, device: Any, non_blocking: bool = False) -> Texts:
+        return Texts({key: value.to(device) for key, value in self.items()})
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    x: Any
+    size: int = 2
+    later: Any = dataclasses.field(init=False)
+
+
+def example(x: Any) -> Example:
+    found = Example(x)
+    object.__setattr__(found, "later", [x])
+    return found
+
+
+def x() -> torch.Tensor:
+    return torch.ones(2, 3)
+
+
+NESTS: dict[str, Any] = {
+    "tensor": x,
+    "dict": lambda: {"x": x(), "n": 1, "t": "text", "none": None},
+    "list": lambda: [x(), [x(), b"bytes"]],
+    "tuple": lambda: (x(), (x(), 1.5)),
+    "named tuple": lambda: Pair(x()),
+    "struct": lambda: torch.max(x(), 1),
+    "deque": lambda: deque([x(), 1], maxlen=3),
+    "user list": lambda: UserList([x(), 1]),
+    "ordered": lambda: OrderedDict(b=x(), a=x()),
+    "default": lambda: defaultdict(list, x=x()),
+    "dict of its own class": lambda: Named(x=x()),
+    "user dict": lambda: UserDict(x=x()),
+    "read only": lambda: MappingProxyType({"x": x()}),
+    "dataclass": lambda: example(x()),
+    "own to": lambda: Texts(x=x()),
+    "packed": lambda: pack_sequence([torch.ones(3), torch.ones(2)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "all": lambda: {"a": [Pair((x(), {"b": example(x())}))], "c": torch.Size([1, 2])},
+}  # fmt: skip
+
+
+def devices(batch: Any) -> set[str]:
+    if isinstance(batch, torch.nn.utils.rnn.PackedSequence):
+        return {batch.data.device.type}
+    return {one.device.type for one in recorded(batch)}
+
+
+@pytest.mark.parametrize("name", NESTS)
+def test_tensors_are_moved_and_all_else_stays(name: str) -> None:
+    batch = NESTS[name]()
+    moved = next(iter(tp.from_dataset([batch]).to("meta")))
+    assert type(moved) is type(batch)
+    assert devices(moved) == {"meta"}
+    assert devices(batch) == {"cpu"}
+    if name == "dict":
+        assert (moved["n"], moved["t"], moved["none"], [*moved]) == (1, "text", None, [*batch])
+    if name == "deque":
+        assert moved.maxlen == 3
+    if name == "default":
+        assert moved["new"] == []
+    if name == "all":
+        assert moved["c"] == (1, 2)
+        assert moved["a"][0].note == "a pair"
+
+
+@pytest.mark.parametrize("name", NESTS)
+def test_what_is_there_already_stays_the_very_same(name: str) -> None:
+    batch = NESTS[name]()
+    if name != "own to":
+        assert (
+            map_tensors(batch, lambda one: one if isinstance(one, torch.Tensor) else None) is batch
+        )
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        None,
+        5,
+        "text",
+        b"bytes",
+        {1, 2},
+        range(3),
+        torch.float32,
+        dict,
+        Example,
+        torch.device("cpu"),
+    ],
+)
+def test_what_has_no_tensors_is_passed_on(item: Any) -> None:
+    assert next(iter(tp.from_dataset([[item]]).to("meta")))[0] is item
+
+
+@pytest.mark.filterwarnings("ignore:pin.. does nothing here:UserWarning")
+@pytest.mark.parametrize("name", NESTS)
+def test_pin_calls_each_dense_tensor_of_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+
+    def pin(tensor: torch.Tensor) -> torch.Tensor:
+        assert tensor.device.type == "cpu"
+        assert tensor.layout in (torch.strided, torch.jagged)
+        pinned.append(id(tensor))
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    batch = NESTS[name]()
+    found = next(iter(tp.from_dataset([[batch, torch.eye(2).to_sparse(), x().to("meta")]]).pin()))
+    assert type(found[0]) is type(batch)
+    expected = {id(one) for one in recorded(batch) if one.device.type == "cpu"}
+    if name != "packed":  # it pins its own
+        assert expected <= set(pinned)
+        assert not expected & {id(one) for one in recorded(found[0])}
+
+
+def test_pin_leaves_mps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainpipes._internal.messages import _warned
+
+    _warned.clear()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
+    with pytest.warns(UserWarning, match="MPS shares the CPU's memory"):
+        assert (
+            next(iter(tp.from_tensors(x=torch.arange(2)).batch(2).collate().pin()))["x"].sum() == 1
+        )
+
+
+def test_a_device_without_streams_is_waited_for() -> None:
+    """On MPS a copy that is not waited for may read memory that was given back."""
+
+    class Noted:
+        def __init__(self) -> None:
+            self.asked: list[bool] = []
+
+        def to(self, device: Any, non_blocking: bool) -> Noted:
+            self.asked.append(non_blocking)
+            return self
+
+    batch = Noted()
+    list(tp.from_dataset([batch]).to("meta", non_blocking=True))
+    assert batch.asked == [False]
+
+
+def test_loaders_pin_before_they_copy() -> None:
+    pipe = tp.from_tensors(x=torch.arange(8)).batch(2).collate()
+    shown = repr(tp.Loader(pipe.to("meta"), pin_memory=True).pipeline)
+    assert shown.index("pin()") < shown.index("to(")
+    assert repr(tp.Loader(pipe, pin_memory=True).pipeline).rstrip(" )\n").endswith("pin(")
+    once = tp.Loader(pipe.pin().to("meta"), pin_memory=True).pipeline
+    assert repr(once).count("pin()") == 1
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    found = FakeDevice()
+    monkeypatch.setattr(torch, "get_device_module", lambda _: found)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    return found
+
+
+def noted(fake: FakeDevice, count: int = 12) -> tp.Pipeline:
+    return tp.from_dataset([FakeBatch(number, fake) for number in range(count)])
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_each_batch_is_copied_on_the_side_and_used_after_its_copy(
+    fake: FakeDevice, depth: int
+) -> None:
+    given = list(noted(fake).to("cuda", depth=depth))
+    assert [batch.number for batch in given] == list(range(12))
+    assert {str(batch.device) for batch in given} == {"cuda:0"}
+    place = {note: n for n, note in enumerate(fake.notes)}
+    for number in range(12):
+        copies = place["side", "copies", number]
+        end = fake.notes[copies + 1]
+        assert end[:2] == ("side", "records")
+        waits = place["main", "waits for", end[2]]
+        assert copies < waits < place["main", "uses", number]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_no_more_batches_are_on_their_way_than_it_says(fake: FakeDevice, depth: int) -> None:
+    """The device never ends anything by itself, and the process queues work and asks for the next batch."""
+    most = 0
+    for _ in noted(fake, 40).to("cuda", depth=depth):
+        most = max(most, fake.copies_on_their_way())
+    assert depth < most <= 2 * depth + 2
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_the_process_is_ahead_of_the_device_by_so_many_batches(
+    fake: FakeDevice, depth: int
+) -> None:
+    """When batch k is given, it has waited for the work on batch k - depth - 2, and for none later."""
+    waited = []
+    for k, _ in enumerate(noted(fake, 20).to("cuda", depth=depth)):
+        ends = [note for note in fake.notes if note[1] == "records" and note[0] == "main"]
+        before = [note[2] for note in fake.notes if note[:2] == ("process", "waits for")]
+        done = [n for n, note in enumerate(ends) if note[2] in before]
+        waited.append((k, max(done, default=-1) + 1))
+    steady = waited[depth + 2 : 20 - depth]
+    assert {k - done for k, done in steady} == {depth + 1}
+
+
+def test_a_process_that_waits_for_cuda_sleeps_and_xpu_is_not_asked_to(fake: FakeDevice) -> None:
+    for device, options in (("cuda", {"blocking": True}), ("xpu", {})):
+        list(noted(fake).to(device))
+        assert all(event.options == options for event in fake.unended)
+        assert fake.unended
+        fake.unended.clear()
+
+
+def test_each_pass_and_each_loader_has_the_same_rules(fake: FakeDevice) -> None:
+    pipe = noted(fake, 7).to("cuda", depth=2)
+    for _ in range(2):
+        assert [batch.number for batch in pipe] == list(range(7))
+    interleaved = zip(tp.Loader(pipe), tp.Loader(pipe), strict=True)
+    assert [(a.number, b.number) for a, b in interleaved] == [(n, n) for n in range(7)]
+
+
+def test_a_state_is_of_the_batch_given_whatever_is_copied_ahead(fake: FakeDevice) -> None:
+    loader = tp.Loader(noted(fake).to("cuda", depth=4))
+    iterator = iter(loader)
+    assert [next(iterator).number for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert sum(note[1] == "copies" for note in fake.notes) > 5
+    resumed = tp.Loader(noted(fake).to("cuda", depth=0))
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch.number for batch in resumed] == list(range(5, 12))
+
+
+def test_a_copy_that_fails_is_tried_again_when_its_batch_is_due(fake: FakeDevice) -> None:
+    tries: list[int] = []
+
+    class Full(FakeBatch):
+        def to(self, device: torch.device, non_blocking: bool) -> FakeBatch:
+            tries.append(self.number)
+            if self.number == 3 and tries.count(3) < 3:
+                raise RuntimeError("out of memory")
+            return super().to(device, non_blocking)
+
+    iterator = iter(tp.from_dataset([Full(n, fake) for n in range(6)]).to("cuda", depth=2))
+    assert [next(iterator).number for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        next(iterator)
+    assert [batch.number for batch in iterator] == [3, 4, 5]
+    assert fake.used.name == "main"
+
+
+def test_without_a_number_it_is_the_current_device(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    fake.devices, fake.current = 8, 3
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert {str(batch.device) for batch in noted(fake).to("cuda")} == {"cuda:3"}
+    assert {str(batch.device) for batch in noted(fake).to("cuda:5")} == {"cuda:5"}
+    fake.devices, fake.current = 1, 0  # each rank sees one
+    assert {str(batch.device) for batch in noted(fake).to("cuda")} == {"cuda:0"}
+    assert not recwarn.list
+
+
+def test_a_rank_on_the_device_of_another_is_told_so(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _warned.clear()
+    fake.devices = 8
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    with pytest.warns(
+        UserWarning,
+        match=r"current device, cuda:0, and LOCAL_RANK is 3: call torch.cuda.set_device\(3\) before",
+    ):
+        assert {str(batch.device) for batch in noted(fake).to("cuda")} == {"cuda:0"}
+
+
+def test_a_device_that_is_not_there_is_one_sentence(fake: FakeDevice) -> None:
+    for devices, device in ((0, "cuda"), (2, "cuda:2"), (1, "xpu:9")):
+        fake.devices = devices
+        with pytest.raises(
+            tp.ConfigError, match=rf"there is no device '{device}' here; .*: leave to\(\) out"
+        ):
+            next(iter(noted(fake).to(device)))
+    assert not fake.notes

@@ -19,15 +19,11 @@ import pytest
 import trainpipes as tp
 from s3_store import s3_store
 from trainpipes.storage import Threads, places
-from unfinished import begun_again, noted
+from unfinished import begun_again, contents, noted
 
 
 def rows(count: int = 100) -> tp.Pipeline:
     return tp.from_arrow(pa.table({"x": range(count)})).shuffle(20, seed=1)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 # What a kill leaves
@@ -38,7 +34,10 @@ def test_a_file_without_a_note_is_made_again(tmp_path: Path) -> None:
     rows().write_json(tmp_path / "out", rows_per_file=30)
     begun_again(tmp_path / "out", 2)
     (tmp_path / "out" / "part-00002.jsonl").write_text("half")
+    (tmp_path / "out" / "part-00009.jsonl").write_text("of a program that was killed")
     (tmp_path / "out" / "_unfinished" / "part-00003.jsonl.12ab.part").write_text("half")
+    for folder in ("out", "whole"):
+        (tmp_path / folder / "part-of-the-readme.txt").write_text("not ours")
     assert rows().write_json(tmp_path / "out", rows_per_file=30).kept == 2
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert not (tmp_path / "out" / "_unfinished").exists()

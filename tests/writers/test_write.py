@@ -19,7 +19,7 @@ import pytest
 
 import trainpipes as tp
 from trainpipes.storage import Processes, Threads
-from unfinished import noted
+from unfinished import contents, noted, row_groups
 
 FORMATS = ["parquet", "arrow", "json"]
 
@@ -66,10 +66,6 @@ def read(paths: Any) -> list[dict[str, Any]]:
     return found
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_files_hold_the_rows_that_the_pipeline_gives_in_its_order(
     format: str, tmp_path: Path
@@ -105,11 +101,7 @@ def test_a_number_of_files_shares_the_rows_evenly(files: int, format: str, tmp_p
 
 def test_row_groups_have_the_rows_that_are_asked_for(tmp_path: Path) -> None:
     written = rows().write_parquet(tmp_path / "out", row_group_size=64, rows_per_file=200)
-    groups = []
-    for name in written.files:
-        about = pq.ParquetFile(name).metadata
-        groups.append([about.row_group(n).num_rows for n in range(about.num_row_groups)])
-    assert groups == [[64, 64, 64, 8]] * 5
+    assert row_groups(written.files) == [[64, 64, 64, 8]] * 5
     written = rows().write_arrow(tmp_path / "batches", row_group_size=300)
     with pa.ipc.open_file(written.files[0]) as file:
         counts = [file.get_batch(n).num_rows for n in range(file.num_record_batches)]
@@ -121,10 +113,7 @@ def test_large_rows_make_small_row_groups_and_files_that_end(tmp_path: Path) -> 
         return ({"x": n, "image": bytes(4 << 20)} for n in range(140))
 
     written = tp.from_iterable(large).write_parquet(tmp_path / "out", compression="snappy")
-    groups = []
-    for name in written.files:
-        about = pq.ParquetFile(name).metadata
-        groups.append([about.row_group(n).num_rows for n in range(about.num_row_groups)])
+    groups = row_groups(written.files)
     assert max(max(of_file) for of_file in groups) <= 32
     assert [sum(of_file) > 100 for of_file in groups] == [True, False]
 
@@ -200,11 +189,6 @@ def test_the_manifest_has_counts_columns_and_checksums(format: str, tmp_path: Pa
         file.write(b"\xff")
     with pytest.raises(tp.DataChangedError, match=r"part-00001.* is not as it was written"):
         written.verify()
-
-
-def test_a_folder_that_was_written_is_read_as_any_other(tmp_path: Path) -> None:
-    rows().write_parquet(tmp_path / "out", num_files=3)
-    assert list(tp.list_files(str(tmp_path / "out")).read_parquet()) == list(rows())
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -441,17 +425,6 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(tp.ConfigError, match="cannot be written"):
         rows().write_parquet(tmp_path / "file" / "out")
-
-
-def test_one_process_at_a_time_writes_to_a_folder(tmp_path: Path) -> None:
-    def nested(row: dict[str, Any]) -> dict[str, Any]:
-        rows().write_json(tmp_path / "out")
-        return row
-
-    with pytest.raises(
-        tp.ConfigError, match=r"another process writes to .*give each a folder of its own"
-    ):
-        rows().map(nested).write_json(tmp_path / "out")
 
 
 def test_progress_is_said_where_rows_are_counted(

@@ -1,8 +1,6 @@
 """Who asks for rows: read from the stack, for what other libraries say in no other way.
 
-Each name below is of another library, and a test of that library's installed version fails where it is no
-longer found: ``tests/test_loaders.py`` for torch, ``tests/frameworks`` for Accelerate, the HF Trainer and
-Lightning, ``tests/on_ray`` for Ray.
+Each name below is of another library, and a test of the installed version fails where it is gone.
 """
 
 from __future__ import annotations
@@ -62,34 +60,24 @@ def in_trainer() -> str | None:
 
 def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[int, int]:
     """Rank and world size for a pipeline to read by: those given, or 0 of 1 where a library that asks for
-    its rows shares them out again: else rows of the other ranks would never be seen.
-
-    Args:
-        ranks: of this process.
-        batching: gives the stage that makes batches, if one does.
-
-    Raises:
-        ConfigError: batches would be shared out as if they were rows.
-    """
+    its rows shares them out again: else rows of the other ranks would never be seen."""
     sharing = None if ranks[1] == 1 else _who_shares()
     if sharing is None:
         return ranks
-    stage = batching()
+    stage, shares = batching(), f"{sharing} shares out rows among {ranks[1]} ranks by itself"
     if stage is not None:
+        loader = (
+            "write trainpipes.integrations.accelerate.loader(pipe, accelerator), not a DataLoader"
+        )
         raise ConfigError(
-            f"{sharing} shares out rows among {ranks[1]} ranks by itself, and this pipeline makes batches "
-            f"({stage}): "
-            + (
-                in_trainer()
-                or "write trainpipes.integrations.accelerate.loader(pipe, accelerator), not a DataLoader"
-            ),
+            f"{shares}, and this pipeline makes batches ({stage}): {in_trainer() or loader}",
             stage=str(stage),
         )
     worker = get_worker_info()
     if worker is None or worker.id == 0:
         warn_once(
-            f"{sharing} shares out rows among {ranks[1]} ranks by itself, so that {SHARING[sharing]}. For "
-            "each rank to read its own rows alone, let the pipeline make the batches, and use "
+            f"{shares}, so that {SHARING[sharing]}. For each rank to read its own rows alone, let the "
+            "pipeline make the batches, and use "
             "trainpipes.integrations.accelerate.loader(pipe, accelerator) or "
             "trainpipes.integrations.transformers.Trainer",
             key=sharing,

@@ -1,8 +1,4 @@
-"""Options that are plain values, and optional packages: an error unless they are right, or installed.
-
-What is to be typed for a package names the package itself, so that it works wherever this library came from:
-an index, a wheel, a clone, or a folder on the path. ``pyproject.toml`` has the same packages as extras.
-"""
+"""Options that are plain values, and optional packages: an error unless they are right, or installed."""
 
 from __future__ import annotations
 
@@ -52,13 +48,8 @@ def require(good: Any, option: str, rule: str, value: Any, way: str = "") -> Non
 def whole_number(
     value: Any, least: int | None, option: str, meaning: str = "", most: int = LARGEST
 ) -> int:
-    """``value``, an integer of ``least`` or more, and ``most`` or less; any integer where ``least`` is None;
-    raises otherwise. ``meaning`` is what it counts, in words.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    """``value``, if it is an integer from ``least`` to ``most``, any one where ``least`` is None."""
+    whole = _is_int(value)
     bound = "" if least is None else f" of {least} or more"
     if least is not None and whole and value > most:
         bound = f" of {most} or less"
@@ -67,23 +58,19 @@ def whole_number(
     return int(value)
 
 
-def fraction(value: Any, option: str) -> float:
-    """``value``, a number from 0 to 1; raises otherwise.
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
-    Raises:
-        ConfigError: it is none.
-    """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+
+def fraction(value: Any, option: str) -> float:
+    """``value``, if it is a number from 0 to 1; raises ConfigError otherwise."""
+    number = _is_int(value) or isinstance(value, float)
     require(number and 0 <= value <= 1, option, "a number from 0 to 1", value)
     return float(value)
 
 
 def checked_schema(value: Any, option: str) -> pa.Schema | None:
-    """``value``, an Arrow schema with a name for each column, or None; raises otherwise.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """``value``, if it is an Arrow schema with a name for each column, or None; else raises ConfigError."""
     if value is None:
         return None
     rule = 'a pyarrow.Schema, such as pa.schema([("x", pa.int64())])'
@@ -93,26 +80,20 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
 
 
 def text(value: Any, option: str) -> str:
-    """``value``, a text; raises ConfigError otherwise."""
+    """``value``, if it is a text; raises ConfigError otherwise."""
     require(isinstance(value, str), option, "text", value)
     return str(value)
 
 
 def flag(value: Any, option: str) -> bool:
-    """``value``, True or False; raises otherwise.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """``value``, if it is True or False; raises ConfigError otherwise."""
     require(isinstance(value, bool), option, "True or False", value)
     return bool(value)
 
 
 def byte_count(value: Any, option: str, least: int = 1) -> int:
-    """A number of bytes, given as one or as text with a unit; raises otherwise.
-
-    Raises:
-        ConfigError: it is neither, or less than ``least``.
+    """A number of bytes, given as one or as text with a unit; raises ConfigError otherwise, or if it is less
+    than ``least``.
 
     >>> byte_count("1.5 GB", "x"), byte_count("4MiB", "x"), byte_count(10, "x")
     (1500000000, 4194304, 10)
@@ -121,26 +102,16 @@ def byte_count(value: Any, option: str, least: int = 1) -> int:
     found = _BYTES.fullmatch(value.strip()) if isinstance(value, str) else None
     if found:
         number, prefix, binary = found.groups()
-        value = int(
-            float(number) * (1024 if binary else 1000) ** " kmgtp".index(prefix.lower() or " ")
-        )
-    number_of_bytes = isinstance(value, int) and not isinstance(value, bool)
+        power = " kmgtp".index(prefix.lower() or " ")
+        value = int(float(number) * (1024 if binary else 1000) ** power)
     bound = f" of {least:,} or more" if least > 1 else ""
     rule = f'a number of bytes{bound}, such as 500_000_000 or "500MB"'
-    require(number_of_bytes and value >= least, option, rule, given)
+    require(_is_int(value) and value >= least, option, rule, given)
     return int(value)
 
 
 def refuse_special(path: str, mode: int | None = None) -> None:
-    """Raise if a local path is a pipe, a socket or a device: to open one may wait without end.
-
-    Args:
-        path: where; what is not there is not refused.
-        mode: by ``os.stat``, where that is known.
-
-    Raises:
-        UnreadableError: it is one.
-    """
+    """Raise if a local path is a pipe, a socket or a device: to open one may wait without end."""
     if mode is None:
         try:
             mode = os.stat(path).st_mode
@@ -154,11 +125,7 @@ def refuse_special(path: str, mode: int | None = None) -> None:
 
 
 def local_path(value: Any, option: str) -> str:
-    """``value``, a path on this machine, as text; raises otherwise.
-
-    Raises:
-        ConfigError: it is none, or a URL.
-    """
+    """``value`` as text, if it is a path on this machine; raises ConfigError otherwise."""
     require(isinstance(value, str | os.PathLike) and os.fspath(value), option, "a path", value)
     path = str(os.fspath(value))
     local = "://" not in path
@@ -172,21 +139,13 @@ def several(value: Any) -> bool:
 
 
 def column_name(value: Any, option: str) -> str:
-    """``value``, the name of a column; raises otherwise.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """``value``, if it is the name of a column; raises ConfigError otherwise."""
     require(isinstance(value, str) and value, option, "the name of a column", value)
     return str(value)
 
 
 def column_names(value: Any, option: str, least: int = 1) -> list[str]:
-    """The names of one column or of several, each once, in their order; raises otherwise.
-
-    Raises:
-        ConfigError: it is neither a name nor a list of names, or one comes twice.
-    """
+    """The names of one column or of several, each once, in their order; raises ConfigError otherwise."""
     names = [value] if isinstance(value, str) else value
     good = several(names) and len(names) >= least
     good = good and all(isinstance(name, str) and name for name in names)
@@ -253,16 +212,7 @@ Function = Annotated[Callable[..., Any], function]
 
 
 def need(package: str, what: str, oldest: str = "") -> None:
-    """Raise unless a package is installed, of this version or a later one; nothing is imported.
-
-    Args:
-        package: the name that it is imported by.
-        what: needs it.
-        oldest: version, such as "5.3".
-
-    Raises:
-        MissingExtraError: it is not.
-    """
+    """Raise unless a package is installed, of this version or a later one; nothing is imported."""
     if find_spec(package) is None:
         raise MissingExtraError(
             f"{what} needs the package {package}, which is not installed: {pip_install(package)}"

@@ -1,8 +1,7 @@
 """Errors of other packages as they are passed on: what is printed of them holds no secret.
 
-Packages that speak to servers put whole URLs into their errors: into the text, and into objects that they
-hang on to them. So such an error is not passed on itself. What stands for it has its kind, its text without
-secrets, and its traceback.
+Packages that speak to servers put whole URLs into their errors. What stands for such an error has its kind,
+its text without secrets, and its traceback.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ class OriginalError(Exception):
 
 def clean(error: BaseException) -> Any:
     """What stands for an error, and for all that led to it: raise this, or name it as the cause.
-
-    Built-in exceptions stay of their class. Of another class, the nearest built-in one is taken that it is
-    derived from; it names the class.
 
     >>> clean(KeyError("https://host/a?sig=abc"))
     KeyError('https://host/a?sig=…')

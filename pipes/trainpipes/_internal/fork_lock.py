@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from types import TracebackType
 from weakref import WeakSet
 
 
@@ -16,28 +15,20 @@ class ForkLock:
         self._lock = threading.RLock()
         _all.add(self)
 
-    def renew(self) -> None:
-        self._lock = threading.RLock()
-
     def __enter__(self) -> None:
         self._lock.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 
 _all: WeakSet[ForkLock] = WeakSet()
 
 
-def _after_fork_in_child() -> None:
+def _renew() -> None:
     for lock in list(_all):
-        lock.renew()
+        lock._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    os.register_at_fork(after_in_child=_renew)

@@ -28,11 +28,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
 def need_columns(
     present: Sequence[str], wanted: Sequence[str], asker: object, path: str | None = None
 ) -> None:
-    """Raise unless all wanted columns are present.
-
-    Raises:
-        SchemaError: names the missing ones, the nearest names, and all that are there.
-    """
+    """Raise unless all wanted columns are present."""
     known = frozenset(present)
     missing = [name for name in wanted if name not in known]
     if not missing:
@@ -59,13 +55,7 @@ def has_warned(key: object) -> bool:
 
 
 def warn_once(message: str, key: object = None, level: int = 3) -> None:
-    """Warn of something once in this process.
-
-    Args:
-        message: what to say.
-        key: what tells it from other warnings; the message, unless given.
-        level: the call on the stack whose line is shown, as ``warnings.warn`` counts from here.
-    """
+    """Warn of something once in this process."""
     key = key or message
     if key not in _warned:
         _warned.add(key)

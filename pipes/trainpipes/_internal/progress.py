@@ -1,8 +1,7 @@
 """A progress bar for long jobs, by tqdm, and nothing for short ones.
 
-The bar appears after a second and is gone when the job ends. Without a terminal or a notebook, or without
-tqdm, the logger ``trainpipes`` gets a line every 10 seconds at level INFO instead. Only rank 0 shows
-anything, and no worker process. ``TQDM_DISABLE=1`` turns the bars off.
+Without a terminal or a notebook, or without tqdm, the logger ``trainpipes`` gets a line every 10 seconds at
+level INFO. Only rank 0 shows anything, and no worker process. ``TQDM_DISABLE=1`` turns the bars off.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -39,13 +37,6 @@ EVERY_LOGGED = 10.0
 class Progress:
     """Counts how much of a job is done. Threads may share one; an ``advance`` costs less than 1 µs.
 
-    The thread that advances draws the bar, and the other threads do not wait for it.
-
-    Args:
-        job: what is done, as in "reading footers".
-        total: how many there are; None where that is unknown.
-        unit: what is counted, in the plural, or "bytes".
-
     >>> with Progress("reading footers", total=3, unit="files") as progress:
     ...     for _ in range(3):
     ...         progress.advance()
@@ -63,12 +54,7 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._drawing:
             self._next = math.inf
             if self._bar is not None:
@@ -116,15 +102,7 @@ class Progress:
 def counted(
     items: Iterable[T], job: str, total: int | None, unit: str, size: int | None = 1
 ) -> Iterator[T]:
-    """The items, with a progress bar.
-
-    Args:
-        items: any iterable.
-        job: what is done, as in "measuring padding".
-        total: how many there are in all; None where that is unknown.
-        unit: what is counted, in the plural.
-        size: how many one item counts; None for its length.
-    """
+    """The items, with a progress bar."""
     with Progress(job, total, unit) as progress:
         for item in items:
             yield item

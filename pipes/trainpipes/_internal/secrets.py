@@ -1,8 +1,4 @@
-"""Secrets in texts that others read: in a ``repr``, an error, a log, and in what a state knows an option by.
-
-Users and passwords of URLs, all values of their queries, their fragments, and what is written under names
-such as ``api_key``.
-"""
+"""Secrets in texts that others read: in a ``repr``, an error, a log, and in what a state knows options by."""
 
 from __future__ import annotations
 

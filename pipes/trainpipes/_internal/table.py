@@ -31,10 +31,6 @@ def in_color(stream: Any) -> bool:
 def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Rows of cells in columns, two spaces apart.
 
-    Args:
-        rows: of as many cells each; heads are the first one.
-        width: of a line, as far as that goes: the widest cells are folded.
-
     >>> print(table([["name", "n"], ["a", "1"], ["b c d e f", "2"]], width=11))
     name      n
     a         1
@@ -51,10 +47,9 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     for line in rows:
         cells = [folded(cell, size) for cell, size in zip(line, sizes, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
-            padded = (
-                part + " " * (size - columns_of(part))
-                for part, size in zip(parts, sizes, strict=True)
-            )
+            padded = [
+                p + " " * (size - columns_of(p)) for p, size in zip(parts, sizes, strict=True)
+            ]
             found.append("  ".join(padded).rstrip())
     return "\n".join(found)
 

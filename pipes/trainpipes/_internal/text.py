@@ -87,18 +87,12 @@ class _Short(reprlib.Repr):
 def escaped(text: str, most: int | None = None) -> str:
     """A text in one line. Characters that a terminal would obey, or would not show, become escapes.
 
-    Args:
-        text: of the data.
-        most: characters to keep; a longer text loses its middle.
-
     >>> escaped("red: \\x1b[31m, line\\n")
     'red: \\\\x1b[31m, line\\\\n'
     >>> escaped("x" * 1000, 9)
     'xxxx…xxxx'
     """
     text = text if most is None else cut(text, most)
-    if text.isprintable():
-        return text
     good = (
         c if c.isprintable() or c == JOINER else c.encode("unicode_escape").decode() for c in text
     )

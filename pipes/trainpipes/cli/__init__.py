@@ -1,14 +1,5 @@
-"""The command ``trainpipes``: ``trainpipes --help`` says what it does.
-
-app         the group of commands, its errors and exit codes
-console     what is printed
-options     options that several commands have
-pipelines   the options that name a pipeline
-measure     a pipeline run and measured
-recipes, inspect, run, repack, tokenize, state     one command each
-
-Modules import the library, and torch with it, in the functions that need it, so that help answers at once.
-"""
+"""The command ``trainpipes``. Modules import the library, and torch with it, in the functions that need it,
+so that help answers at once."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from trainpipes._internal.text import escaped
 
 
 def out(text: str = "") -> None:
-    """Print a result."""
     sys.stdout.write(f"{printable(text)}\n")
 
 
@@ -34,7 +33,6 @@ def print_pairs(*pairs: tuple[str, str]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells."""
     out(table([list(map(printable, row)) for row in rows], terminal_width()))
 
 
@@ -44,19 +42,16 @@ def public_fields(value: Any) -> dict[str, Any]:
 
 
 def note(text: str) -> None:
-    """Something that is good to know, to stderr."""
     with suppress(OSError, ValueError):  # nobody reads it
         sys.stderr.write(f"{printable(text)}\n")
         sys.stderr.flush()
 
 
 def warning_line(text: str) -> None:
-    """A warning, in one line, to stderr."""
     _labelled("warning:", 33, " ".join(text.split()))
 
 
 def error_line(text: str) -> None:
-    """What went wrong, to stderr."""
     _labelled("error:", 31, text)
 
 

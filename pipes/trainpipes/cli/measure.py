@@ -22,18 +22,7 @@ MOST_WARM_UP = 25
 
 @dataclass
 class Counts:
-    """What has come up to a moment.
-
-    Attributes:
-        steps: batches, or rows where nothing batches them.
-        rows: in them.
-        tokens: token ids that are no padding, where a mask says so.
-        cells: tokens and padding.
-        padding: of these.
-        targets: tokens that the loss counts; None where there are no labels.
-        seconds: since the start.
-        waited: of these, for batches.
-    """
+    """What has come up to a moment."""
 
     steps: int = 0
     rows: int = 0
@@ -45,7 +34,6 @@ class Counts:
     waited: float = 0.0
 
     def add(self, item: Any, is_batch: bool) -> None:
-        """Count one more item."""
         self.steps += 1
         self.rows += (rows_of(item) or 0) if is_batch else 1
         named = item if isinstance(item, Mapping) else {}
@@ -63,15 +51,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run came to. Rates and the share of waiting leave out the start and the warm-up.
-
-    Attributes:
-        counts: all that has come.
-        first: the same at the first batch.
-        warm: at the end of the warm-up.
-        step_seconds: that the loop slept after each batch.
-        interrupted: whether Ctrl-C ended it.
-    """
+    """What a run came to. Rates and the share of waiting leave out the start and the warm-up."""
 
     counts: Counts
     first: Counts
@@ -103,7 +83,6 @@ class Report:
         return None if targets is None else targets / max(1, self.counts.tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
         rates = {f"{name}_per_second": self.rate(name) for name in ("steps", "rows", "tokens")}
         shares = {
             name: getattr(self, name) for name in ("wait_share", "padding_share", "target_share")
@@ -121,18 +100,7 @@ def measure(
     epochs: int | None = None,
     step_seconds: float = 0.0,
 ) -> Report:
-    """Run a loader and count. Ctrl-C ends the run, and the report is of what has come.
-
-    Args:
-        loader: over the pipeline.
-        steps: batches; where an epoch has fewer, the next one follows.
-        seconds: after the first batch; as with ``steps``.
-        epochs: whole epochs. Where nothing says how long, 100 batches, or an epoch if that is shorter.
-        step_seconds: that the loop sleeps after each batch, as long as a trainer would take.
-
-    Raises:
-        DataError: an epoch gives nothing.
-    """
+    """Run a loader and count. Ctrl-C ends the run, and the report is of what has come."""
     if steps is None and seconds is None and epochs is None:
         steps, epochs = DEFAULT_STEPS, 1
     stages = loader.pipeline.stages

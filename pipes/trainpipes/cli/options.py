@@ -30,11 +30,7 @@ STORAGE_OPTIONS = option(
 
 
 def storage_options(given: str | None) -> dict[str, Any] | None:
-    """The options of a text, or of the file that it names; None of none. They are never shown.
-
-    Raises:
-        click.UsageError: they are no JSON object, or the file cannot be read.
-    """
+    """The options of a text, or of the file that it names; None of none. They are never shown."""
     if given is None:
         return None
     try:
@@ -55,7 +51,6 @@ def storage_options(given: str | None) -> dict[str, Any] | None:
 
 
 def executor_options(command: Any) -> Any:
-    """``--executor`` and ``--shared-filesystem``: what does the work of a command; see ``executor``."""
     given = option(
         "--executor", metavar="NAME[:N]", help="threads:4, processes:8, ray, or ray:ADDRESS."
     )

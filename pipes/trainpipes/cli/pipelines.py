@@ -23,15 +23,7 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """What the options say of a pipeline.
-
-    Args:
-        tokenizer: of ``--tokenizer``.
-        options: of ``--option``, each NAME=VALUE.
-        changes: of ``--set``, each PATH=VALUE.
-        allow_imports: whether functions that a config names are imported.
-        storage_options: of ``--storage-options``, as JSON.
-    """
+    """What the options say of a pipeline."""
 
     tokenizer: str | None = None
     options: tuple[str, ...] = ()
@@ -40,11 +32,6 @@ class PipelineOptions:
     storage_options: str | None = None
 
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
-        """The options of a recipe, by name.
-
-        Raises:
-            click.UsageError: one is of a config, is given twice, or has no value.
-        """
         self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
         given = [_named(text, "option") for text in self.options]
         if self.tokenizer is not None:
@@ -56,13 +43,11 @@ class PipelineOptions:
         return _once(given, "option")
 
     def recipe(self, name: str, files: Sequence[str]) -> Pipeline:
-        """The pipeline of a recipe."""
         from trainpipes import recipe
 
         return recipe(name, **self.recipe_options(files))
 
     def config(self, path: str, files: Sequence[str] = ()) -> Pipeline:
-        """The pipeline of a YAML file."""
         self._refuse("a config takes --set PATH=VALUE", "tokenizer", "options")
         if files:
             raise click.UsageError(f"{path} names its files itself: change them by --set")
@@ -78,7 +63,6 @@ class PipelineOptions:
         )
 
     def named(self, recipe: str | None, config: str | None, files: Sequence[str]) -> Pipeline:
-        """The pipeline of ``--recipe`` or ``--config``."""
         if (recipe is None) == (config is None):
             raise click.UsageError("give the pipeline as either --recipe NAME or --config FILE")
         return self.config(config, files) if config is not None else self.recipe(str(recipe), files)
@@ -97,7 +81,6 @@ class PipelineOptions:
         return rows.batch(BATCH_SIZE)
 
     def _refuse(self, rule: str, *names: str) -> None:
-        """Raise if one of these is given."""
         for name in names:
             if getattr(self, name) not in (None, (), False):
                 flag = {"changes": "set", "options": "option"}.get(name, name).replace("_", "-")
@@ -125,13 +108,11 @@ def takes_pipeline(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recipe_names(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
-    """Names of recipes, for a shell that completes one."""
     points = entry_points(group="trainpipes.recipes")
     return sorted({point.name for point in points if point.name.startswith(incomplete)})
 
 
 def recipe_or_config(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--recipe`` and ``--config``."""
     recipe = option("--recipe", shell_complete=recipe_names, help="The pipeline, by its name.")
     config = option("--config", type=click.Path(), help="The pipeline, as a YAML file.")
     return recipe(config(command))

@@ -85,7 +85,6 @@ def copy(name: str, to: Path, force: bool) -> None:
 
 
 def _file(name: str) -> tuple[str, str]:
-    """The file that a recipe is in, and the name of its function."""
     import inspect
 
     from trainpipes.recipe_registry import recipe_function

@@ -1,19 +1,19 @@
 """Arrow's arrays as NumPy's, and the other way, in the same memory where that can be.
 
-pyarrow's own ways (``to_numpy``, ``pa.array``, ``take`` with an array of NumPy's, a number of Python's in a
-compute function) import pandas where it is installed, which takes 0.1 to 0.3 s of the first batch. These read
-and wrap Arrow's buffers instead.
+pyarrow's own ways (``to_numpy``, ``pa.array``, ``take`` with an array of NumPy's) import pandas where it is
+installed, which takes 0.1 to 0.3 s of the first batch. These read and wrap Arrow's buffers instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainpipes.engine.layout import IntArray
 
@@ -63,13 +63,7 @@ def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
 
 
 def to_arrow(values: Array, null: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """An array ``[n]`` as Arrow's.
-
-    Args:
-        values: integers, floats and bools, copied only if they are bools or do not lie one after the
-            other; of all else, and of a masked array, pyarrow makes what it makes.
-        null: which of them are null, bool ``[n]``.
-    """
+    """An array ``[n]`` as Arrow's, with these null, bool ``[n]``; copied only if bools or with gaps."""
     if values.dtype.kind not in "iufb" or isinstance(values, np.ma.MaskedArray):
         return pa.array(values, mask=null)
     values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
@@ -105,12 +99,8 @@ def python_to_arrow(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def apart(array: pa.Array) -> tuple[Any, IntArray]:
-    """Lists, maps, texts or bytes taken apart, in the same memory.
-
-    Returns:
-        What they hold, one row after the other: of lists and maps an Arrow array, of others uint8
-        ``[bytes]``; and where each row starts in it, and the end: int32 or int64 ``[rows + 1]``.
-    """
+    """Lists, maps, texts or bytes taken apart, in the same memory: what they hold (of lists and maps an Arrow
+    array, of others uint8 ``[bytes]``), and where each row starts in it, and the end: ``[rows + 1]``."""
     offsets = _values(array, offset_dtype(array.type), len(array) + 1)
     start, stop = int(offsets[0]), int(offsets[-1])
     if start:
@@ -124,8 +114,7 @@ def apart(array: pa.Array) -> tuple[Any, IntArray]:
 
 def offset_dtype(kind: pa.DataType) -> type[np.int32 | np.int64]:
     """The type of the offsets of lists, maps, texts or bytes."""
-    is_ = pa.types
-    large = is_.is_large_list(kind) or is_.is_large_string(kind) or is_.is_large_binary(kind)
+    large = kind in (pa.large_string(), pa.large_binary()) or pa.types.is_large_list(kind)
     return np.int64 if large else np.int32
 
 
@@ -136,6 +125,32 @@ def list_array(values: Array, lengths: IntArray) -> pa.Array:
     if offsets[-1] > np.iinfo(np.int32).max:
         return pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values))
     return pa.ListArray.from_arrays(to_arrow(offsets.astype(np.int32)), to_arrow(values))
+
+
+def stretches(starts: IntArray, lengths: IntArray) -> IntArray:
+    """The places of several stretches, one after the other, int64.
+
+    >>> stretches(np.array([7, 2]), np.array([1, 3])).tolist()
+    [7, 2, 3, 4]
+    """
+    ends = np.cumsum(lengths)
+    places: IntArray = np.repeat(starts - (ends - lengths), lengths)
+    places += np.arange(len(places))
+    return places
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """The same values in a type that has one way to lie in memory."""
+    if isinstance(array, pa.ExtensionArray):
+        return plain(array.storage)
+    kind, is_ = array.type, pa.types
+    if is_.is_dictionary(kind):
+        return plain(array.dictionary_decode())
+    if is_.is_run_end_encoded(kind):
+        return plain(pc.run_end_decode(array))
+    if is_.is_string_view(kind) or is_.is_binary_view(kind):
+        return array.cast(pa.large_binary())
+    return array
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> Any:
@@ -167,59 +182,109 @@ def gathered(rows: T, index: IntArray) -> T:
     Raises:
         pa.ArrowInvalid: chunks of a column hold more together than its offsets can count.
     """
+    if isinstance(rows, pa.Table) and any(_has_numbers(kind) for kind in rows.schema.types):
+        columns = [gathered(one_chunk(column), index) for column in rows.columns]
+        return pa.Table.from_arrays(columns, schema=rows.schema)
     places = to_arrow(index)
+    if isinstance(rows, pa.Array) and _has_numbers(rows.type) and len(rows) <= 4 * len(index):
+        found = _gathered_numbers(rows, places)
+        if found is not None:
+            return found
     try:
         return rows.take(places)
     except pa.ArrowNotImplementedError:
         if isinstance(rows, pa.Array):
-            return rows.cast(_without_views(rows.type)).take(places).cast(rows.type)
-        plain = [field.with_type(_without_views(field.type)) for field in rows.schema]
-        return rows.cast(pa.schema(plain)).take(places).cast(rows.schema)
+            return rows.cast(_retyped(rows.type, _NO_VIEWS)).take(places).cast(rows.type)
+        fields = [field.with_type(_retyped(field.type, _NO_VIEWS)) for field in rows.schema]
+        return rows.cast(pa.schema(fields)).take(places).cast(rows.schema)
+
+
+def parts_of(
+    firsts: IntArray, index: IntArray
+) -> tuple[list[tuple[int, IntArray]], IntArray | None]:
+    """Which of several parts some rows are in.
+
+    Args:
+        firsts: the number of each part's first row, and the number of rows, int64 ``[parts + 1]``.
+        index: numbers of rows, int64, in any order, with repeats.
+
+    Returns:
+        For each part that has some, its number and the places of the rows in it; and where each row then
+        stands, part after part: None where it is one part, in the order asked for.
+    """
+    which = np.searchsorted(firsts, index, side="right") - 1
+    order = np.argsort(which, kind="stable")
+    found, edges = np.unique(which[order], return_index=True)
+    each = zip(found.tolist(), np.split(order, edges[1:]), strict=len(found) > 0)
+    parts = [(number, index[places] - firsts[number]) for number, places in each]
+    if len(parts) == 1:
+        return parts, None
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return parts, back
+
+
+def _has_numbers(kind: pa.DataType) -> bool:
+    """Whether values are lists of integers or floats."""
+    return is_list(kind) and dtype_of(kind.value_type) not in (None, np.bool_)
+
+
+def _gathered_numbers(rows: pa.Array, places: pa.Array) -> pa.Array | None:
+    """Lists of numbers without nulls, gathered as the bytes of each: 5 times as fast as Arrow's way, which
+    looks up each number. None where that cannot be."""
+    if rows.null_count:
+        return None
+    values, offsets = apart(rows)
+    if values.null_count or not len(values):
+        return None
+    width = values.type.bit_width // 8
+    start = values.offset * width
+    content = values.buffers()[1].slice(start, len(values) * width)
+    edges = pa.py_buffer(offsets.astype(np.int64) * width)
+    texts = pa.Array.from_buffers(pa.large_binary(), len(rows), [None, edges, content])
+    found = texts.take(places)
+    ends = _values(found, np.int64, len(found) + 1) // width
+    kind = offset_dtype(rows.type)
+    if ends[-1] > np.iinfo(kind).max:
+        return None
+    numbers = pa.Array.from_buffers(values.type, int(ends[-1]), [None, found.buffers()[2]])
+    buffers = [None, pa.py_buffer(ends.astype(kind))]
+    return pa.Array.from_buffers(rows.type, len(found), buffers, children=[numbers])
 
 
 def take_rows(
     take: Callable[[int, IntArray], pa.RecordBatch], firsts: IntArray, index: IntArray
 ) -> pa.Table:
-    """The rows at ``index``, of one row or more.
-
-    ``ChunkedArray.take`` may copy the whole column; a chunk's own takes what is asked.
-
-    Args:
-        take: gives rows of a chunk by the chunk's number and theirs in it.
-        firsts: the number of each chunk's first row, and the number of rows, int64 ``[chunks + 1]``.
-        index: numbers of rows, int64, in any order, with repeats.
-    """
-    which = np.searchsorted(firsts, index, side="right") - 1
-    order = np.argsort(which, kind="stable")
-    found, edges = np.unique(which[order], return_index=True)
-    parts = []
-    for number, places in zip(found.tolist(), np.split(order, edges[1:]), strict=True):
-        parts.append(pa.Table.from_batches([take(number, index[places] - firsts[number])]))
-    if len(parts) == 1:  # the one sort was stable, so that rows stand as they were asked for
-        return parts[0]
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return gathered(pa.concat_tables(parts).combine_chunks(), back)
+    """The rows at ``index``, of one row or more, taken from their chunks: ``ChunkedArray.take`` may copy the
+    whole column."""
+    parts, back = parts_of(firsts, index)
+    tables = [pa.Table.from_batches([take(number, places)]) for number, places in parts]
+    return tables[0] if back is None else gathered(pa.concat_tables(tables).combine_chunks(), back)
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    """A type for the same values whose rows Arrow can gather."""
-    types = pa.types
-    if types.is_list(kind):
-        return pa.list_(_field(kind.value_field))
-    if types.is_large_list(kind):
-        return pa.large_list(_field(kind.value_field))
-    if types.is_fixed_size_list(kind):
-        return pa.list_(_field(kind.value_field), kind.list_size)
-    if types.is_struct(kind):
-        return pa.struct([_field(kind.field(n)) for n in range(kind.num_fields)])
-    return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(
-        kind, kind
-    )
+_NO_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+_AS_BYTES = {
+    pa.string(): pa.binary(),
+    pa.large_string(): pa.large_binary(),
+    pa.string_view(): pa.binary_view(),
+}
 
 
-def _field(field: pa.Field) -> pa.Field:
-    return field.with_type(_without_views(field.type))
+def _retyped(kind: pa.DataType, others: Mapping[pa.DataType, pa.DataType]) -> pa.DataType:
+    """A type with others in place of some, at every depth."""
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(_retyped(field.type, others))
+
+    if pa.types.is_struct(kind):
+        return pa.struct([inner(kind.field(n)) for n in range(kind.num_fields)])
+    if pa.types.is_list(kind):
+        return pa.list_(inner(kind.value_field))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(inner(kind.value_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner(kind.value_field), kind.list_size)
+    return others.get(kind, kind)
 
 
 def is_utf8(array: Any) -> bool:
@@ -231,49 +296,17 @@ def is_utf8(array: Any) -> bool:
     return True
 
 
-def check_whole(table: pa.Table) -> None:
-    """Raise ArrowInvalid unless a table can be read without harm. Text need not be UTF-8: it may come so from
-    a file, and whoever decodes it says so."""
-    for column in table.columns:
-        for chunk in column.chunks:
-            try:
-                check_sound(chunk)
-            except pa.ArrowInvalid as error:
-                if "Invalid UTF8 sequence" not in str(error):
-                    raise
-
-
 def check_sound(array: Any) -> None:
     """Raise ArrowInvalid unless an array can be read without harm: its offsets lie within its values, and so
     on. Text need not be UTF-8, but for text in dictionaries, of which there is little."""
     array.validate()
-    kind = _as_bytes(array.type)
+    kind = _retyped(array.type, _AS_BYTES)
     (array if kind == array.type else array.view(kind)).validate(full=True)
-
-
-def _as_bytes(kind: Any) -> Any:
-    """A type with bytes in place of text."""
-    types = pa.types
-    for is_text, other in (
-        (types.is_string, pa.binary()),
-        (types.is_large_string, pa.large_binary()),
-        (types.is_string_view, pa.binary_view()),
-    ):
-        if is_text(kind):
-            return other
-    if types.is_struct(kind):
-        fields = [kind.field(n) for n in range(kind.num_fields)]
-        return pa.struct([field.with_type(_as_bytes(field.type)) for field in fields])
-    if types.is_list(kind) or types.is_large_list(kind):
-        inner = kind.value_field.with_type(_as_bytes(kind.value_type))
-        return pa.list_(inner) if types.is_list(kind) else pa.large_list(inner)
-    return kind
 
 
 def is_text(kind: Any) -> bool:
     """Whether an Arrow type is one of text."""
-    types = pa.types
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def is_list(kind: Any) -> bool:

@@ -3,6 +3,7 @@ fails that makes Python values or tokens of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -16,22 +17,12 @@ SHOWN = 40
 
 
 class naming_bad_text:
-    """A context that says of which row text could not be decoded.
-
-    Args:
-        block: the rows that are worked on.
-        asker: the stage that does; None for whoever iterates.
-
-    Raises:
-        UnreadableError: instead of what was raised over text of these rows that is not UTF-8, or over a
-            number or time.
-    """
+    """A context that says of which row text could not be decoded."""
 
     __slots__ = ("_asker", "_block")
 
     def __init__(self, block: Block, asker: object = None) -> None:
-        self._block = block
-        self._asker = asker
+        self._block, self._asker = block, asker
 
     def __enter__(self) -> None:
         """Nothing is looked at before something is raised."""
@@ -39,7 +30,7 @@ class naming_bad_text:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, UnreadableError):  # which was raised here, by stages within one
             return
-        found = _first_bad(self._block.data) if _is_about_values(error) else None
+        found = _first_bad_value(self._block.data) if _is_about_values(error) else None
         if found is None:
             return
         asker, (number, name, what) = self._asker, found
@@ -59,21 +50,18 @@ def _is_about_values(error: BaseException | None) -> bool:
     return False
 
 
-def _first_bad(data: Any) -> tuple[int, str, str] | None:
+def _first_bad_value(data: Any) -> tuple[int, str, str] | None:
     """The first row with a value that Python cannot have, its column, and what it holds."""
-    found: tuple[int, str, str] | None = None
-    if not isinstance(data, pa.Table):
-        return None
-    for name, column in zip(data.column_names, data.columns, strict=True):
+    found: list[tuple[int, str, str]] = []
+    for name in data.column_names if isinstance(data, pa.Table) else ():
         first = 0
-        for chunk in column.chunks:
+        for chunk in data.column(name).chunks:
             bad = _bad_in(chunk)
-            if bad is not None and (found is None or first + bad[0] < found[0]):
-                found = first + bad[0], name, bad[1]
             if bad is not None:
+                found.append((first + bad[0], name, bad[1]))
                 break
             first += len(chunk)
-    return found
+    return min(found, key=lambda one: one[0], default=None)
 
 
 def _bad_in(array: Any) -> tuple[int, str] | None:
@@ -84,31 +72,35 @@ def _bad_in(array: Any) -> tuple[int, str] | None:
         try:
             array[row].as_py()
         except UnicodeDecodeError as error:
-            shown = _shown(bytes(error.object), error.start)
+            content = bytes(error.object)
+            part = content[max(0, error.start - SHOWN // 2) :][:SHOWN]
             return row, (
-                f"text that is not UTF-8: {shown}; write the file as UTF-8, or if it is Parquet, take "
-                'read_parquet(errors="replace")'
+                f"text that is not UTF-8: {part!r}{' …' * (len(content) > SHOWN)}; write the file as UTF-8, "
+                'or if it is Parquet, take read_parquet(errors="replace")'
             )
         except (ValueError, ArithmeticError) as error:
             return row, (
-                f"a value that Python has none for, as {array.type}: {str(error)[:SHOWN]}; mend the file, or "
+                f"a value that Python has none for, as {array.type}: {str(error)[:SHOWN]}; fix the file, or "
                 "leave the column out by columns=[...]"
             )
     return None
 
 
-def _shown(text: bytes, place: int) -> str:
-    part = text[max(0, place - SHOWN // 2) :][:SHOWN]
-    return f"{part!r}{'' if len(text) <= SHOWN else ' …'}"
+def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
+    """The first row with which ``fails`` is true of rows from a start to a stop, as it is of all together.
+
+    >>> first_bad(100, lambda start, stop: start <= 42 < stop)
+    42
+    """
+    low, high = 0, rows  # rows up to low are good, those up to high are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(low, middle) else (middle, high)
+    return low
 
 
 class BadCell(Exception):
-    """A value that a column cannot have.
-
-    Args:
-        row: which, within the column; None if the column's type is at fault.
-        problem: what is wrong, and the way out.
-    """
+    """A value that a column cannot have."""
 
     def __init__(self, row: int | None, problem: str) -> None:
         super().__init__(problem)

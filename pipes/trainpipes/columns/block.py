@@ -106,18 +106,15 @@ def _one(pieces: Sequence[Piece]) -> Piece:
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:
     """The same rows, those that follow each other in one payload as one piece."""
     found: list[Piece] = []
-    for data, group in groupby(
-        pieces, key=lambda piece: piece.index is not None and id(piece.data)
-    ):
+    for _, group in groupby(pieces, key=lambda one: one.index is not None and id(one.data)):
         same = list(group)
-        if data and len(same) > 1:
-            index = np.concatenate([piece.index for piece in same if piece.index is not None])
-            same = [Piece(same[0].data, index)]
+        if len(same) > 1 and same[0].index is not None:
+            same = [Piece(same[0].data, np.concatenate([one.index for one in same]))]
         found += same
     return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """Batches of a block whose rows are in one payload.
 
@@ -142,13 +139,11 @@ class Block:
 
     Args:
         data: the rows.
-        ids: number of each row in file order over all files, int64 ``[rows]``: who it is, for
-            errors and for randomness by row.
-        index: places of the rows in ``data``, int64 ``[rows]``, where they are yet to be gathered;
-            None where ``data`` is just them.
+        ids: number of each row in file order over all files, int64 ``[rows]``: who it is.
+        index: places of the rows in ``data``, int64 ``[rows]``; None where ``data`` is just them.
         epoch: in which they are read.
-        part: which one it is of those of the same id and epoch, where there may be several: a sampler
-            may draw a row twice, and a document may be packed into several rows.
+        part: which it is of those of the same id and epoch: a sampler may draw a row twice, and a document
+            may be packed into several rows.
 
     Attributes:
         made_of: of rows that are packed, what each is made of; None of others.
@@ -157,19 +152,25 @@ class Block:
     __slots__ = ("_pieces", "epoch", "ids", "made_of", "part")
 
     def __init__(
-        self,
-        data: Payload,
-        ids: IntArray,
-        index: IntArray | None = None,
-        *,
-        epoch: Each = 0,
-        part: Each = 0,
-    ) -> None:
+        self, data: Payload, ids: IntArray, index: IntArray | None = None, *,
+        epoch: Each = 0, part: Each = 0,
+    ) -> None:  # fmt: skip
         self._pieces = [Piece(data, index)]
-        self.ids = ids
-        self.epoch = epoch
-        self.part = part
+        self.ids, self.epoch, self.part = ids, epoch, part
         self.made_of: Pieces | None = None
+
+    def _of(self, pieces: list[Piece], rows: IntArray | slice | None = None) -> Block:
+        """A block of pieces, that are the rows at some places; all where ``rows`` is None."""
+        found = object.__new__(Block)
+        found._pieces = pieces
+        if rows is None:
+            found.ids, found.epoch, found.part = self.ids, self.epoch, self.part
+            found.made_of = self.made_of
+        else:
+            found.ids = self.ids[rows]
+            found.epoch, found.part = _at(self.epoch, rows), _at(self.part, rows)
+            found.made_of = None if self.made_of is None else self.made_of.at(rows)
+        return found
 
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
@@ -257,43 +258,32 @@ class Block:
         """The rows at ``index``, in that order."""
         piece = self._piece()
         below = index if piece.index is None else piece.index[index]
-        epoch, part = _at(self.epoch, index), _at(self.part, index)
-        found = Block(piece.data, self.ids[index], below, epoch=epoch, part=part)
-        return found if self.made_of is None else found._made_of(self.made_of.at(index))
+        return self._of([Piece(piece.data, below)], index)
 
     def slice(self, start: int, stop: int) -> Block:
         """Rows ``start`` to ``stop``, without a copy where the payload allows it."""
-        rows = slice(start, stop)
-        epoch, part = _at(self.epoch, rows), _at(self.part, rows)
-        found = Block([], self.ids[rows], epoch=epoch, part=part)
         if len(self._pieces) == 1:
-            found._pieces = [self._pieces[0].slice(start, stop)]
+            pieces = [self._pieces[0].slice(start, stop)]
         else:
-            found._pieces = self._between(start, stop) or [self._pieces[0].slice(0, 0)]
-        return found if self.made_of is None else found._made_of(self.made_of.at(rows))
+            pieces = self._between(start, stop) or [self._pieces[0].slice(0, 0)]
+        return self._of(pieces, slice(start, stop))
 
     def rows(self) -> list[Any]:
         """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
         return payload_rows(self.data)
 
     def with_data(self, data: Payload) -> Block:
-        return Block(data, self.ids, epoch=self.epoch, part=self.part)._made_of(self.made_of)
+        return self._of([Piece(data, None)])
 
     def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
         """Arrow rows with other columns, made without looking at any row."""
-        found = self.of_epoch(self.epoch)
-        found._pieces = [Piece(change(piece.data), piece.index) for piece in self._pieces]
-        return found
+        return self._of([Piece(change(piece.data), piece.index) for piece in self._pieces])
 
     def of_epoch(self, epoch: Each) -> Block:
         """The same rows, read in an epoch."""
-        found = Block([], self.ids, epoch=epoch, part=self.part)
-        found._pieces = self._pieces
-        return found._made_of(self.made_of)
-
-    def _made_of(self, pieces: Pieces | None) -> Block:
-        self.made_of = pieces
-        return self
+        found = self._of(self._pieces)
+        found.epoch = epoch
+        return found
 
 
 def _at(values: Each, rows: IntArray | slice) -> Each:

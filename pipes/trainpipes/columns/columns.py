@@ -12,8 +12,8 @@ import torch
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import no_columns
 from trainpipes._internal.text import shown
-from trainpipes.columns.arrays import Array, is_number, one_chunk, to_arrow, to_numpy
-from trainpipes.columns.bad_text import BadCell
+from trainpipes.columns.arrays import Array, is_list, is_number, one_chunk, to_arrow, to_numpy
+from trainpipes.columns.bad_text import BadCell, first_bad
 from trainpipes.columns.payload import Payload, payload_rows
 from trainpipes.columns.row_types import NoColumn, array_of, as_array, fixed_shape, lists_of
 from trainpipes.columns.tensor_rows import TensorRows
@@ -23,11 +23,7 @@ from trainpipes.errors import SchemaError, TrainpipesError
 
 def table_of(data: Payload, asker: object) -> pa.Table:
     """Rows as an Arrow table: columns as they are, or tensors with names. Python objects have become columns
-    before, by one schema for all (``AsColumns``), if they can.
-
-    Raises:
-        SchemaError: they have no columns.
-    """
+    before, by one schema for all (``AsColumns``), if they can."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, TensorRows) and data.names is not None:
@@ -37,24 +33,18 @@ def table_of(data: Payload, asker: object) -> pa.Table:
 
 
 def to_columns(table: pa.Table, format: str) -> Any:
-    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even.
-
-    The form of a column follows from its type alone, not from the rows that happen to be at hand.
-
-    Raises:
-        BadCell: a null where the array of a column has no place for one.
-    """
+    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even."""
     if format == "arrow":
         return table
-    columns = zip(table.column_names, table.columns, strict=True)
-    if format == "numpy":
-        return {name: _numpy(column, name) for name, column in columns}
-    return {
-        name: column.to_pylist()
-        if pa.types.is_temporal(column.type)
-        else _tensor(_numpy(column, name))
-        for name, column in columns
-    }
+    found: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if format == "numpy":
+            found[name] = _numpy(column, name)
+        elif pa.types.is_temporal(column.type):
+            found[name] = column.to_pylist()
+        else:
+            found[name] = _tensor(_numpy(column, name))
+    return found
 
 
 def _numpy(column: pa.ChunkedArray, name: str) -> Array:
@@ -64,58 +54,45 @@ def _numpy(column: pa.ChunkedArray, name: str) -> Array:
         if found is None:
             raise _no_null(array, name, lambda part: array_of(part) is None)
         return found
-    if _holds_records(
-        array.type
-    ):  # Arrow would make floats of their integers where there are nulls
+    if _holds_records(array.type):  # Arrow would make floats of integers beside nulls
         rows = np.empty(len(array), dtype=object)
         rows[:] = array.to_pylist()
         return rows
-    _refuse_null(array, name)
+    leaf = _leaf(array)  # a null among integers or bools would make arrays of another dtype
+    if leaf.null_count and is_number(leaf.type) and not pa.types.is_floating(leaf.type):
+        raise _no_null(array, name, lambda part: _leaf(part).null_count > 0)
     return to_numpy(array)
 
 
 def _holds_records(kind: pa.DataType) -> bool:
-    while pa.types.is_nested(kind) and not (pa.types.is_struct(kind) or pa.types.is_map(kind)):
-        if pa.types.is_union(kind):
+    is_ = pa.types
+    while is_.is_nested(kind):
+        if is_.is_struct(kind) or is_.is_map(kind) or is_.is_union(kind):
             return True
         kind = kind.value_type
-    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
-
-
-def _refuse_null(array: pa.Array, name: str) -> None:
-    """Refuse a null among integers or bools, in lists too: arrays with one would be of another dtype."""
-    leaf = _leaf(array)
-    exact = is_number(leaf.type) and not pa.types.is_floating(leaf.type)
-    if exact and leaf.null_count:
-        raise _no_null(array, name, lambda part: _leaf(part).null_count > 0)
+    return False
 
 
 def _leaf(array: pa.Array) -> pa.Array:
-    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+    while is_list(array.type):
         array = array.flatten()
     return array
 
 
 def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -> BadCell:
     """What to raise over the first row with a null, in a column that has one."""
-    low, high = 0, len(array)  # rows up to low hold none, those up to high do
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if has_null(array.slice(low, middle - low)) else (middle, high)
     return BadCell(
-        low,
+        first_bad(len(array), lambda start, stop: has_null(array.slice(start, stop - start))),
         f"column {name!r} holds a null, which a NumPy array of {array.type} cannot hold: fill it in a "
         'map_batches(format="arrow"), drop such rows with filter(), or leave the column out with select()',
     )
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: Array) -> Any:
     """A column as a tensor; a list of tensors where rows are ragged, and of Python values where they are no
     numbers."""
-    if not isinstance(value, np.ndarray):
-        return value
     if value.dtype == object:
-        return [_tensor(row) for row in value]
+        return [_tensor(row) if isinstance(row, np.ndarray) else row for row in value]
     return torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value.tolist()
 
 
@@ -124,40 +101,31 @@ TypeOf: TypeAlias = Callable[[str], "pa.DataType | None"]
 
 
 def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> pa.Table:
-    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors.
-
-    Args:
-        columns: what it returned.
-        asker: the stage, for messages.
-        type_of: the types of columns of Python values, which say nothing of them but by what they happen
-            to hold; None to take that.
-    """
+    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors."""
     if isinstance(columns, pa.RecordBatch):
         columns = pa.Table.from_batches([columns])
     if not isinstance(columns, Mapping | pa.Table):
-        raise SchemaError(
-            f"{asker}: the function returns a dict of columns or a pyarrow.Table, got "
-            f"{type(columns).__name__}",
-            stage=str(asker),
-        )
+        got = type(columns).__name__
+        raise _refused(asker, f"returns a dict of columns or a pyarrow.Table, got {got}")
     if isinstance(columns, pa.Table):
         twice = sorted(repeated(columns.column_names))
         if twice:
-            raise SchemaError(
-                f"{asker}: the function returned a table with two columns {twice[0]!r}, of which a "
-                "row can have only one: give them different names",
-                stage=str(asker),
+            raise _refused(
+                asker,
+                f"returned a table with two columns {twice[0]!r}, of which a row can have only one: give "
+                "them different names",
             )
         return columns
     arrays = {name: _returned(column, name, asker, type_of) for name, column in columns.items()}
-    lengths = {name: len(array) for name, array in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise SchemaError(
-            f"{asker}: the columns that the function returns must be equally long, got "
-            + ", ".join(f"{length} in {name!r}" for name, length in lengths.items()),
-            stage=str(asker),
-        )
+    if len(set(map(len, arrays.values()))) > 1:
+        got = ", ".join(f"{len(array)} in {name!r}" for name, array in arrays.items())
+        raise _refused(asker, f"must return columns that are equally long, got {got}")
     return pa.table(arrays)
+
+
+def _refused(asker: object, what: str) -> SchemaError:
+    """The error of a stage whose function does what it must not."""
+    return SchemaError(f"{asker}: the function {what}", stage=str(asker))
 
 
 def _returned(column: Any, name: Any, asker: object, type_of: TypeOf | None) -> Any:
@@ -173,19 +141,17 @@ def _returned(column: Any, name: Any, asker: object, type_of: TypeOf | None) -> 
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, TrainpipesError):
             raise
-        raise SchemaError(
-            f"{asker}: the function returned values in {name!r} that cannot be made a column: {error}",
-            stage=str(asker),
-        ) from error
+        problem = f"returned values in {name!r} that cannot be made a column: {error}"
+        raise _refused(asker, problem) from error
 
 
 def _of_values(values: list[Any], name: str, asker: object, kind: pa.DataType | None) -> Any:
     """A column of Python values, of the type that those of the first rows have."""
     if kind is None:
-        raise SchemaError(
-            f"{asker}: the function returned a column {name!r} that it did not for the first rows: have it "
-            "return the same columns each time",
-            stage=str(asker),
+        raise _refused(
+            asker,
+            f"returned a column {name!r} that it did not for the first rows: have it return the same columns "
+            "each time",
         )
     try:
         return column_of(values, kind)

@@ -1,7 +1,6 @@
 """Digests of all that tables and tensors hold, by SHA-256.
 
-Equal rows of equal types have equal digests, however they lie in memory: in other chunks, as a slice,
-with other dictionaries. Costs one pass over the bytes, about 1 GB/s in each thread; kept for each object.
+Equal rows of equal types have equal digests, however they lie in memory. About 1 GB/s in each thread.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 
-from trainpipes.columns.arrays import TEXTS, apart, to_numpy
+from trainpipes.columns.arrays import TEXTS, apart, is_list, plain, to_numpy
 
 #: Rows of a column, and bytes of a tensor, that are hashed in one piece.
 PIECE_ROWS, PIECE_BYTES = 1 << 16, 8 << 20
@@ -113,17 +111,12 @@ class _Streams:
         self._hashes[path].update(content)
 
     def add(self, array: pa.Array, path: str) -> None:
-        """Rows that follow those that were added before.
-
-        Args:
-            array: the rows.
-            path: of the level in nested types.
-        """
+        """Rows that follow those that were added before."""
         if not len(array):
             return
         first = self._rows.get(path, 0)
         self._rows[path] = first + len(array)
-        array = _plain(array)
+        array = plain(array)
         kind = array.type
         if pa.types.is_null(kind):
             return
@@ -150,32 +143,16 @@ class _Streams:
         elif is_.is_fixed_size_list(kind):
             size = kind.list_size
             self.add(array.values.slice(array.offset * size, len(array) * size), f"{path}*")
-        elif is_.is_list(kind) or is_.is_large_list(kind) or is_.is_map(kind):
+        elif is_list(kind) or is_.is_map(kind) or kind in TEXTS:
             values, offsets = apart(array)
             self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
-            self.add(values, f"{path}*")
-        elif kind in TEXTS:
-            content, offsets = apart(array)
-            self._feed(f"{path}#", np.diff(offsets).astype("<i8"))
-            if len(content):
-                self._feed(path, content)
+            if isinstance(values, pa.Array):
+                self.add(values, f"{path}*")
+            elif len(values):
+                self._feed(path, values)
         elif kind.bit_width:  # all others are of one width
             width = kind.bit_width // 8
             self._feed(path, array.buffers()[1][array.offset * width :][: len(array) * width])
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    """The same values in a type that has one way to lie in memory."""
-    if isinstance(array, pa.ExtensionArray):
-        return _plain(array.storage)
-    kind, is_ = array.type, pa.types
-    if is_.is_dictionary(kind):
-        return _plain(array.dictionary_decode())
-    if is_.is_run_end_encoded(kind):
-        return _plain(pc.run_end_decode(array))
-    if is_.is_string_view(kind) or is_.is_binary_view(kind):
-        return array.cast(pa.large_binary())
-    return array
 
 
 def _is_odd(kind: pa.DataType) -> bool:

@@ -2,31 +2,26 @@
 
 A value of several words (text, a list) is hashed by its words and their places: the sum of each word, mixed,
 times the key of its place, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
-hashing is fast", The Computer Journal 57, 2014; keys from Philox). What rows are made of is brought together
-by the same mixing. Two hashes with keys of their own make 128 bits.
-
-Values are compared as what they are: null is no value's equal but null's, NaN equals NaN, 0.0 equals -0.0.
-
-About 0.8 µs for a row of 150 numbers.
+hashing is fast", The Computer Journal 57, 2014; keys from Philox). Two hashes with keys of their own make 128
+bits. Null is no value's equal but null's, NaN equals NaN, 0.0 equals -0.0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from trainpipes.columns.arrays import apart, dtype_of, one_chunk, to_numpy
+from trainpipes.columns.arrays import TEXTS, apart, dtype_of, is_list, one_chunk, plain, to_numpy
 from trainpipes.engine.layout import IntArray, random_key
 
 HashArray = npt.NDArray[np.uint64]
 
-#: Words that are worked on together, so that what is in between stays in the processor's cache.
-CHUNK = 1 << 15
+#: Bytes of rows that are worked on together: what is made of them stays in the processor's cache.
+PIECE_BYTES = 1 << 17
 #: Keys there are; of a longer value the place beyond them is mixed into the word.
 KEYS = 1 << 16
 
@@ -41,32 +36,14 @@ _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
 
 class _Hashing:
-    """One hash function.
-
-    Args:
-        number: which.
-    """
+    """One hash function."""
 
     def __init__(self, number: int) -> None:
         raw = np.random.Philox(key=random_key(0, "content hash", number)).random_raw(KEYS)
         self.keys: HashArray = raw | _ONE
 
-    def combined(self, words: HashArray, offsets: IntArray) -> HashArray:
-        """One hash for the words of each row.
-
-        Args:
-            words: of all rows, one row after the other.
-            offsets: where each row starts, and the end: int64 ``[rows + 1]``.
-        """
-        found = np.empty(len(offsets) - 1, dtype=np.uint64)
-        row = 0
-        for stop in _cuts(offsets, CHUNK):
-            edges = offsets[row : stop + 1]
-            found[row:stop] = self._chunk(words[edges[0] : edges[-1]], edges - edges[0])
-            row = stop
-        return found
-
-    def _chunk(self, words: HashArray, edges: IntArray) -> HashArray:
+    def combined(self, words: HashArray, edges: IntArray) -> HashArray:
+        """One hash for the words of each row, which starts and ends at ``edges`` int64 ``[rows + 1]``."""
         lengths = np.diff(edges)
         place = np.arange(len(words)) - np.repeat(edges[:-1], lengths)
         mixed = words + _GOLDEN
@@ -96,10 +73,6 @@ _HASHINGS: dict[int, _Hashing] = {}
 def row_hashes(table: pa.Table, number: int = 0) -> HashArray:
     """A hash of each row of a table, uint64 ``[rows]``.
 
-    Args:
-        table: of any types that Parquet can hold.
-        number: of the hash function. Those of different numbers are independent.
-
     >>> rows = pa.table({"x": ["a", "a", None], "y": [[1], [1], []]})
     >>> one, same, other = row_hashes(rows).tolist()
     >>> one == same, one == other
@@ -108,13 +81,13 @@ def row_hashes(table: pa.Table, number: int = 0) -> HashArray:
     hashing = _HASHINGS.get(number)
     if hashing is None:
         hashing = _HASHINGS[number] = _Hashing(number)
-    columns = [_values(one_chunk(column), hashing) for column in table.columns]
-    return _joined(columns, len(table))
-
-
-def checksum(hashes: HashArray) -> int:
-    """The sum of rows' hashes, in whatever order they come."""
-    return int(np.sum(hashes, dtype=np.uint64))
+    step = max(1, PIECE_BYTES * len(table) // max(1, table.nbytes))
+    found = np.empty(len(table), dtype=np.uint64)
+    for start in range(0, len(table), step):
+        piece = table.slice(start, step)
+        columns = [_values(one_chunk(column), hashing) for column in piece.columns]
+        found[start : start + step] = _joined(columns, len(piece))
+    return found
 
 
 def _joined(parts: Sequence[HashArray], rows: int) -> HashArray:
@@ -127,13 +100,8 @@ def _joined(parts: Sequence[HashArray], rows: int) -> HashArray:
 
 def _values(array: Any, hashing: _Hashing) -> HashArray:
     """A word for each value of an array: for numbers the number, else a hash."""
+    array = plain(array)
     kind, types = array.type, pa.types
-    if isinstance(array, pa.ExtensionArray):
-        return _values(array.storage, hashing)
-    if types.is_dictionary(kind):
-        return _values(array.dictionary_decode(), hashing)
-    if types.is_run_end_encoded(kind):
-        return _values(pc.run_end_decode(array), hashing)
     if types.is_null(kind):
         return np.full(len(array), _NULL, dtype=np.uint64)
     if types.is_struct(kind):
@@ -144,11 +112,9 @@ def _values(array: Any, hashing: _Hashing) -> HashArray:
         inner = array.values.slice(array.offset * size, len(array) * size)
         edges = np.arange(len(array) + 1, dtype=np.int64) * size
         found = hashing.combined(_values(inner, hashing), edges)
-    elif types.is_string_view(kind) or types.is_binary_view(kind):
-        return _values(array.cast(pa.large_binary()), hashing)
     elif types.is_list_view(kind) or types.is_large_list_view(kind):
         return _values(array.cast(pa.large_list(kind.value_type)), hashing)
-    elif _is_ragged(kind):
+    elif kind in TEXTS or is_list(kind) or types.is_map(kind):
         inner, offsets = apart(array)
         edges = offsets.astype(np.int64)
         if isinstance(inner, pa.Array):
@@ -162,44 +128,17 @@ def _values(array: Any, hashing: _Hashing) -> HashArray:
     return found
 
 
-def _is_ragged(kind: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind)
-        or types.is_string(kind) or types.is_large_string(kind)
-        or types.is_binary(kind) or types.is_large_binary(kind)
-    )  # fmt: skip
-
-
 def _texts(content: npt.NDArray[np.uint8], edges: IntArray, hashing: _Hashing) -> HashArray:
     """Of texts and bytes, eight bytes at a time; the last word of each is filled with zeros."""
-    found = np.empty(len(edges) - 1, dtype=np.uint64)
-    row = 0
-    for stop in _cuts(edges, 8 * CHUNK):
-        own = edges[row : stop + 1]
-        lengths, starts = np.diff(own), own[:-1] - own[0]
-        padded = np.zeros(int(own[-1] - own[0]) + 8, dtype=np.uint8)
-        padded[:-8] = content[own[0] : own[-1]]
-        at = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))  # 8 bytes from each byte on
-        counts = -(-lengths // 8)
-        before = np.zeros(len(own), dtype=np.int64)
-        np.cumsum(counts, out=before[1:])
-        words = at[np.arange(before[-1]) * 8 + np.repeat(starts - before[:-1] * 8, counts)]
-        some = np.flatnonzero(lengths)
-        words[before[some + 1] - 1] &= _MASKS[(lengths[some] - 1) % 8 + 1]
-        found[row:stop] = hashing.combined(words, before)
-        found[row:stop] ^= lengths.astype(np.uint64) * _SECOND
-        row = stop
-    return found
-
-
-def _cuts(edges: IntArray, most: int) -> Iterator[int]:
-    """Where to cut rows so that each piece has at most so many values, or a single row."""
-    row, rows = 0, len(edges) - 1
-    while row < rows:
-        stop = int(np.searchsorted(edges, edges[row] + most, side="right")) - 1
-        row = min(max(stop, row + 1), rows)
-        yield row
+    lengths = np.diff(edges)
+    padded = np.append(content, np.zeros(8, dtype=np.uint8))
+    at = np.ndarray(len(content) + 1, "<u8", padded, strides=(1,))  # 8 bytes from each byte on
+    counts = -(-lengths // 8)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    words = at[np.arange(before[-1]) * 8 + np.repeat(edges[:-1] - before[:-1] * 8, counts)]
+    some = np.flatnonzero(lengths)
+    words[before[some + 1] - 1] &= _MASKS[(lengths[some] - 1) % 8 + 1]
+    return hashing.combined(words, before) ^ (lengths.astype(np.uint64) * _SECOND)
 
 
 def _fixed(array: Any, hashing: _Hashing) -> HashArray:

@@ -6,31 +6,26 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.arrays import TEXTS, Array, apart, offset_dtype, one_chunk, to_numpy
+from trainpipes.columns.arrays import (
+    TEXTS,
+    Array,
+    apart,
+    is_list,
+    offset_dtype,
+    one_chunk,
+    to_numpy,
+)
 from trainpipes.errors import SchemaError
 
 #: Bytes from which it matters.
 LARGE = 4 << 20
 #: How much more than expected there is room for, and how much more there is when that is not enough.
 MARGIN, GROWTH = 1.1, 1.5
-
-
-def joined_tables(tables: Sequence[pa.Table]) -> pa.Table:
-    """All rows one after the other, each column in one piece.
-
-    Raises:
-        SchemaError: the tables differ in their columns.
-    """
-    odd = next((table for table in tables if not table.schema.equals(tables[0].schema)), None)
-    if odd is not None:
-        raise unlike(tables[0].schema, odd.schema)
-    return pa.concat_tables(tables).combine_chunks()
 
 
 def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
@@ -47,11 +42,7 @@ def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
 
 
 class Joining:
-    """Tables of one schema, one after the other.
-
-    Args:
-        rows: about how many there will be in all.
-    """
+    """Tables of one schema, one after the other."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -62,7 +53,7 @@ class Joining:
         """The next rows, which are copied, or referred to where there are few, or no more to come."""
         if self._schema is None:
             self._schema = table.schema
-            self._columns = [_Column() for _ in table.columns]
+            self._columns = [_Column(field.type) for field in table.schema]
         elif table.schema != self._schema:
             raise unlike(self._schema, table.schema)
         share = self._rows / max(1, len(table)) * MARGIN if len(table) < self._rows else 0
@@ -72,73 +63,33 @@ class Joining:
     def table(self) -> pa.Table:
         """All rows, each column in one chunk where one can hold it."""
         assert self._schema is not None
-        columns = [c.joined(field) for c, field in zip(self._columns, self._schema, strict=True)]
+        columns = [column.joined() for column in self._columns]
         return pa.table(columns, schema=self._schema)
 
 
 class _Column:
-    """What has come of one column: some of it copied, and chunks after that."""
+    """A column: values that were copied, and chunks that came after them."""
 
-    def __init__(self) -> None:
-        self._filled: _Filled | None = None
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._is_ragged = kind in TEXTS or is_list(kind)
+        inner = kind.value_type if is_list(kind) else kind
+        plain = pa.types.is_integer(inner) or pa.types.is_floating(inner)
+        self._can_be_copied = kind in TEXTS or plain  # Arrow joins all others
+        self._room: Array | None = None
+        self._count = 0  # values in it
+        self._lengths: list[Array] = []  # of rows, where those differ
         self._chunks: list[Any] = []
 
     def add(self, given: pa.ChunkedArray, share: float) -> None:
-        """The next rows.
+        """The next rows; there will be ``share`` times as many in all, about: 0 where no more come."""
+        is_large = self._can_be_copied and share > 0 and given.nbytes * share >= LARGE
+        for chunk in filter(len, given.chunks):
+            copies = not self._chunks and (self._room is not None or is_large)
+            if not copies or not self._copy(chunk, share):
+                self._chunks.append(chunk)
 
-        Args:
-            given: the rows.
-            share: how many times as many there will be in all, about; 0 where no more come.
-        """
-        for chunk in given.chunks:
-            if not len(chunk):
-                continue
-            if not self._chunks:
-                filled = self._filled
-                is_large = filled is None and share > 0 and given.nbytes * share >= LARGE
-                if is_large and _can_be_copied(given.type):
-                    filled = _Filled(given.type, share)
-                if filled is not None and filled.add(chunk):
-                    self._filled = filled
-                    continue
-            self._chunks.append(chunk)
-
-    def joined(self, field: pa.Field) -> Any:
-        """All rows."""
-        filled = [] if self._filled is None else [self._filled.array()]
-        column = pa.chunked_array(filled + self._chunks, field.type)
-        try:
-            return one_chunk(column)
-        except pa.ArrowInvalid:  # there is more than 32-bit offsets count
-            return column
-
-
-def _can_be_copied(kind: pa.DataType) -> bool:
-    """Whether a column of a type is copied; Arrow joins all others."""
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    elif kind in TEXTS:
-        return True
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-class _Filled:
-    """A column that is copied: numbers, or lists of numbers, texts or bytes.
-
-    Args:
-        kind: its type, which can be copied.
-        share: how much of all rows the first chunk is, about: as many times its values there is room for.
-    """
-
-    def __init__(self, kind: pa.DataType, share: float) -> None:
-        self._kind = kind
-        self._is_ragged = kind in TEXTS or bool(kind.num_fields)
-        self._share = share
-        self._room: Array | None = None
-        self._count = 0  # values
-        self._lengths: list[Array] = []  # of rows, where those differ
-
-    def add(self, chunk: Any) -> bool:
+    def _copy(self, chunk: Any, share: float) -> bool:
         """Copy a chunk; False where it cannot be, which leaves all as it was."""
         if chunk.null_count:
             return False
@@ -147,29 +98,33 @@ class _Filled:
             if values.null_count:
                 return False
             values = to_numpy(values)
+        stop = self._count + len(values)
         if edges is not None:
-            if self._count + len(values) > largest(edges.dtype):
+            if stop > largest(edges.dtype):
                 return False
             self._lengths.append(np.diff(edges))
-        self._copy(values)
-        return True
-
-    def _copy(self, values: Array) -> None:
-        stop = self._count + len(values)
         if self._room is None:
-            self._room = np.empty(int(len(values) * max(1, self._share)) + 1, values.dtype)
+            self._room = np.empty(int(len(values) * max(1, share)) + 1, values.dtype)
         elif stop > len(self._room):
             before = self._room[: self._count]
             self._room = np.empty(int(stop * GROWTH), values.dtype)
             self._room[: self._count] = before
         self._room[self._count : stop] = values
         self._count = stop
+        return True
 
-    def array(self) -> Any:
+    def joined(self) -> Any:
+        """All rows, in one chunk where one can hold them."""
+        filled = [] if self._room is None else [self._filled(self._room)]
+        column = pa.chunked_array(filled + self._chunks, self._kind)
+        try:
+            return one_chunk(column)
+        except pa.ArrowInvalid:  # there is more than 32-bit offsets count
+            return column
+
+    def _filled(self, room: Array) -> Any:
         """All that was copied."""
-        kind = self._kind
-        assert self._room is not None
-        content = pa.py_buffer(self._room[: self._count])
+        kind, content = self._kind, pa.py_buffer(room[: self._count])
         if not self._is_ragged:
             return pa.Array.from_buffers(kind, self._count, [None, content])
         lengths = np.concatenate(self._lengths)

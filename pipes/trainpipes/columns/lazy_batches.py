@@ -18,14 +18,9 @@ def late_if_small(make: Callable[[int], Any], count: int, nbytes: float) -> Muta
 
 
 class LazyBatches(MutableSequence[Any]):
-    """Like a list, but each item is made when it is first asked for, by whoever asks.
+    """Like a list, but each item is made when it is first asked for, and let go when it is set to None.
 
-    Two threads that ask at once may both make it, and one of the two is then forgotten. Set to None, an
-    item is let go.
-
-    Args:
-        make: makes an item, given its number; the same one whenever it is asked.
-        count: of items.
+    Not locked: threads that ask at once may each make it, and all but one of these are discarded.
     """
 
     def __init__(self, make: Callable[[int], Any], count: int) -> None:

@@ -1,11 +1,8 @@
 """Copies of rows made by the thread that asks, and by no other; any thread may ask.
 
-torch divides a copy among threads of its own. Beside threads that each work on another batch, waking
-those costs more than the copy: ten times as much on a busy machine of two cores.
-
-Large copies go to memory that earlier ones have given back. What ``malloc`` gives to threads that come and go
-is new to the process each time, and to touch it first takes longer than the copy itself: batches of 32 images
-(4.8 MB) from a memory map took 0.3 to 0.5 of the processor time so. Up to 64 MiB stay.
+torch divides a copy among threads of its own: beside threads that each work on another batch, waking those
+costs more than the copy. Large copies go to memory that earlier ones have given back, since to touch new
+memory first takes longer than the copy itself. Up to 64 MiB stay.
 """
 
 from __future__ import annotations

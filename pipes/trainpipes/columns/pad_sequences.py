@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.text import shown
-from trainpipes.columns.rectangles import RaggedRows, Side
+from trainpipes.columns.arrays import Array
+from trainpipes.columns.rectangles import RaggedRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
-
-Array = npt.NDArray[Any]
 
 
 def pad_sequences(
@@ -71,21 +70,12 @@ def pad_sequences(
             raise DataError("no sequences to take the longest of, got none; pass maxlen")
         maxlen = int(lengths.max())
     values = _flat(sequences, int(lengths.sum()), dtype)
-    cells, _ = RaggedRows(
-        values,
-        np.cumsum(lengths) - lengths,
-        lengths,
-        value,
-        dtype=dtype,
-        max_length=maxlen,
-        padding_side=_side(padding),
-        truncation_side=_side(truncating),
-    ).rectangles(None, np.array([0, len(lengths)]))[0]
-    return cells
-
-
-def _side(text: str) -> Side:
-    return "left" if text == "pre" else "right"
+    rows = RaggedRows(
+        values, np.cumsum(lengths) - lengths, lengths, value, dtype=dtype, max_length=maxlen,
+        padding_side="left" if padding == "pre" else "right",
+        truncation_side="left" if truncating == "pre" else "right",
+    )  # fmt: skip
+    return rows.rectangles(None, np.array([0, len(lengths)]))[0][0]
 
 
 def _lengths(sequences: Sequence[Any]) -> IntArray:

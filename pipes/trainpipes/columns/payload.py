@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.arrays import gathered, to_arrow
+from trainpipes.columns.arrays import gathered, parts_of, to_arrow
 from trainpipes.columns.joined import Joining
 from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.tensor_rows import TensorRows
@@ -55,12 +55,7 @@ def payload_rows(data: Payload) -> list[Any]:
 
 
 def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
-    """All rows of the payloads, one after the other; Arrow columns come out in one chunk.
-
-    Args:
-        parts: the payloads; Arrow ones are not held once the next one is taken.
-        rows: how many there will be; counted if None.
-    """
+    """All rows of the payloads, one after the other; Arrow columns come out in one chunk."""
     if rows is None:
         parts = list(parts)
         rows = sum(map(len, parts))
@@ -88,17 +83,11 @@ def _take_rows(table: pa.Table, index: IntArray) -> pa.Table:
     try:
         return gathered(table, index)
     except pa.ArrowInvalid:  # chunks that together hold more than 32-bit offsets count
-        columns = [_taken_by_chunk(column, index) for column in table.columns]
+        columns = [_by_chunk(column, index) for column in table.columns]
         return pa.table(columns, schema=table.schema)
 
 
-def _taken_by_chunk(column: pa.ChunkedArray, index: IntArray) -> pa.Array:
-    firsts = np.cumsum([0, *map(len, column.chunks)])
-    chunk_of = np.searchsorted(firsts, index, side="right") - 1
-    parts = [
-        column.chunk(n).take(to_arrow(index[chunk_of == n] - firsts[n]))
-        for n in np.unique(chunk_of).tolist()
-    ]
-    place = np.empty(len(index), dtype=np.int64)
-    place[np.argsort(chunk_of, kind="stable")] = np.arange(len(index))
-    return pa.concat_arrays(parts).take(to_arrow(place))
+def _by_chunk(column: pa.ChunkedArray, index: IntArray) -> pa.Array:
+    parts, back = parts_of(np.cumsum([0, *map(len, column.chunks)]), index)
+    found = pa.concat_arrays([column.chunk(n).take(to_arrow(places)) for n, places in parts])
+    return found if back is None else found.take(to_arrow(back))

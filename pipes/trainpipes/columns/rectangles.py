@@ -1,24 +1,24 @@
 """Rows of different lengths to rectangles.
 
-A rectangle is cut out of all rows' values in one step, as stretches of its width, of which the ends are then
-blanked out: nothing is done row by row. The values stay as they are stored, and are widened in the
-rectangle alone. Each rectangle has memory of its own, and can be kept without the others.
+A rectangle is cut out of all rows' values in one step, as stretches of its width, whose ends are then
+blanked out: nothing is done row by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from trainpipes.columns.arrays import Array, apart
 from trainpipes.engine.layout import IntArray
 
 Side = Literal["right", "left"]
 
-Array = npt.NDArray[Any]
 Rectangle = tuple[Array, "Array | None"]
 
 #: Kinds and sizes of numbers of which rectangles are cut as plain bits.
@@ -51,19 +51,11 @@ class RaggedRows:
     """
 
     def __init__(
-        self,
-        values: Array,
-        starts: IntArray,
-        lengths: IntArray,
-        value: Any,
-        *,
-        dtype: npt.DTypeLike,
-        max_length: int | None = None,
-        multiple: int = 1,
-        padding_side: Side = "right",
-        truncation_side: Side = "right",
+        self, values: Array, starts: IntArray, lengths: IntArray, value: Any, *,
+        dtype: npt.DTypeLike, max_length: int | None = None, multiple: int = 1,
+        padding_side: Side = "right", truncation_side: Side = "right",
         mask: npt.DTypeLike | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if max_length is not None and int(lengths.max(initial=0)) > max_length:
             kept = np.minimum(lengths, max_length)
             starts = starts + (lengths - kept) if truncation_side == "left" else starts
@@ -93,12 +85,7 @@ class RaggedRows:
         return length * (self.dtype.itemsize * inner + mask)
 
     def rectangles(self, index: IntArray | None, bounds: IntArray) -> Rectangles:
-        """Rectangles of some rows.
-
-        Args:
-            index: the rows' numbers, int64 ``[some]``; None for all.
-            bounds: first of them in each rectangle, and the end, int64 ``[rectangles + 1]``.
-        """
+        """Rectangles of some rows."""
         return Rectangles(self, index, bounds)
 
     def stretches(self, width: int) -> Array:
@@ -109,12 +96,9 @@ class RaggedRows:
         return found
 
 
-class Rectangles(Sequence[Rectangle]):
-    """Rows of different lengths as rectangles of several rows each, made as they are asked for.
-
-    Each is its cells ``[B, L, ...]``, in memory of their own, and 1 for those that are real, 0 for
-    others, ``[B, L]``, or None where nobody asks. See ``RaggedRows.rectangles``.
-    """
+class Rectangles:
+    """Rows of different lengths as rectangles of several rows each, made as they are asked for: cells
+    ``[B, L, ...]`` in memory of their own, and 1 for those that are real, 0 for others, ``[B, L]``."""
 
     def __init__(self, rows: RaggedRows, index: IntArray | None, bounds: IntArray) -> None:
         self._rows = rows
@@ -127,24 +111,14 @@ class Rectangles(Sequence[Rectangle]):
             starts = starts + lengths - np.repeat(widths, np.diff(bounds))
         self._starts = starts
         # Of these a stretch would begin or end beside the values.
-        outside = np.flatnonzero(starts < 0) if rows.side == "left" else self._after(starts, widths)
+        last = len(rows.values) - int(widths.max(initial=0))
+        outside = np.flatnonzero(starts < 0 if rows.side == "left" else starts > last)
         self._outside = set((np.searchsorted(bounds, outside, side="right") - 1).tolist())
-
-    def _after(self, starts: IntArray, widths: IntArray) -> IntArray:
-        """Rows whose stretch ends after the values."""
-        late = np.flatnonzero(starts > len(self._rows.values) - int(widths.max(initial=0)))
-        return late.astype(np.int64, copy=False)
 
     def __len__(self) -> int:
         return len(self._widths)
 
-    @overload
-    def __getitem__(self, k: int) -> Rectangle: ...
-    @overload
-    def __getitem__(self, k: slice) -> list[Rectangle]: ...
-    def __getitem__(self, k: int | slice) -> Rectangle | list[Rectangle]:
-        if isinstance(k, slice):
-            return [self[i] for i in range(*k.indices(len(self)))]
+    def __getitem__(self, k: int) -> Rectangle:
         rows, width = self._rows, self._widths[k]
         start, stop = self._edges[k], self._edges[k + 1]
         lengths = self._lengths[start:stop]
@@ -193,17 +167,7 @@ class Rectangles(Sequence[Rectangle]):
 def widths_of(
     lengths: IntArray, bounds: IntArray, max_length: int | None = None, multiple: int = 1
 ) -> IntArray:
-    """How wide each rectangle is.
-
-    Args:
-        lengths: of each row, int64 ``[rows]``.
-        bounds: first row of each rectangle and the end, int64 ``[rectangles + 1]``.
-        max_length: width of all; None for that of the longest row in each.
-        multiple: widths are rounded up to a multiple of this.
-
-    Returns:
-        int64 ``[rectangles]``.
-    """
+    """How wide each rectangle is."""
     widths = np.zeros(len(bounds) - 1, dtype=np.int64)
     if max_length is not None:
         widths[:] = max_length
@@ -249,3 +213,21 @@ def _stretches(values: Array, width: int) -> Array:
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
     return f"{dtype.kind}{dtype.itemsize}" in PLAIN
+
+
+def cut_rows(values: Array, offsets: Any, length: int, side: Side) -> tuple[Array, IntArray]:
+    """Rows of ``length`` values at most, cut at their starts ("left") or ends ("right"): the values, and the
+    rows' lengths. Arrow cuts strings of bytes several times as fast as NumPy gathers numbers.
+
+    >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "left")
+    (array([1, 3, 4]), array([1, 2]))
+    """
+    unit = values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+    edges = np.asarray(offsets).astype(np.int64) * unit
+    data = pa.py_buffer(np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+    buffers = [None, pa.py_buffer(edges), data]
+    strings = pa.Array.from_buffers(pa.large_binary(), len(edges) - 1, buffers)
+    from_end = side == "left" and length * unit
+    cut = (-length * unit,) if from_end else (0, length * unit)
+    content, edges = apart(pc.binary_slice(strings, *cut))
+    return content.view(values.dtype).reshape(-1, *values.shape[1:]), np.diff(edges) // unit

@@ -1,8 +1,6 @@
 """Rows that are Python objects as Arrow columns of one schema.
 
-Which schema that is does not depend on where a run of rows starts: it is given, or found once from the
-first rows (``SchemaFinder``). A row that does not fit is refused; nothing is cast but ints to floats, and
-no key is dropped.
+A row that does not fit is refused: nothing is cast but ints to floats, and no key is dropped.
 """
 
 from __future__ import annotations
@@ -18,26 +16,13 @@ from trainpipes.columns.value_column import column_of
 
 
 class UnfitRow(Exception):
-    """A row that a schema does not hold.
-
-    Args:
-        number: which, of those that were given.
-        problem: what is wrong, in words that follow "the row".
-        column: the column at fault, if it is one.
-        found: its type, as it would have to be to hold the row; None if there is none.
-    """
+    """A row that a schema does not hold."""
 
     def __init__(
-        self,
-        number: int,
-        problem: str,
-        column: str | None = None,
-        found: pa.DataType | None = None,
+        self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
     ) -> None:
         super().__init__(problem)
-        self.number = number
-        self.column = column
-        self.found = found
+        self.number, self.column, self.found = number, column, found
 
 
 class SchemaFinder:
@@ -57,11 +42,7 @@ class SchemaFinder:
         self.rows = 0
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Look at more rows.
-
-        Raises:
-            UnfitRow: one goes with no column, or not with those before it.
-        """
+        """Look at more rows."""
         for number, row in enumerate(rows):
             for name, value in columns_in(row, number).items():
                 known = self._types.get(name, pa.null())
@@ -88,23 +69,13 @@ def columns_in(row: Any, number: int) -> Mapping[str, Any]:
         raise UnfitRow(number, f"is no dict, got {type(row).__name__}")
     for name in row:
         if not isinstance(name, str):
-            raise UnfitRow(
-                number, f"has the key {shown(name, 60)}, and columns have strings for names"
-            )
+            problem = f"has the key {shown(name, 60)}, and columns have strings for names"
+            raise UnfitRow(number, problem)
     return row
 
 
 def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) -> pa.Table:
-    """Rows as columns. A key that is not there counts as None.
-
-    Args:
-        rows: dicts.
-        schema: what they must fit.
-        exact: whether floats must be had in the schema's width as they are.
-
-    Raises:
-        UnfitRow: the first row that does not fit.
-    """
+    """Rows as columns. A key that is not there counts as None."""
     names = set(schema.names)
     try:
         for row in rows:

@@ -1,9 +1,8 @@
 """The Arrow types of Python values, and what values of a column have in common.
 
 Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts are
-united. Integers and floats of several widths take the widest. Columns of Arrow's other types go together
-where one type holds the values of both: text with text, bytes with bytes, lists with lists whose offsets are
-wider, dictionaries as their values, times of the finer unit. Nothing else does.
+united. Numbers, text, bytes, lists and times of several widths take the widest; dictionaries are their
+values. Nothing else goes together.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from trainpipes.columns.arrays import dtype_of, is_number, to_arrow, to_numpy
+from trainpipes.columns.arrays import dtype_of, is_list, is_number, to_arrow, to_numpy
 
 #: What the values of lists that were arrays are called in a column's type, so that rows are arrays again.
 CELL = "cell"
@@ -75,11 +74,9 @@ def lists_of(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
-    """One dict a row, of Python values; what were arrays once are arrays again, each with memory of its own.
+    """One dict a row, of Python values; what were arrays are arrays again, each with memory of its own.
 
-    Args:
-        table: the rows.
-        every: whether all fixed-size lists of numbers are given as arrays.
+    With ``every``, all fixed-size lists of numbers are.
     """
     arrays = {
         field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
@@ -141,9 +138,6 @@ def as_array(value: Any) -> Any:
 def type_of(value: Any) -> pa.DataType:
     """The Arrow type of a value; of an array with several dimensions, lists of fixed sizes.
 
-    Raises:
-        NoColumn: there is none.
-
     >>> type_of({"a": 1, "b": [0.5, None]})
     StructType(struct<a: int64, b: list<item: double>>)
     """
@@ -204,11 +198,7 @@ def _named(key: Any) -> str:
 
 
 def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type that holds the values of both.
-
-    Raises:
-        NoColumn: there is none.
-    """
+    """The type that holds the values of both."""
     if one.equals(other) or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):
@@ -261,14 +251,13 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 def _kind(kind: pa.DataType) -> str | None:
     """What the values of a type are, where one type may hold those of two."""
-    asked = pa.types
-    if asked.is_string(kind) or asked.is_large_string(kind):
+    if kind in (pa.string(), pa.large_string()):
         return "text"
-    if asked.is_binary(kind) or asked.is_large_binary(kind) or asked.is_fixed_size_binary(kind):
+    if kind in (pa.binary(), pa.large_binary()) or pa.types.is_fixed_size_binary(kind):
         return "bytes"
-    if asked.is_decimal(kind):
+    if pa.types.is_decimal(kind):
         return "decimal"
-    return "time" if asked.is_temporal(kind) else None
+    return "time" if pa.types.is_temporal(kind) else None
 
 
 def _number(kind: pa.DataType) -> str | None:
@@ -278,8 +267,7 @@ def _number(kind: pa.DataType) -> str | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    asked = pa.types
-    return bool(asked.is_list(kind) or asked.is_large_list(kind) or asked.is_fixed_size_list(kind))
+    return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
 
 
 def is_open(kind: pa.DataType) -> bool:

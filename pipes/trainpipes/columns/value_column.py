@@ -1,7 +1,4 @@
-"""Python values as an Arrow array of a type that is given. Any thread may ask.
-
-Nothing is cast but ints to floats: a value that does not fit is refused.
-"""
+"""Python values as an Arrow array of a type that is given. Any thread may ask."""
 
 from __future__ import annotations
 
@@ -13,22 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.arrays import is_list, offset_dtype, to_arrow
 from trainpipes.columns.row_types import NoColumn, as_array
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:
-    """Values as an Arrow array.
-
-    Args:
-        values: Python values, arrays or tensors; None for null.
-        kind: the type.
-        exact: as in ``table_of_rows``.
-
-    Raises:
-        NoColumn: one does not fit.
-    """
+    """Values as an Arrow array."""
     try:
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if is_list(kind):
             return _lists(values, kind, exact)
         if pa.types.is_fixed_size_list(kind):
             return _fixed_lists(values, kind, exact)
@@ -101,11 +90,9 @@ def _same(back: Sequence[Any], values: Sequence[Any]) -> bool:
 def _lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
     values, mask, lengths = _each_list(values)
     child = _inner(values, kind.value_type, exact)
-    large = pa.types.is_large_list(kind)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64 if large else np.int32)
-    of_kind = pa.LargeListArray if large else pa.ListArray
-    ends = pa.array(offsets, pa.int64() if large else pa.int32())
-    return of_kind.from_arrays(ends, child, type=kind, mask=mask)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(offset_dtype(kind))
+    of_kind = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    return of_kind.from_arrays(to_arrow(offsets), child, type=kind, mask=mask)
 
 
 def _fixed_lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:

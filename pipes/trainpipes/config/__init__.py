@@ -28,27 +28,26 @@ def load(
     storage_options: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """The pipeline of a YAML file: a recipe with its options, or stages. See docs/recipes.md.
+    r"""The pipeline of a YAML file: a recipe with its options, or stages. See docs/recipes.md.
 
-    Nothing that the file names is imported or run, unless ``allow_imports`` says so. ``${NAME}`` and
-    ``${NAME:-default}`` stand for environment variables.
+    ``${NAME}`` and ``${NAME:-default}`` stand for environment variables.
 
     Args:
         path: of the file.
-        allow_imports: import functions and classes that the file names as ``package.module:function``. Only
-            for files that you would run as a program.
+        allow_imports: import functions and classes that the file names as ``package.module:function``.
+            Only for files that you would run as a program.
         storage_options: for all stages that read files, as fsspec takes them; a config holds none.
         changes: other values for some of the file's, by their paths: ``{"options.batch_size": 16,
-            "stages[2].buffer_size": 100}``. ``trainpipes.config.parse_change`` reads one of a command line.
+            "stages[2].buffer_size": 100}``.
 
     Raises:
-        ConfigError: something in it is not as it must be; names the file, the line and the path of the
-            value: ``train.yaml:7: stages[3].buffer_size: ...``.
+        ConfigError: names the file, the line and the path of the value: ``train.yaml:7: stages[3].count:
+            ...``.
         MissingExtraError: PyYAML is not installed.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp(), "train.yaml")
-    >>> _ = path.write_text("stages:\\n- list_files: ${DATA:-data}/*.parquet\\n- take: 3\\n")
+    >>> _ = path.write_text("stages:\n- list_files: ${DATA:-data}/*.parquet\n- take: 3\n")
     >>> tp.load(path)
     list_files('data/*.parquet')
       .take(3)
@@ -77,14 +76,7 @@ def loads(
     storage_options: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """The pipeline of a YAML text. See ``load``.
-
-    Args:
-        text: what a file would hold.
-        name: what errors call it.
-        allow_imports: see ``load``.
-        storage_options: see ``load``.
-        changes: see ``load``.
+    """The pipeline of a YAML text, with the options of ``load``; ``name`` is what errors call it.
 
     >>> loads("stages: [{list_files: data}, {take: 3}]")
     list_files('data')
@@ -102,14 +94,7 @@ def loads(
 
 
 def parse_change(text: str) -> tuple[str, Any]:
-    """The path and the value of ``path=value``, the value read as in a config: a number, true, null, a text
-    in quotes or without, a list or mapping in brackets, ``${NAME}``.
-
-    Args:
-        text: as it is given on a command line.
-
-    Returns:
-        What ``load(..., changes={path: value})`` takes.
+    """The path and the value of ``path=value``, the value read as in a config, for ``load(..., changes=)``.
 
     Raises:
         ConfigError: there is no ``=``, or the value is no YAML.

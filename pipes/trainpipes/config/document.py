@@ -24,14 +24,7 @@ _OF_YAML = ("!!bool", "!!float", "!!int", "!!map", "!!null", "!!seq", "!!str")
 
 @dataclass
 class Node:
-    """A value of a document.
-
-    Attributes:
-        value: a scalar, a list of nodes, or a dict of nodes.
-        line: where it, or its key, stands, from 1; None where it is of ``changes``.
-        tag: ``!name``, or "".
-        quoted: whether it is a text that stays one, whatever its variables hold.
-    """
+    """A value of a document."""
 
     value: Any
     line: int | None = None
@@ -44,7 +37,6 @@ class Node:
 
     @classmethod
     def of(cls, value: Any) -> Node:
-        """A value of Python's as it would stand in a document."""
         if isinstance(value, dict):
             return cls({key: cls.of(one) for key, one in value.items()})
         return cls([cls.of(one) for one in value] if isinstance(value, list | tuple) else value)
@@ -89,12 +81,7 @@ def _loader() -> Any:
 
 
 class Document:
-    """Reads a text, and says where in it something is.
-
-    Args:
-        name: of it, in errors.
-        tags: those that it may have beside YAML's own.
-    """
+    """Reads a text, and says where in it something is."""
 
     def __init__(self, name: str, tags: Sequence[str]) -> None:
         self.name, self._tags, self._count = name, tags, 0
@@ -208,9 +195,6 @@ _STEP = re.compile(r"""\.?([A-Za-z_][\w-]*)|\[(\d+)\]|\['([^']*)'\]|\["([^"]*)"\
 
 def path_steps(path: str) -> list[str | int]:
     """The names and numbers of a path.
-
-    Raises:
-        ConfigError: it is no path.
 
     >>> path_steps("stages[2].columns['a b']")
     ['stages', 2, 'columns', 'a b']

@@ -20,7 +20,6 @@ from trainpipes.config.values import (
     imported,
     is_name,
     members,
-    stage_classes,
     type_text,
 )
 from trainpipes.errors import ConfigError, TrainpipesError
@@ -33,18 +32,7 @@ _KEYS = ("recipe", "options", "stages")
 
 @dataclass
 class _Step:
-    """A stage or a recipe that is to be made.
-
-    Attributes:
-        name: of it.
-        kind: the stage's class, or the recipe's function, whose parameters are its options.
-        make: makes the stage, or the pipeline.
-        node: where it stands.
-        path: of it.
-        prefix: of the paths of its options.
-        nodes: of its options, by name.
-        options: their values, by name.
-    """
+    """A stage or a recipe that is to be made."""
 
     name: str
     kind: Callable[..., Any]
@@ -57,17 +45,7 @@ class _Step:
 
 
 class Reader:
-    """Reads one document.
-
-    Args:
-        name: of it, in errors.
-        allow_imports: whether functions may be imported.
-        storage_options: for all stages that take them.
-
-    Attributes:
-        document: the text's reader.
-        used_storage: whether a stage took the storage options.
-    """
+    """Reads one document."""
 
     def __init__(
         self,
@@ -82,7 +60,6 @@ class Reader:
         self._storage_options = storage_options
 
     def change(self, root: Node, path: str, value: Any) -> None:
-        """Give another value to what is at a path."""
         steps, node = path_steps(path), root
         for at, step in enumerate(steps):
             if at > 1 and steps[at - 2] == "stages" and isinstance(steps[at - 1], int):
@@ -110,7 +87,6 @@ class Reader:
     # Nodes to values
 
     def value(self, node: Node, path: str) -> Any:
-        """The value of a node; raises ConfigError where it has none."""
         if node.tag == "!pipeline":
             return self.pipeline(Node(node.value, node.line), path)
         value = node.value
@@ -244,7 +220,7 @@ class Reader:
         return name, kind, options
 
     def _stage_class(self, name: str, node: Node, path: str) -> type[Stage]:
-        known = stage_classes()
+        known = start.stage_classes()
         if name in known:
             return known[name]
         if not is_name(name):

@@ -1,4 +1,4 @@
-"""What stages there are, which types their options have, and what values stand for."""
+"""Which types options of stages and recipes have, and what values stand for."""
 
 from __future__ import annotations
 
@@ -15,29 +15,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 import torch
 
-from trainpipes import start
 from trainpipes._internal.text import shown
-from trainpipes.kinds.stage import Stage, snake_case
-from trainpipes.kinds.stage_kinds import Source
-from trainpipes.pipeline import Pipeline
-from trainpipes.stage_methods import Method
-
-
-@functools.cache
-def stage_classes() -> dict[str, type[Stage]]:
-    """The class of each stage of ours, by the name that it has in a chain."""
-    kinds: list[Any] = [one._stage for one in vars(Pipeline).values() if isinstance(one, Method)]
-    for module in (inspect.getmodule(Pipeline), start):
-        kinds += filter(inspect.isclass, vars(module).values())
-    found = [kind for kind in kinds if issubclass(kind, Stage) and kind not in (Stage, Source)]
-    return {snake_case(kind.__name__): kind for kind in found}
-
-
-# Types of options
 
 
 def declared_types(make: Any) -> dict[str, Any]:
-    """The types that the options of a stage or recipe are declared with."""
     try:
         return get_type_hints(make)
     except Exception:  # of types that are only there for type checkers
@@ -45,7 +26,6 @@ def declared_types(make: Any) -> dict[str, Any]:
 
 
 def members(declared: Any) -> tuple[Any, ...]:
-    """The types of a union; a type by itself."""
     union = get_origin(declared) in (Union, UnionType)
     return get_args(declared) if union else (declared,)
 
@@ -89,7 +69,6 @@ def type_text(declared: Any) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is ``package.module:function``."""
     name = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
     return re.fullmatch(f"{name}:{name}", text) is not None
 

@@ -21,13 +21,14 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
 from trainpipes.config.document import STANDARD, add_scalars
-from trainpipes.config.values import arrow_schema, declared_types, members, stage_classes
+from trainpipes.config.values import arrow_schema, declared_types, members
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe_function
 from trainpipes.sources.remote.retry import Retry
+from trainpipes.start import stage_classes
 from trainpipes.version import __version__
 
 #: Characters of a list or mapping that is written in one line, at most.
@@ -129,11 +130,7 @@ def _node(value: Any) -> Any:
 
 @dataclasses.dataclass
 class _Writer:
-    """Makes plain values of a pipeline, which PyYAML can write.
-
-    Attributes:
-        left_out: whether there are storage options, which are not written.
-    """
+    """Makes plain values of a pipeline, which PyYAML can write."""
 
     left_out: bool = False
 
@@ -189,7 +186,6 @@ class _Writer:
         defaults: Mapping[str, Any],
         types: Mapping[str, Any],
     ) -> _Block:
-        """Options by name, without those that are their defaults."""
         found = _Block()
         for name, value in options.items():
             default = defaults.get(name, inspect.Parameter.empty)
@@ -257,7 +253,6 @@ def _key(key: Any) -> Any:
 
 
 def _named(value: Any, option: str) -> _Tagged:
-    """A value that has a name, with its tag."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if option == "tokenizer" and not inspect.isroutine(value):
         raise ValueError(
@@ -289,9 +284,6 @@ def _has_secret(text: str) -> bool:
 
 def name_of(value: Any) -> str:
     """The name, ``package.module:function``, by which a config finds a function or a class.
-
-    Raises:
-        ValueError: it finds another, or none.
 
     >>> import json
     >>> name_of(json.dumps)

@@ -222,12 +222,6 @@ class Layout:
         first, row, size = next(p for p in reversed(self._pieces(span)) if p[0] <= chunk)
         return row + (chunk - first) * size
 
-    def chunk_rows_of(self, span: int, chunks: IntArray) -> IntArray:
-        """``chunk_row`` of several chunks, int64."""
-        if not self.changes:
-            return chunks * self.batch_size
-        return np.array([self.chunk_row(span, chunk) for chunk in chunks.tolist()], dtype=np.int64)
-
     def count(self, drop_last: bool) -> int:
         """Batches in an epoch (``by_batches`` only). After a change of their size the spans no
         longer end together, and the epoch ends at the first one that is missing."""

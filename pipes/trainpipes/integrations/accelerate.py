@@ -1,7 +1,6 @@
 """A loader for training loops of Accelerate, which its checkpoints hold.
 
-``accelerator.prepare`` leaves it as it is: each process reads its own rows. ``save_state`` asks it for its
-state, as it asks all that is registered for checkpointing, on all processes.
+``accelerator.prepare`` leaves it as it is: each process reads its own rows.
 """
 
 from __future__ import annotations
@@ -32,35 +31,29 @@ __all__ = ["AccelerateLoader", "loader"]
 
 
 def loader(
-    pipe: Pipeline,
-    accelerator: Accelerator,
-    *,
-    allow_changes: Collection[str] = (),
-    **options: Any,
+    pipe: Pipeline, accelerator: Accelerator, *, allow_changes: Collection[str] = (), **options: Any
 ) -> AccelerateLoader:
     """A loader for a training loop of Accelerate:
 
         train = trainpipes.integrations.accelerate.loader(pipe, accelerator)
         model, optimizer = accelerator.prepare(model, optimizer)
 
-    ``accelerator.save_state`` saves its position, and ``load_state`` restores it, on any number of processes.
-    Make the loaders in the same order before either. Batches come on the accelerator's device; at the last
-    batch of an epoch, accumulated gradients are applied.
+    ``accelerator.save_state`` saves its position, and ``load_state`` restores it, on any number of
+    processes. Make the loaders in the same order before either. Batches come on the accelerator's device;
+    at the last batch of an epoch, accumulated gradients are applied.
 
-    Each process reads its own rows, as in ``trainpipes.Loader``. With ``sharding_filter(tail="ragged")``,
-    for evaluation, the last step is filled up with repeated rows, and ``gather_for_metrics`` drops these: it
-    gives every row once.
+    With ``sharding_filter(tail="ragged")``, for evaluation, the last step is filled up with repeated rows,
+    and ``gather_for_metrics`` drops these: it gives every row once.
 
     Args:
         pipe: what to run.
         accelerator: whose device and settings are used.
-        allow_changes: what may differ from the pipeline that was saved, as ``Loader.load_state_dict`` takes
-            it.
-        options: options of ``trainpipes.Loader``.
+        allow_changes: what may differ from the pipeline that was saved, as for ``Loader.load_state_dict``.
+        options: of ``trainpipes.Loader``.
 
     Raises:
-        ConfigError: ``pipe`` is no pipeline that makes batches, ``Loader`` has no such option, or other
-            processes read the pipeline than the accelerator has.
+        ConfigError: ``pipe`` makes no batches, ``Loader`` has no such option, or other processes read the
+            pipeline than the accelerator has.
     """
     good, way = isinstance(accelerator, Accelerator), "write loader(pipe, accelerator)"
     require(good, "loader(accelerator)", "an accelerate.Accelerator", accelerator, way)
@@ -74,15 +67,10 @@ def loader(
 class AccelerateLoader(DataLoaderStateMixin):
     """What ``loader`` makes.
 
-    Args:
-        loader: which runs the pipeline.
-        accelerator: as ``loader`` takes it.
-        allow_changes: as ``loader`` takes it.
-
     Attributes:
         loader: the ``trainpipes.Loader``.
         end_of_dataloader: whether the batch at hand is the last one of its epoch.
-        remainder: rows of the last step, all ranks together, that ``gather_for_metrics`` keeps; 0 for all.
+        remainder: rows of the last step of all ranks that ``gather_for_metrics`` keeps; 0 for all.
     """
 
     def __init__(
@@ -92,29 +80,27 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.allow_changes = allow_changes
         self.gradient_state = GradientState()
         self._accelerator = accelerator
-        if accelerator.split_batches and accelerator.num_processes > 1:
-            raise ConfigError(
-                "split_batches must be off, since a pipeline's batch size is that of one process, got True; "
-                f"leave it out, and for batches of n rows write .batch(n // {accelerator.num_processes})"
-            )
-        self._check_ranks()
-
-    def _check_ranks(self) -> None:
-        """Raise unless the processes that the accelerator tells apart are those that read the pipeline."""
-        accelerator, world = self._accelerator, self.loader._session.ranks()[1]
+        processes, world = accelerator.num_processes, loader._session.ranks()[1]
+        way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
+        alone = not accelerator.split_batches or processes == 1
+        require(
+            alone, "split_batches", "off: a pipeline's batches are those of a process", True, way
+        )
         parallel = getattr(accelerator, "parallelism_config", None)  # of late
-        processes = accelerator.num_processes
         if parallel is not None and parallel.non_data_parallel_size > 1:
             replicas = parallel.data_parallel_size
-            mesh = 'mesh=accelerator.torch_device_mesh["dp"]'
+            mesh = (
+                'mesh=accelerator.torch_device_mesh["dp"]'
+                if replicas > 1
+                else "rank=0, world_size=1"
+            )
             if world != replicas:
                 raise ConfigError(
-                    "processes that hold parts of one model replica must read the same batches, got a "
-                    f"pipeline that is read by {world} ranks, and {replicas} replicas; write "
-                    f"loader(pipe.distributed({mesh if replicas > 1 else 'rank=0, world_size=1'}), "
-                    "accelerator)"
+                    "processes that hold parts of one model replica must read the same batches, got "
+                    f"{world} ranks of the pipeline and {replicas} replicas; write "
+                    f"loader(pipe.distributed({mesh}), accelerator)"
                 )
-        elif world != processes and self.loader.pipeline._ranks is None:
+        elif world != processes and loader.pipeline._ranks is None:
             raise ConfigError(
                 "as many ranks read a pipeline as there are processes of the accelerator, got "
                 f"WORLD_SIZE={world} in the environment and num_processes={processes}; make the Accelerator "
@@ -164,20 +150,14 @@ class AccelerateLoader(DataLoaderStateMixin):
         if not plan.counts.known or plan.chain.endless:
             raise ConfigError(
                 'sharding_filter(tail="ragged") on several ranks must have batches that are counted in '
-                f'advance, got {no_length(plan)}; write tail="even", which leaves out the '
-                "last few, or let ranks end apart with DataLoaderConfiguration(even_batches=False), and call "
-                "accelerator.reduce() once, after the loop"
+                f'advance, got {no_length(plan)}; write tail="even", or let ranks end apart with '
+                "DataLoaderConfiguration(even_batches=False), and call accelerator.reduce() after the loop"
             )
         left = int(plan.counts.batches_in_pass) - int(batches.state_dict()["m"])
         return math.ceil(left / world)
 
     def _last_step(self, batch: Any, before: Any) -> Any:
-        """The last batch of this rank, with as many rows as each other rank's. Called by all ranks.
-
-        Args:
-            batch: None where the others have one and this rank has not.
-            before: the batch before that, if there was one.
-        """
+        """The last batch of this rank, with as many rows as each other rank's. Called by all ranks."""
         own = 0 if batch is None else _rows_in(batch)
         everyone: list[tuple[int, bool]] = gather_object([(own, batch is None and before is None)])
         rows = [number for number, _ in everyone]
@@ -187,9 +167,8 @@ class AccelerateLoader(DataLoaderStateMixin):
             before = next(found for found in gather_object([shown]) if found is not None)
         if rows != [max(0, min(most, total - most * rank)) for rank in range(len(rows))]:
             raise ConfigError(
-                "gather_for_metrics() keeps the first rows of the last step, and here repeated rows would "
-                f"come before others (rows of each rank: {rows}); resume an evaluation on the same number "
-                "of processes, or start it anew"
+                "gather_for_metrics() keeps the first rows of the last step, which would be repeated ones "
+                f"(rows of each rank: {rows}); resume an evaluation on as many processes, or start it anew"
             )
         self.remainder = 0 if total == most * len(rows) else total
         return _filled(before if batch is None else batch, most)
@@ -198,24 +177,24 @@ class AccelerateLoader(DataLoaderStateMixin):
     def dataset(self) -> NoReturn:
         """What ``skip_first_batches`` and ``prepare_data_loader`` would make another loader of."""
         raise ConfigError(
-            "a loader of trainpipes.integrations.accelerate is iterated itself, got one that "
-            "skip_first_batches(loader, n) or prepare_data_loader(loader) is to make another of; leave that "
-            "out; after accelerator.load_state(folder) it goes on where it was saved"
+            "a loader of trainpipes.integrations.accelerate must be iterated itself, got one in "
+            "skip_first_batches() or prepare_data_loader(); leave these out: after "
+            "accelerator.load_state(folder) it goes on where it was saved"
         )
 
     # Where it stands
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, as ``Loader.whole_state`` says: where batches are not counted, all ranks
-        ask for it after the same step."""
+        """The state of all ranks, as ``Loader.whole_state`` says. If batches are not counted, all ranks ask
+        for it after the same step."""
         return self.loader.whole_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on where ``state`` was taken, as ``Loader.load_state_dict`` says."""
+        """Let the next iteration go on where ``state`` was taken."""
         self.loader.load_state_dict(state, allow_changes=self.allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is. You need not: each iteration is the next epoch by itself."""
+        """Say which epoch the next iteration is. Not needed: each iteration is the next epoch."""
         self.loader.set_epoch(epoch)
 
     @property
@@ -235,41 +214,28 @@ class AccelerateLoader(DataLoaderStateMixin):
         return len(self.loader)
 
     def estimate_len(self) -> int:
-        """An estimate of ``len()``, where a filter makes that unknown. See ``Loader.estimate_len``."""
+        """About how many batches an epoch has, where ``len()`` is not known."""
         return self.loader.estimate_len()
 
 
 def _rows_in(batch: Any) -> int:
-    """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows.
-
-    Args:
-        batch: what a pipeline gives.
-
-    Raises:
-        ConfigError: it holds none of these.
-    """
+    """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows."""
     parts = tree_leaves(_plain(batch), is_leaf=_is_rows)
     found = [len(part) for part in parts if _is_rows(part)]
     if not found:
         raise ConfigError(
-            "the last batches of all ranks are filled up to as many rows, where they are tensors, arrays or "
-            f"lists of rows, got {type(batch).__name__}; let the pipeline end with pad_collate() or "
-            "collate()"
+            "a batch that is filled up must have tensors, arrays or lists of rows, got "
+            f"{type(batch).__name__}; let the pipeline end with pad_collate() or collate()"
         )
     return found[0]
 
 
 def _filled(batch: Any, rows: int) -> Any:
-    """A batch of so many rows: its own, and then these again from the first one on.
-
-    Args:
-        batch: as ``_rows_in`` takes it, with one row or more.
-        rows: of the batch returned, no fewer than it has.
+    """A batch with its rows repeated until there are so many.
 
     >>> import torch
     >>> _filled({"x": torch.arange(3), "name": ["a", "b", "c"]}, 5)
-    {'x': tensor([0, 1, 2, 0, 1]), 'name': ['a', 'b', 'c', 'a', 'b']}
-    """
+    {'x': tensor([0, 1, 2, 0, 1]), 'name': ['a', 'b', 'c', 'a', 'b']}"""
     have = _rows_in(batch)
     places = [row % have for row in range(rows)]
 
@@ -286,8 +252,8 @@ def _plain(batch: Any) -> Any:
 
 
 def _is_rows(part: Any) -> bool:
-    """Whether a part of a batch has a row for each row: a tensor, an array, or a list, but not the list of
-    columns that torch's ``default_collate`` makes of pairs."""
+    """Whether this has an item for each row: a tensor, an array, or a list, but not the list of columns that
+    torch's ``default_collate`` makes of pairs."""
     if not isinstance(part, list):
         return isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0
     firsts = {one.shape[:1] if isinstance(one, torch.Tensor) else None for one in part}

@@ -1,11 +1,8 @@
 """``pipe.to_hf()``: the rows of a pipeline as an ``IterableDataset`` of Hugging Face's ``datasets``.
 
-The shards of the pipeline are those of the dataset, which deals them to nodes and workers by its own rule.
-The pass over the data is the dataset's epoch. Its state holds ours as one string, written when it is asked
-for.
-
-``datasets`` has no public class for that. The private one, ``_BaseExamplesIterable``, is used as its own
-sources use it, and versions in which that is known not to do are refused at import.
+The shards of the pipeline are those of the dataset, which deals them to nodes and workers. Its state holds
+ours as one string, written when it is asked for. ``datasets`` has no public class for that: the private
+``_BaseExamplesIterable`` is used as its own sources use it.
 """
 
 from __future__ import annotations
@@ -15,18 +12,13 @@ from collections.abc import Iterator
 from copy import copy, deepcopy
 from typing import TYPE_CHECKING, Any
 
-from trainpipes._internal.checks import need
+from trainpipes._internal.checks import need, wrong
 from trainpipes._internal.text import shown
 from trainpipes.engine.column_names import row_schema
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import divisors
 from trainpipes.engine.topology import Topology
-from trainpipes.errors import (
-    ConfigError,
-    SchemaError,
-    StateError,
-    TopologyError,
-)
+from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
@@ -39,12 +31,10 @@ from torch.utils.data import get_worker_info  # noqa: E402
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["PipelineExamples", "pipeline_of", "to_hf"]
-
 
 class _Place:
-    """Where a pass stands, as a value in a state of ``datasets``. Its copies and pickles are the text of that
-    moment: only states that are asked for are written."""
+    """Where a pass stands, as a value in a state of ``datasets``. Copies and pickles are its text: only
+    states that are asked for are written."""
 
     def __init__(self, one: OnePass) -> None:
         self._one = one
@@ -54,12 +44,7 @@ class _Place:
 
 
 class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets has no types here
-    """The rows of one part of a pipeline's shards, as ``datasets`` asks for them.
-
-    Args:
-        pipeline: gives rows.
-        features: of the rows; None where they are not known.
-    """
+    """The rows of one part of a pipeline's shards, as ``datasets`` asks for them."""
 
     #: datasets asks; no thread of ours outlives an iterator.
     _sleep_on_threads_shutdown = False
@@ -87,20 +72,16 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
     def shard_data_sources(
         self, num_shards: int, index: int, contiguous: bool = True
     ) -> PipelineExamples:
-        """One of equal parts of the shards: every so many-th, contiguous or not, so that each part gives its
-        rows in the order of the whole. Where there are more parts than shards, the last ones have none."""
+        """One of equal parts of the shards: every n-th, so that each part gives its rows in the order of the
+        whole. Where there are more parts than shards, the last ones have none."""
         shards = self.num_shards
         parts = min(num_shards, shards)
         if index >= parts or shards % parts:
-            chain = self.pipeline._session.plan.chain
-            more = (
-                f"{divisors(shards)} can"
-                if chain.shard
-                else "add .sharding_filter() to the pipeline"
-            )
+            shared = self.pipeline._session.plan.chain.shard
+            way = f"{divisors(shards)} can" if shared else "add .sharding_filter() to the pipeline"
             raise TopologyError(
                 f"{num_shards} ranks or workers cannot share the {shards} shard{'s' * (shards > 1)} of "
-                f"pipe.to_hf() evenly: {more}"
+                f"pipe.to_hf() evenly: {way}"
             )
         part = copy(self)
         part._part = self._part + self._parts * index
@@ -143,27 +124,16 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
             state["trainpipes"] = _Place(one)
         number = 0
         try:
-            while True:
-                try:
-                    row = next(one)
-                except StopIteration:
-                    return
+            while (row := next(one, one)) is not one:
                 if not isinstance(row, dict):
-                    raise ConfigError(
-                        "pipe.to_hf() gives rows to datasets, whose rows are dicts with names for keys, got "
-                        f"{shown(row, 60)}; make dicts with .map(...)"
-                    )
+                    raise wrong("a row of pipe.to_hf()", "a dict", row, "make dicts with .map(...)")
                 yield f"{self._part}_{number}", row
                 number += 1
         finally:
             one.close()
 
     def _loaded(self, state: dict[str, Any], topology: Topology) -> Position:
-        """Where a state says to start.
-
-        Raises:
-            StateError: it is of another dataset, or of another part of the shards.
-        """
+        """Where a state says to start."""
         _check_keys(state)
         text = deepcopy(state["trainpipes"])  # which may be where another iteration is
         try:
@@ -178,8 +148,8 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         if (turn["worker"], turn["num_workers"]) != (topology.worker, topology.num_workers):
             raise StateError(
                 f"this state is of part {turn['worker']} of {turn['num_workers']} of the rows, loaded where "
-                f"part {topology.worker} of {topology.num_workers} is read: a dataset of pipe.to_hf() goes "
-                "on with the number of ranks x workers that it was saved with; trainpipes.Loader takes any"
+                f"part {topology.worker} of {topology.num_workers} is read; pipe.to_hf() resumes on "
+                "as many ranks x workers as saved it, trainpipes.Loader on any"
             )
         return position
 
@@ -198,14 +168,13 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
     batching = pipeline._batching()
     if batching is not None or plan.chain.place_stages:
         raise ConfigError(
-            "pipe.to_hf() gives rows, which a DataLoader makes batches of, and this pipeline makes batches "
-            f"itself ({batching or plan.chain.place_stages[0]}): leave that and what follows it out. Batches "
-            "of a pipeline are for trainpipes.Loader(pipe)"
+            "pipe.to_hf() must be of rows, which a DataLoader makes batches of, got "
+            f"{batching or plan.chain.place_stages[0]}; leave that and what follows it out. Batches of a "
+            "pipeline are for trainpipes.Loader(pipe)"
         )
     if pipeline._ranks is not None:
         raise ConfigError(
-            "pipe.to_hf(): datasets deals the shards to ranks and workers, and this pipeline is that of rank "
-            f"{pipeline._ranks[0]} of {pipeline._ranks[1]}: leave .distributed() out, and use "
+            "pipe.to_hf() must be of the whole pipeline: leave .distributed() out, and use "
             "datasets.distributed.split_dataset_by_node(dataset, rank, world_size)"
         )
     features = _features(pipeline)

@@ -1,8 +1,7 @@
 """Ray Train: a loader for each worker, and its position in Ray's checkpoints.
 
-Ray's ``TorchTrainer`` starts ``torch.distributed`` in its workers, which is where a ``trainpipes.Loader``
-learns who reads what. So nothing of Ray has to be told of the data: workers each read their own rows, and a
-checkpoint has one small file with the position of all of them.
+Ray's ``TorchTrainer`` starts ``torch.distributed``, which tells a ``trainpipes.Loader`` who reads what. A
+checkpoint has one small file with the position of all workers.
 """
 
 from __future__ import annotations
@@ -33,17 +32,15 @@ FILE = "trainpipes.json"
 def loader(pipe: Pipeline, **options: Any) -> Loader:
     """A ``Loader`` of the rows of this worker of Ray Train:
 
-        def train_loop_per_worker(config):
-            data = trainpipes.integrations.ray.loader(pipe)
-            trainpipes.integrations.ray.load(data, ray.train.get_checkpoint())
-            for batch in data: ...
+        def train_loop_per_worker(config): data = trainpipes.integrations.ray.loader(pipe)
+            trainpipes.integrations.ray.load(data, ray.train.get_checkpoint()) for batch in data: ...
 
-    Leave ``ray.train.torch.prepare_data_loader`` out: ``pipe.to(ray.train.torch.get_device())`` brings
+    In place of ``ray.train.torch.prepare_data_loader``, ``pipe.to(ray.train.torch.get_device())`` brings
     batches to the device.
 
     Args:
         pipe: what to run.
-        options: options of ``trainpipes.Loader``.
+        options: of ``trainpipes.Loader``.
 
     Raises:
         ConfigError: this process is no worker of Ray Train, or ``pipe`` is no pipeline.
@@ -56,7 +53,7 @@ def loader(pipe: Pipeline, **options: Any) -> Loader:
     if rank is None or workers is None:
         raise ConfigError(
             "trainpipes.integrations.ray.loader(pipe) must be called in train_loop_per_worker, by each "
-            "worker of Ray Train, got a process that is none; elsewhere write trainpipes.Loader(pipe)"
+            "worker of Ray Train; elsewhere write trainpipes.Loader(pipe)"
         )
     if isinstance(pipe, Pipeline) and pipe._ranks is None and not dist.is_initialized():
         pipe = pipe.distributed(rank=rank, world_size=workers)  # of a trainer that is not torch's
@@ -70,7 +67,7 @@ def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) ->
         checkpoint = ray.train.Checkpoint.from_directory(folder)
         ray.train.report(metrics, checkpoint=checkpoint if rank == 0 else None)
 
-    All workers call it after the same step, each with a folder of its own. The file in each is the same.
+    All workers call it after the same step, each with its own folder. The file is the same in each.
 
     Args:
         loader: the ``Loader`` whose position to save.
@@ -92,14 +89,13 @@ def load(
     allow_changes: Collection[str] = (),
     name: str = FILE,
 ) -> bool:
-    """Let a loader go on where a checkpoint was saved, on any number of workers. Only the position is fetched
-    from the checkpoint.
+    """Let a loader go on where a checkpoint was saved, on any number of workers. Fetches only the position.
 
     Args:
         loader: a ``Loader`` of the pipeline that was saved.
         checkpoint: the result of ``ray.train.get_checkpoint()``; None, at the start of a run, changes
             nothing.
-        allow_changes: what may differ from the pipeline that was saved, as ``Loader.load_state_dict`` says.
+        allow_changes: what may differ from the pipeline that was saved, as for ``Loader.load_state_dict``.
         name: name of the file, as in ``save``.
 
     Returns:
@@ -119,13 +115,12 @@ def load(
             state = json.loads(file.read())
     except FileNotFoundError as error:
         raise StateError(
-            f"the checkpoint {checkpoint.path} has no {name}: write trainpipes.integrations.ray.save(loader, "
-            "folder) on all workers, before the folder is reported; to begin the data anew, leave load() out",
+            f"the checkpoint {checkpoint.path} has no {name}: call trainpipes.integrations.ray.save(loader, "
+            "folder) on all workers before the report; to begin the data anew, leave load() out",
             path=path,
         ) from error
     except ValueError as error:
-        raise StateError(
-            f"{path} is damaged ({error}): resume from another checkpoint", path=path
-        ) from error
+        told = f"{path} is damaged ({error}): resume from another checkpoint"
+        raise StateError(told, path=path) from error
     loader.load_state_dict(state, allow_changes=allow_changes)
     return True

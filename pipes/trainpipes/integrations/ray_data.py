@@ -1,8 +1,8 @@
 """``pipe.to_ray()``: the rows of a pipeline as a ``ray.data.Dataset``.
 
 The plan cuts them into read tasks before anything is read: ranges of rows where rows are counted, else
-shards. A task opens the pipeline at its first row and reads its own part of the sources only, up to a window
-at either end. What all tasks share lies in Ray's object store once.
+shards. A task reads its own part, up to a window at either end. What all tasks share is in Ray's object
+store once.
 """
 
 from __future__ import annotations
@@ -28,19 +28,12 @@ import ray  # noqa: E402
 from ray.data import Dataset, Datasource, ReadTask  # noqa: E402
 from ray.data.block import BlockMetadata  # noqa: E402
 
-__all__ = ["PipelineDatasource", "to_ray"]
-
 #: What a task reads: from a row to another, or a shard.
 _Part: TypeAlias = tuple[int, int] | int
 
 
 class PipelineDatasource(Datasource):  # type: ignore[misc]  # ray may not be there
-    """The rows of one epoch of a pipeline, as Ray Data asks for them.
-
-    Args:
-        rows: of the pipeline.
-        epoch: which one.
-    """
+    """The rows of one epoch of a pipeline, as Ray Data asks for them."""
 
     def __init__(self, rows: EpochRows, epoch: int) -> None:
         super().__init__()
@@ -58,10 +51,7 @@ class PipelineDatasource(Datasource):  # type: ignore[misc]  # ray may not be th
         return None if each is None or self._rows.count is None else int(each * self._rows.count)
 
     def get_read_tasks(
-        self,
-        parallelism: int,
-        per_task_row_limit: int | None = None,
-        data_context: Any = None,
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
         limit = {} if per_task_row_limit is None else {"per_task_row_limit": per_task_row_limit}
         size = self.estimate_inmemory_data_size()
@@ -85,8 +75,8 @@ class PipelineDatasource(Datasource):  # type: ignore[misc]  # ray may not be th
 
 
 def _cuts(rows: EpochRows, most: int) -> list[int]:
-    """First row of each part of a counted pipeline, and the number of rows: at most so many parts, cut where
-    windows of the shuffle begin if there are enough of them, since a window is read whole."""
+    """First row of each part of a counted pipeline, and the number of rows: cut where windows of the shuffle
+    begin if there are enough of them, since a window is read whole."""
     count = rows.count or 0
     even = np.linspace(0, count, min(most, max(1, count)) + 1).astype(np.int64)
     layout: Any = rows.plan.layouts.usual
@@ -131,8 +121,7 @@ def to_ray(pipeline: Pipeline, epoch: int) -> Dataset:
     whole_number(epoch, 0, "to_ray(epoch)", "number of the epoch, from 0")
     if pipeline._ranks is not None:
         raise ConfigError(
-            "pipe.to_ray(): Ray Data deals the rows to workers, and this pipeline is that of rank "
-            f"{pipeline._ranks[0]} of {pipeline._ranks[1]}: leave .distributed() out, and use "
+            "pipe.to_ray() must be of the whole pipeline: leave .distributed() out, and use "
             "dataset.streaming_split(n) or ray.train.get_dataset_shard()"
         )
     rows = EpochRows(pipeline, "to_ray")

@@ -1,8 +1,7 @@
 """TRL's trainers on pipelines that make batches, as the recipes ``sft``, ``chat`` and ``preference`` do.
 
-TRL looks at a row of its dataset, and prepares it by stages of ``datasets``, before its ``Trainer`` asks for
-batches. In place of a pipeline it is shown one row of its own format, and is given the pipeline where it
-would prepare rows.
+TRL looks at a row of its dataset and prepares it, before its ``Trainer`` asks for batches. It is shown a
+row of its own format, and given the pipeline where it would prepare rows.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import pad
 
-from trainpipes._internal.checks import need
+from trainpipes._internal.checks import need, require, wrong
 from trainpipes.errors import ConfigError
 from trainpipes.integrations.transformers import PipelineTrainerMixin
 from trainpipes.pipeline import Pipeline
@@ -29,9 +28,10 @@ from trainpipes.integrations.datasets import pipeline_of  # noqa: E402
 __all__ = ["DPOTrainer", "PipelineDatasetsMixin", "SFTTrainer", "preference_batch"]
 
 #: Arguments that say what a pipeline of batches says itself, and what to write in their place.
+PACKS = "let the pipeline pack: .pack(...), or packed=True of the recipe"
 CONTRADICTING = {
-    "packing": "let the pipeline pack: .pack(...), or packed=True of the recipe",
-    "eval_packing": "let the pipeline pack: .pack(...), or packed=True of the recipe",
+    "packing": PACKS,
+    "eval_packing": PACKS,
     "precompute_ref_log_probs": "give ref_model=, or rows of text and a datasets.Dataset",
 }
 
@@ -46,8 +46,7 @@ class _Shown(IterableDataset):
 
 class PipelineDatasetsMixin(PipelineTrainerMixin):
     """Makes a trainer of TRL take pipelines as ``train_dataset`` and ``eval_dataset``, and resume them
-    exactly, as ``PipelineTrainerMixin`` says. The trainer does not tokenize, cut or pack; datasets are left
-    to TRL.
+    exactly, as ``PipelineTrainerMixin`` says. Datasets are left to TRL.
 
     Raises:
         ConfigError: a pipeline gives single rows, or arguments contradict it.
@@ -68,28 +67,17 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         **options: Any,
     ) -> None:
         if isinstance(train_dataset, IterableDataset) and pipeline_of(train_dataset) is not None:
-            raise ConfigError(
-                "train_dataset must be the pipeline itself, got one of pipe.to_hf(), of which no position "
-                "would be kept; write train_dataset=pipe, and make batches by the recipe "
-                f"{self.recipe}"
-            )
+            way = f"write train_dataset=pipe, with batches as the recipe {self.recipe} makes them"
+            raise wrong("train_dataset", "the pipeline itself", "one of pipe.to_hf()", way)
         if isinstance(eval_dataset, dict):
             shown = {name: self._shown("eval_dataset", one) for name, one in eval_dataset.items()}
         else:
             shown = self._shown("eval_dataset", eval_dataset)
         trainer: Any = super()
-        trainer.__init__(
-            model,
-            *arguments,
-            train_dataset=self._shown("train_dataset", train_dataset),
-            eval_dataset=shown,
-            **options,
-        )
+        train = self._shown("train_dataset", train_dataset)
+        trainer.__init__(model, *arguments, train_dataset=train, eval_dataset=shown, **options)
         if isinstance(self.train_dataset, _Shown):
-            raise ConfigError(
-                "dataset_kwargs must not say skip_prepare_dataset of a pipeline, of which nothing is "
-                "prepared, got True; leave it out"
-            )
+            raise wrong("dataset_kwargs", "without skip_prepare_dataset", True, "leave it out")
 
     def _shown(self, name: str, dataset: Any) -> Any:
         """What TRL looks at in place of a pipeline."""
@@ -105,16 +93,12 @@ class PipelineDatasetsMixin(PipelineTrainerMixin):
         if not isinstance(dataset, _Shown):
             trainer: Any = super()
             return trainer._prepare_dataset(dataset, processing_class, args, *rest)
-        for name, cure in CONTRADICTING.items():
-            if getattr(args, name, False):
-                raise ConfigError(
-                    f"{name} must be off for a pipeline that makes batches, got {getattr(args, name)!r}; "
-                    f"{cure}"
-                )
+        for name, way in CONTRADICTING.items():
+            value = getattr(args, name, False)
+            require(not value, name, "off for a pipeline that makes batches", value, way)
         return dataset.pipeline
 
     def _need(self, names: tuple[str, ...], batch: Any) -> None:
-        """Raise where a batch is not of this trainer's kind."""
         found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
         for name in names:
             if name not in found:
@@ -128,8 +112,7 @@ class SFTTrainer(PipelineDatasetsMixin, trl.SFTTrainer):
     """A ``trl.SFTTrainer`` that takes pipelines. See ``PipelineDatasetsMixin``.
 
     Batches are those of the recipes ``sft``, ``chat`` and ``pretrain``: ``input_ids``, ``labels``, and
-    ``attention_mask``, or of packed rows ``position_ids``, by which models of transformers keep documents
-    apart.
+    ``attention_mask``, or ``position_ids`` of packed rows.
     """
 
     shown_row: ClassVar[dict[str, Any]] = {"input_ids": [0, 0], "labels": [0, 0]}
@@ -166,15 +149,13 @@ SIDES = ("chosen", "rejected")
 
 
 def preference_batch(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The chosen responses and after them the rejected ones, padded to one length L:
-
-        input_ids        [2 B, L]
-        attention_mask   [2 B, L]  1 where there is a token
-        completion_mask  [2 B, L]  1 on the response and its end
+    """The chosen responses and after them the rejected ones, padded to one length L: ``input_ids``,
+    ``attention_mask`` (1 where there is a token) and ``completion_mask`` (1 on the response and its end),
+    each ``[2 B, L]``.
 
     Args:
-        batch: ``chosen_input_ids``, ``chosen_attention_mask``, ``chosen_labels``, of B rows, and the same of
-            ``rejected``.
+        batch: ``chosen_input_ids``, ``chosen_attention_mask``, ``chosen_labels``, of B rows, and the same
+            of ``rejected``.
 
     >>> sides = {"chosen": 3, "rejected": 2}
     >>> names = ["input_ids", "attention_mask", "labels"]

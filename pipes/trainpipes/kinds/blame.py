@@ -44,10 +44,6 @@ def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> DataError
 
 
 def blame(error: BaseException, stage: Stage, row: int | None) -> None:
-    """Mark an error with the stage and the number of the row it is about.
-
-    The number is of the row in file order; where it stands (file, row group, row) is looked up
-    when the error leaves the pipeline.
-    """
+    """Mark an error with the stage and the number of the row it is about."""
     if not hasattr(error, "_trainpipes"):
         error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainpipes.columns.run import Cursors, Run, round_of
 from trainpipes.engine.layout import Layout, StreamLayout
 from trainpipes.errors import DataError
 
@@ -14,12 +15,7 @@ MOST_EMPTY_ROWS = 2**20
 
 
 class EmptyEpochGuard:
-    """Counts the epochs in a row that gave nothing.
-
-    Args:
-        endless: whether epoch follows epoch without end; else none are too many.
-        gave: whether the epoch at hand may have given something already.
-    """
+    """Counts the epochs in a row that gave nothing."""
 
     def __init__(self, endless: bool = True, gave: bool = False) -> None:
         self._endless = endless
@@ -37,6 +33,32 @@ class EmptyEpochGuard:
         rows = layout.rows if isinstance(layout, Layout) else 0
         most = max(1, min(MOST_EMPTY_EPOCHS, MOST_EMPTY_ROWS // max(1, rows)))
         return self._endless and self._epochs >= most
+
+
+class EmptyRounds:
+    """The epochs, and in a mix those of its sources, that a stage got rows of since it let one through."""
+
+    def __init__(self) -> None:
+        self._taken: list[
+            Cursors
+        ] = []  # whose rounds are not in ``_seen`` yet: most are never asked for
+        self._seen: set[tuple[int, int]] = set()
+
+    def saw(self, run: Run) -> None:
+        """Rows came in."""
+        self._taken.append(run.cursors)
+
+    def gave(self) -> None:
+        """Something came out."""
+        self._taken.clear()
+        self._seen.clear()
+
+    def check(self, stage: object) -> None:
+        """Raise DataError if there are so many that nothing ever may come out."""
+        self._seen.update(round_of(cursors.state(0)) for cursors in self._taken)
+        self._taken.clear()
+        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
+            raise kept_nothing(stage)
 
 
 def kept_nothing(stage: object) -> DataError:

@@ -1,8 +1,4 @@
-"""Whether a function of the user's draws from a global generator, which no state holds.
-
-NumPy's, Python's and torch's global generators are looked at before and after the first calls of a function
-in a process. They are read, never set. Later calls cost nothing.
-"""
+"""Whether a function of the user's draws from a global generator, which no state holds."""
 
 from __future__ import annotations
 
@@ -42,17 +38,7 @@ def seen_draws(stages: Sequence[object]) -> str:
 
 
 class DrawWatch:
-    """Looks at the global generators around the first calls of a function, and warns once if it draws.
-
-    Args:
-        fn: the function, or the class that has it; None where there is none of the user's.
-        said: the stage, as messages name it.
-        cure: what to do instead.
-
-    Attributes:
-        tells: whether it warns; else ``found`` says what there is to tell.
-        found: the generator that the function drew from; "" so far.
-    """
+    """Looks at the global generators around the first calls of a function, and warns once if it draws."""
 
     def __init__(self, fn: Any, said: str, cure: str) -> None:
         self._fn = fn

@@ -78,11 +78,7 @@ class LooksAhead(Protocol):
 
 
 def checked_source(source: Any, asker: object) -> RowSource | RowStream:
-    """What a source's stage has opened, if it is of the user's own: raises unless it is one.
-
-    Raises:
-        ConfigError: it is none, its lengths are no counts, or its fingerprint is not of JSON types.
-    """
+    """What a source's stage has opened, if it is of the user's own: raises unless it is one."""
     if not isinstance(source, RowSource | RowStream):
         raise ConfigError(
             f"{asker}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
@@ -109,11 +105,7 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
 
 
 def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: int) -> Payload:
-    """Rows ``start`` to ``stop`` of a block, which are found to be as many.
-
-    Raises:
-        DataError: the source gives others; names it and the block.
-    """
+    """Rows ``start`` to ``stop`` of a block, which are found to be as many."""
     data = reader.read(block, start, stop)
     good = isinstance(data, pa.Table | list | TensorRows)
     if not good or len(data) != stop - start:
@@ -126,11 +118,7 @@ def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: i
 
 
 def read_full(reader: StreamReader, rows: int) -> Payload | None:
-    """The next rows of a stream: fewer at its end only, None past it.
-
-    Raises:
-        DataError: the stream gives something else; names it.
-    """
+    """The next rows of a stream: fewer at its end only, None past it."""
     parts: list[Payload] = []
     while rows:
         data = reader.read(rows)
@@ -160,12 +148,11 @@ class RowSource(ABC):
         row_bytes: bytes of an average row in memory; None if unknown.
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
         schema: Arrow schema of all rows, if it is known before they are read.
-        unread: blocks that are left out of every epoch, bool ``[blocks]``; their rows are numbered all the
-            same. None if there are none.
-        file_of_block: the file that each block is in, int64 ``[blocks]``; None if there are no files.
-        named_by: for pipelines side by side, the one whose files and row numbers identify a row, and how many
-            of its rows come before the first row here. None: the source's own files and numbers do.
+        unread: blocks left out of every epoch, bool ``[blocks]``, whose rows are numbered all the same.
+        named_by: side by side, the pipeline whose files and row numbers identify a row, and how many of its
+            rows come before the first row here.
         joined_inputs: the inputs of the pipelines that the rows come from, if there are several.
+        file_of_block: the file that each block is in, int64 ``[blocks]``; None if there are no files.
     """
 
     lengths: IntArray
@@ -192,15 +179,9 @@ class RowSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a state, of plain JSON types. Put counts before digests: a message
-        names the first difference.
-
-        Tables and tensors in memory are identified by all of their rows. Files are identified by their names
-        below their common root, sizes and row counts, which tell almost any change of their content and cost
-        no read; memory maps by their headers, files of bare numbers by their sizes. A dataset or an iterable
-        is identified by its class or function, or ``version=``, and its length: the user must see to it that
-        its rows stay the same.
-        """
+        """What identifies the data in a state, of JSON types: tables and tensors by all of their rows, files
+        by names, sizes and row counts, others by class or ``version=`` and length. Put counts before digests:
+        a message names the first difference."""
 
     def block_key(self, block: int) -> Any:
         """What identifies a block's rows among all others, of JSON types; None if nothing does."""
@@ -269,22 +250,9 @@ class MixedWindows(ABC):
 
     @abstractmethod
     def open(
-        self,
-        shard: int,
-        state: dict[str, Any],
-        rows: tuple[int, int],
-        shards: int,
-        first_epoch: int,
+        self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
     ) -> RunSource:
-        """The mixed rows of one shard.
-
-        Args:
-            shard: which shard.
-            state: as a run gave it, or of an epoch's start.
-            rows: most rows in a run, and in the first one.
-            shards: how many there are in this process.
-            first_epoch: of the pass.
-        """
+        """The mixed rows of one shard from a state on."""
 
     @abstractmethod
     def close(self) -> None:
@@ -309,11 +277,7 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
-        """The columns of all rows, of those of each pipeline.
-
-        Raises:
-            SchemaError: they do not go together; names two pipelines, and ``asker``.
-        """
+        """The columns of all rows, of those of each pipeline."""
 
     @abstractmethod
     def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
@@ -327,10 +291,8 @@ class RandomAccessSource(RowSource):
     """Rows that can be read by number: what samplers and a global shuffle stand on.
 
     Attributes:
-        by_number: whether reading rows by number is as good as reading blocks, so that windows need hold
-            numbers only.
-        holds_numbers: whether the bytes of a window are then told as that; where windows have long
-            been made smaller by the rows' own bytes, they stay so, since that shapes the order.
+        by_number: reading rows by number is as good as reading blocks: windows need hold numbers only.
+        holds_numbers: the bytes of a window are then told as that, which shapes the order.
     """
 
     by_number: bool = False
@@ -343,6 +305,32 @@ class RandomAccessSource(RowSource):
 
     def will_need(self, start: int, stop: int) -> None:
         """Rows ``start`` to ``stop`` will soon be asked for."""
+
+
+class RowsInMemory(RandomAccessSource):
+    """Rows by number, in blocks of 8,192. A subclass defines ``slice`` and ``take``."""
+
+    by_number = True
+    BLOCK_ROWS = 8192
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._starts = even_blocks(rows, self.BLOCK_ROWS)
+        self.lengths = np.diff(self._starts)
+
+    @abstractmethod
+    def slice(self, start: int, stop: int) -> Payload:
+        """Rows ``start`` to ``stop``."""
+
+    def read(self, block: int, start: int, stop: int) -> Payload:
+        first = int(self._starts[block])
+        return self.slice(first + start, first + stop)
+
+    def place(self, block: int, row: int) -> Place:
+        return Place(row=int(self._starts[block]) + row)
+
+    def describe(self) -> list[tuple[str, str]]:
+        return [("rows", f"{self.rows:,}")]
 
 
 def even_blocks(rows: int, block_rows: int) -> IntArray:

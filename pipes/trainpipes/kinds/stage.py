@@ -1,9 +1,4 @@
-"""What a stage is: a record of its options.
-
-A stage is a frozen dataclass: its fields are its options, and all that a pipeline records, prints, compares
-and pickles. ``Stage`` makes one of each class below it. How a stage is carried out, its kind says: see
-``stage_kinds``.
-"""
+"""What a stage is: a record of its options."""
 
 from __future__ import annotations
 
@@ -18,13 +13,7 @@ from trainpipes._internal.fork_lock import ForkLock
 from trainpipes._internal.messages import nearest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.global_draws import DrawWatch
-from trainpipes.kinds.options import (
-    copied,
-    declared_checks,
-    identify_named,
-    same,
-    show_named,
-)
+from trainpipes.kinds.options import copied, declared_checks, identify_named, same, show_named
 
 
 def is_ours(kind: type) -> bool:
@@ -128,32 +117,27 @@ class Stage:
 
     Attributes:
         role: what the stage is to the plan.
-        keeps_rows: whether one row comes out for each row that goes in, in order.
-        thread_safe: whether several threads may call it at once. Set for our stages that call no function
-            of the user, and an option of those that do; your own stage may set it.
-        in_caller: whether only the thread that iterates (or a worker process) may call it, since it uses
-            what the training loop uses too, such as torch's generator.
+        keeps_rows: one row comes out for each row that goes in, in order.
+        thread_safe: several threads may call it at once. Your own stage may set it.
+        in_caller: only the thread that iterates (or a worker process) may call it.
         share: the share of rows that it lets through on average, if known in advance.
-        per_row: whether it calls Python for each row, so that it is given few rows at a time.
+        per_row: it calls Python for each row, so that it is given few rows at a time.
         versioned: name of an option that is a function; a state knows it by ``version`` if that is given.
         free: names of options that change how the stage runs, and not what comes out of it.
-        by_row: whether the result depends on the row's number, as random choices do.
-        by_place: whether the result depends on the file that the row is from.
-        by_epoch: whether the result depends on the epoch; then no later ``cache()`` can keep its rows.
-        reorders: whether rows come in another order every epoch, as a shuffle has them; then stages above it
-            that order rows too do so in another way every epoch.
-        finds_types: whether the types of its columns are found from the data's first rows.
-        needs_columns: whether it works on Arrow columns; rows that are Python objects are turned into
-            columns before it.
-        takes_objects: with ``needs_columns``, whether it also takes rows that Arrow cannot hold.
-        makes_objects: whether its rows are Python objects.
-        holds_data: whether its options hold rows; their lists are then not copied.
+        by_row: the result depends on the row's number, as random choices do.
+        by_place: the result depends on the file that the row is from.
+        by_epoch: the result depends on the epoch; then no later ``cache()`` can keep its rows.
+        reorders: rows come in another order every epoch, and so do those of stages above that order rows.
+        finds_types: the types of its columns are found from the data's first rows.
+        needs_columns: it works on Arrow columns; rows that are Python objects are turned into these.
+        takes_objects: with ``needs_columns``, it also takes rows that Arrow cannot hold.
+        makes_objects: its rows are Python objects.
+        holds_data: its options hold rows; their lists are then not copied.
         draws_by: how a function of the user's draws at random there, for messages.
         elsewhere: what to write instead of options that other libraries have, by the options' names.
         example: an example call, where other libraries' calls look different.
-        names_only: whether it only chooses and renames columns.
-        asks_inputs: whether it needs to know what the pipeline reads, as with ``by_place``.
-        plan_inputs: with ``asks_inputs``, the ``Inputs`` of the plan that it is part of.
+        names_only: it only chooses and renames columns.
+        asks_inputs: it needs to know what the pipeline reads: ``plan_inputs``.
     """
 
     role: ClassVar[Role] = "rows"

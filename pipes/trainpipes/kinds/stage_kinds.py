@@ -1,8 +1,4 @@
-"""The kinds of stages: what is asked of each.
-
-A stage of one's own is a ``TableStage``, ``RowStage``, ``BatchStage`` or ``Source``. The other kinds are what
-stages of this library are besides.
-"""
+"""The kinds of stages: what is asked of each."""
 
 from __future__ import annotations
 
@@ -17,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.bad_text import naming_bad_text
+from trainpipes.columns.bad_text import first_bad, naming_bad_text
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
-from trainpipes.columns.run import Run, RunSource, round_of, unplaced
+from trainpipes.columns.run import Run, RunSource, unplaced
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Role, Stage, made_once
 
@@ -50,10 +46,8 @@ class RunStage(Stage):
 
     @abstractmethod
     def process(self, run: Run) -> Run:
-        """What comes out for what goes in.
-
-        Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, never added or reordered.
-        """
+        """What comes out for what goes in. Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, but
+        never added or reordered."""
 
     def _check_rows(self, run: Run, single: bool = False) -> None:
         """Raise ConfigError where rows are collated already, or with ``single`` in batches."""
@@ -120,31 +114,25 @@ class TableStage(RunStage):
     def _function(self) -> Callable[[pa.Table, Rows], pa.Table]:
         return self.open()
 
-    def _culprit(self, table: pa.Table, rows: Rows) -> int | None:
-        """The first row that it fails on: rows up to ``good`` are well, those up to ``bad`` are not."""
-        good, bad = 0, len(table)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            part = slice(good, middle)
-            try:
-                self._function(
-                    table.slice(good, middle - good), Rows(rows.ids[part], rows.epochs[part])
-                )
-                good = middle
-            except Exception:
-                bad = middle
-        return int(rows.ids[good]) if len(table) else None
-
     def process(self, run: Run) -> Run:
         self._check_rows(run)
         block = run.block
         table = table_of(block.data, self)
         epochs = np.broadcast_to(np.asarray(block.epoch, dtype=np.int64), len(block))
-        function = self._draw_watch.around(self._function)
+
+        def fails(start: int, stop: int) -> bool:
+            part, rows = table.slice(start, stop - start), slice(start, stop)
+            try:
+                self._function(part, Rows(block.ids[rows], epochs[rows]))
+            except Exception:
+                return True
+            return False
+
         try:
-            found = function(table, Rows(block.ids, epochs))
+            found = self._draw_watch.around(self._function)(table, Rows(block.ids, epochs))
         except Exception as error:
-            blame(error, self, self._culprit(table, Rows(block.ids, epochs)))
+            row = int(block.ids[first_bad(len(block), fails)]) if len(block) else None
+            blame(error, self, row)
             raise
         if not isinstance(found, pa.Table) or len(found) != len(table):
             got = f"{len(found)} rows" if isinstance(found, pa.Table) else type(found).__name__
@@ -231,28 +219,23 @@ def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
         found = stage.apply(one)
         if found is None:
             raise DataError(f"{stage} returned None for a {item}; to drop one use filter()")
-        if rows and (isinstance(found, GeneratorType) or _are_rows(one, found)):
+        if rows and (got := _several(one, found)):
             raise DataError(
-                f"{stage} must return one row for each, got {_several(found)}; to make several rows of "
-                "one, or none, use flat_map()"
+                f"{stage} must return one row for each, got {got}; to make several rows of one, or none, use "
+                "flat_map()"
             )
         return found
 
     return each(stage, apply, run)
 
 
-def _are_rows(row: Any, found: Any) -> bool:
-    """Whether a row that is a dict became a list of such rows."""
-    return (
-        isinstance(found, list)
-        and isinstance(row, Mapping)
-        and any(isinstance(one, Mapping) for one in found)
-    )
-
-
-def _several(found: Any) -> str:
-    if not isinstance(found, list):
+def _several(row: Any, found: Any) -> str:
+    """What was made of a row, if it is several rows; else nothing."""
+    if isinstance(found, GeneratorType):
         return "a generator"
+    rows = isinstance(found, list) and isinstance(row, Mapping)
+    if not rows or not any(isinstance(one, Mapping) for one in found):
+        return ""
     return f"a list of {len(found)} row{'s' * (len(found) != 1)}"
 
 
@@ -263,20 +246,11 @@ class CutStage(Stage):
 
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        """The runs of one shard from this stage, opened at a cursor.
-
-        Args:
-            below: opens the rows below at a cursor of theirs.
-            at: a cursor that a run of this stage gave, or one of the rows' own at the start.
-        """
+        """The runs of one shard from this stage, opened at a cursor."""
 
 
 class BatchingStage(CutStage):
-    """A stage that cuts rows into batches.
-
-    Attributes:
-        drop_last: whether a short one at the end of an epoch is left out.
-    """
+    """A stage that cuts rows into batches."""
 
     role: ClassVar[Role] = "batch"
     drop_last = False
@@ -322,14 +296,7 @@ class RowOrder(Protocol):
 
 
 class OrderStage(Stage):
-    """A stage that orders rows.
-
-    Attributes:
-        buffer_size: rows that are mixed with each other, where they are shuffled within a buffer.
-        seed: of such an order.
-        max_bytes: most memory for it.
-        sampler: what chooses the rows, some of them perhaps several times; None where all come once.
-    """
+    """A stage that orders rows."""
 
     role: ClassVar[Role] = "shuffle"
     reorders = True
@@ -428,7 +395,31 @@ class Source(Stage):
         return None
 
 
-class MixingSource(Source):
+class CombiningSource(Source):
+    """A stage whose rows are those of several pipelines; what their stages are, it is."""
+
+    @property
+    def chains(self) -> Sequence[Sequence[Stage]]:
+        """The stages of each pipeline."""
+        raise NotImplementedError
+
+    def _any(self, attribute: str) -> bool:
+        return any(getattr(stage, attribute) for chain in self.chains for stage in chain)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return self._any("runs_user_code")
+
+    @property
+    def reorders(self) -> bool:  # type: ignore[override]
+        return self._any("reorders")
+
+    @property
+    def in_caller(self) -> bool:  # type: ignore[override]
+        return self._any("in_caller")
+
+
+class MixingSource(CombiningSource):
     """A stage that mixes the rows of pipelines."""
 
     asks_inputs = True
@@ -439,16 +430,7 @@ class MixingSource(Source):
 
     @abstractmethod
     def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
-        """Make a state of another mix one of this.
-
-        Args:
-            saved: the identity that the state has of its pipeline; changed, as ``position`` is.
-            now: that of the pipeline at hand.
-            position: where the state stands.
-
-        Raises:
-            StateError: it cannot change where the state stands.
-        """
+        """Make a state of another mix one of this."""
 
 
 def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
@@ -469,13 +451,7 @@ def put_through(stages: Sequence[Any], block: Block) -> Block:
 
 
 class OpenChain:
-    """The runs of one shard from stages, opened at a cursor.
-
-    Args:
-        stages: first one first.
-        rows: opens what is below them.
-        at: the cursor.
-    """
+    """The runs of one shard from stages, opened at a cursor; ``rows`` opens what is below them."""
 
     def __init__(self, stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any]) -> None:
         self._submitting: _Processed | None = None  # the first one whose stage has workers
@@ -514,35 +490,31 @@ class _Processed:
         """Have workers of the stage begin with one more run. What goes wrong is raised in its turn."""
         try:
             below = self._below.next_run()
-            rest = self._called(self._stage.submit_run, below)
-            self._begun.append((below, rest))
+            self._begun.append((below, self._called(self._stage.submit_run, below)))
         except Exception as error:
             self._begun.append(error)
 
     def next_run(self) -> Run:
-        epochs = set()  # of which nothing was let through
+        rounds: EmptyRounds | None = None
         while True:
             begun = self._begun.popleft() if self._begun else (self._below.next_run(), None)
             if isinstance(begun, Exception):
                 raise begun
             below, rest = begun
-            run = self._called(
-                self._stage.process if rest is None else partial(_waited, rest), below
-            )
+            made = self._stage.process if rest is None else partial(_waited, rest)
+            run = self._called(made, below)
             if len(run):
                 return run
-            epochs.add(round_of(below.cursors.state(0)))
-            if len(epochs) > MOST_EMPTY_EPOCHS + 1:
-                raise kept_nothing(self._stage)
+            rounds = rounds or EmptyRounds()
+            rounds.saw(below)
+            rounds.check(self._stage)
 
     def _called(self, function: Callable[[Run], _Found], below: Run) -> _Found:
         """What a function of the stage makes of a run."""
         try:
             with naming_bad_text(below.block, self._stage):
                 return function(below)
-        except (
-            StopIteration
-        ) as error:  # of a function that the stage calls: the rows have not ended
+        except StopIteration as error:  # the function's own: the rows have not ended
             raise RuntimeError(RAISED_STOP) from error
 
 

@@ -16,15 +16,9 @@ if TYPE_CHECKING:
     from trainpipes.look.inspect_result import Inspection
 
 __all__ = [
-    "Fit",
-    "FoundState",
-    "Inspection",
-    "StateSummary",
-    "fits",
-    "inspect_files",
-    "read_states",
+    "Fit", "FoundState", "Inspection", "StateSummary", "fits", "inspect_files", "read_states",
     "summarize",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

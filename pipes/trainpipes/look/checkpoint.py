@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -21,28 +20,20 @@ from trainpipes.state.format import read, unrecognized_state_error
 from trainpipes.state.identity import read_identity
 from trainpipes.state.merge import merge_states
 
-__all__ = ["Fit", "FoundState", "StateSummary", "fits", "read_states", "summarize"]
-
-#: Files of a folder, at most.
-MOST_FILES = 20_000
-#: Dicts and lists that are looked into, entries of one of them, and how deep.
-MOST_LOOKED_INTO, MOST_ENTRIES, MOST_DEEP = 200_000, 100_000, 40
-#: Places of one object that are looked at.
-MOST_PLACES = 8
+#: Files of a folder, dicts and lists within a file, and levels of these, at most.
+MOST_FILES, MOST_LOOKED_INTO, MOST_DEEP = 20_000, 200_000, 40
 #: Shards that a pipeline can have.
 MOST_SHARDS = 1 << 24
-#: The option that says most of a stage.
+#: The option that says most about a stage.
 MAIN_OPTIONS = (
     "num_shards", "buffer_size", "batch_size", "max_tokens", "max_length", "count", "times",
     "fraction",
 )  # fmt: skip
-#: What is said of states of ours that others keep, and the keys of a ``StatefulDataLoader``.
 OF_STATEFUL = (
     "this is the state of a StatefulDataLoader: load it into a StatefulDataLoader with as many workers, or "
     "count batches: pipe.state_at(batches_delivered_to_each_rank, epoch=...)"
 )
 OF_DATASETS = "this is the position of a pipe.to_hf(): load it with the trainer that saved it"
-STATEFUL = {"_snapshot", "fetcher_state"}
 #: Ends of names of files that hold no state: weights, data, code.
 OTHERS = (
     ".safetensors", ".distcp", ".parquet", ".arrow", ".py", ".txt", ".md", ".log", ".lock", ".new",
@@ -55,9 +46,9 @@ class FoundState:
 
     Args:
         path: the file, or the folder of ``torch.distributed.checkpoint``.
-        keys: where in it, as it is written in Python: ``["loader"]``; "" for the whole file.
+        keys: where in it, as in Python: ``["loader"]``; "" for the whole file.
         state: as ``Loader.load_state_dict`` takes it; empty where there is a ``problem``.
-        problem: why it cannot be read, or what else it is to be loaded into.
+        problem: why it cannot be read, or what else to load it into.
     """
 
     path: str
@@ -75,13 +66,13 @@ class FoundState:
 class StateSummary:
     """What a state says.
 
-    Args:
-        format: version of the format.
-        epoch: the pass over the data, from 0.
-        batches: batches of that pass that were delivered, over all ranks.
-        rank: the rank that saved it, and the number of ranks; None if the state is that of all ranks.
+    Attributes:
+        format: its version.
+        epoch: from 0.
+        batches: delivered in that epoch, over all ranks.
+        rank: that saved it, and the number of ranks; None if the state is that of all ranks.
         rank_batches: batches that this rank has delivered.
-        num_shards: S.
+        num_shards: of the pipeline.
         world_sizes: numbers of ranks that may load it.
         stages: of the pipeline, each with its main option.
         files: of the data; None where it is in none.
@@ -100,7 +91,6 @@ class StateSummary:
     rows: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON types."""
         rank = None if self.rank is None else {"rank": self.rank[0], "world_size": self.rank[1]}
         return {**asdict(self), "rank": rank}
 
@@ -123,19 +113,18 @@ class Fit:
 def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     """The trainpipes states in a checkpoint, in the order in which they are stored.
 
-    It reads files of ``torch.save`` (with ``weights_only=True``) and of JSON, with a state on top or under
-    any keys; folders of ``torch.distributed.checkpoint``; and folders with such files, as the Trainers of
-    transformers and TRL, Accelerate and Lightning write them. No code that a file names is run, and
-    weights are not read.
+    Reads files of ``torch.save`` (``weights_only=True``) and of JSON, with states under any keys; folders of
+    ``torch.distributed.checkpoint``; and folders with such files, as transformers, TRL, Accelerate and
+    Lightning write them. Runs no code that a file names, and reads no weights.
 
     Args:
         path: a file or a folder.
 
     Returns:
-        At least one. One that is damaged has a ``problem``.
+        At least one state; one that is damaged has a ``problem``.
 
     Raises:
-        StateError: there is none, or the file is damaged or would run something to be read.
+        StateError: there is none, or the file is damaged or would run code.
         MissingFilesError: the path is not there.
         UnreadableError: it is neither file nor folder, or may not be read.
     """
@@ -148,22 +137,18 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
         return _in_folder(place)
     check_regular(place)
     value = read_file(place)
-    found = list(_states_in(value, str(path)))
-    if not found:
-        what = (
-            unrecognized_state_error(value)
-            if isinstance(value, dict)
-            else f"it holds {shown(value, 60)}"
-        )
-        raise StateError(
-            f"{path} holds no state of trainpipes: {what}; save what loader.state_dict() gives",
-            path=str(path),
-        )
-    return found
+    if found := list(_states_in(value, str(path))):
+        return found
+    is_dict = isinstance(value, dict)
+    what = unrecognized_state_error(value) if is_dict else f"it holds {shown(value, 60)}"
+    raise StateError(
+        f"{path} holds no state of trainpipes: {what}; save what loader.state_dict() gives",
+        path=str(path),
+    )
 
 
 def summarize(found: FoundState) -> StateSummary:
-    """What a state says of where a run stands.
+    """What a state says about where a run stands.
 
     Raises:
         StateError: it is damaged, or holds no position.
@@ -172,20 +157,21 @@ def summarize(found: FoundState) -> StateSummary:
         raise StateError(found.problem)
     saved = read(found.state)
     position, identity = saved.position, read_identity(saved.pipeline)
-    if position.num_shards > MOST_SHARDS:
+    shards = position.num_shards
+    if shards > MOST_SHARDS:
         raise StateError(
-            f"num_shards must be at most {MOST_SHARDS:,}, got {position.num_shards:,}: the state was edited "
-            "or is damaged; load it as it was saved"
+            f"num_shards must be at most {MOST_SHARDS:,}, got {shards:,}: the state was edited or is "
+            "damaged; load it as it was saved"
         )
-    rank = _rank(list(position.cursors), position.num_shards)
+    rank = _rank(sorted(position.cursors), shards)
     return StateSummary(
         format=int(found.state["trainpipes"]),
         epoch=position.epoch,
         batches=position.m,
         rank=rank,
         rank_batches=None if rank is None else slots_before(position.m, *rank),
-        num_shards=position.num_shards,
-        world_sizes=divisors(position.num_shards),
+        num_shards=shards,
+        world_sizes=divisors(shards),
         stages=[_in_short(stage) for stage in identity["stages"]],
         files=_count(identity["data"], "files"),
         rows=_count(identity["data"], "rows"),
@@ -200,7 +186,7 @@ def fits(
     allow_changes: Collection[str] = (),
 ) -> list[Fit]:
     """Whether each state loads into a pipeline on every rank. States that several ranks saved at one step
-    are tried together. The pipeline itself does not move.
+    are tried together. The pipeline does not move.
 
     Args:
         found: what ``read_states`` gave.
@@ -225,9 +211,8 @@ def fits(
 
 def _in_folder(folder: Path) -> list[FoundState]:
     found: list[FoundState] = []
-    looked = 0
-    for path in _files(folder):
-        looked += 1
+    files = list(_files(folder))
+    for path in files:
         is_dcp = path.name == INDEX
         if not is_dcp and not mentions_us(path):
             continue
@@ -239,7 +224,7 @@ def _in_folder(folder: Path) -> list[FoundState]:
         else:
             found += _states_in(value, str(place))
     if not found:
-        what = f"none of its {looked:,} files holds one" if looked else "it has no files"
+        what = f"none of its {len(files):,} files holds one" if files else "it has no files"
         raise StateError(
             f"{folder} holds no state of trainpipes: {what}; give the folder of one checkpoint, or a file",
             path=str(folder),
@@ -263,21 +248,25 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _states_in(value: Any, path: str) -> Iterator[FoundState]:
-    """The states in a value, the outermost first."""
-    waiting: deque[tuple[str, tuple[int, ...], Any]] = deque([("", (), value)])
-    seen: Counter[int] = Counter()
-    while waiting and seen.total() < MOST_LOOKED_INTO:
-        keys, above, one = waiting.popleft()
-        found = _found(one, path, keys)
-        if found is not None:
-            yield found
-        elif seen[id(one)] < MOST_PLACES and len(above) < MOST_DEEP:
-            seen[id(one)] += 1
-            waiting += [
-                (f"{keys}[{_key(key)}]", (*above, id(one)), below)
-                for key, below in _entries(one)
-                if isinstance(below, Mapping | list | tuple) and id(below) not in (*above, id(one))
+    """The states in a value, the outermost first; each other dict and list is looked into once."""
+    seen: set[int] = set()
+    level: list[tuple[str, Any]] = [("", value)]
+    for _ in range(MOST_DEEP):
+        inner = []
+        for keys, one in level:
+            if id(one) in seen or len(seen) > MOST_LOOKED_INTO:
+                continue
+            if (found := _found(one, path, keys)) is not None:
+                yield found
+                continue
+            seen.add(id(one))
+            pairs = one.items() if isinstance(one, Mapping) else enumerate(one)
+            inner += [
+                (f"{keys}[{json.dumps(key) if isinstance(key, str) else repr(key)[:80]}]", below)
+                for key, below in pairs
+                if isinstance(below, Mapping | list | tuple)
             ]
+        level = inner
 
 
 def _found(value: Any, path: str, keys: str) -> FoundState | None:
@@ -288,28 +277,15 @@ def _found(value: Any, path: str, keys: str) -> FoundState | None:
         return FoundState(path, keys, value)
     if value.keys() == {"trainpipes", "type"}:
         return FoundState(path, keys, problem=OF_DATASETS)
-    if value.keys() & STATEFUL:
-        below = (one for _, inner in _entries(value) for one in _states_in(inner, path))
+    if value.keys() & {"_snapshot", "fetcher_state"}:
+        below = _states_in(list(value.values()), path)
         if (first := next(below, None)) is not None:
             return FoundState(path, keys, problem=first.problem or OF_STATEFUL)
     return None
 
 
-def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, Mapping):
-        return islice(value.items(), MOST_ENTRIES)
-    if isinstance(value, list | tuple):
-        return enumerate(islice(value, MOST_ENTRIES))
-    return iter(())
-
-
-def _key(key: Any) -> str:
-    return json.dumps(key) if isinstance(key, str) else repr(key)[:80]
-
-
 def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
     """The rank whose shards these are, and of how many; None for all shards, or none."""
-    shards = sorted(shards)
     if shards and len(shards) < S and S % len(shards) == 0:
         world = S // len(shards)
         if shards == list(range(shards[0], S, world)):
@@ -318,24 +294,21 @@ def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
 
 
 def _in_short(stage: Mapping[str, Any]) -> str:
-    """A stage's name, and its main option."""
     value = next((stage[name] for name in MAIN_OPTIONS if stage.get(name) is not None), None)
     name = cut(str(stage["stage"]), 60)
     return f"{name}({cut(str(value), 60)})" if isinstance(value, int | float | str) else name
 
 
-def _count(data: Mapping[str, Any], name: str) -> int | None:
+def _count(data: Any, name: str) -> int | None:
     """Files or rows of the data, also where it has several sources."""
-    value = data.get(name)
+    if not isinstance(data, Mapping):
+        return None
+    value, sources = data.get(name), data.get("sources", [])
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    sources = data.get("sources")
     several = list(sources.values()) if isinstance(sources, Mapping) else sources
-    if not isinstance(several, list) or not all(isinstance(one, Mapping) for one in several):
-        return None
-    counts = [_count(one, name) for one in several]
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None
+    counts = [_count(one, name) for one in several] if isinstance(several, list) else []
+    return None if None in counts or not counts else sum(filter(None, counts))
 
 
 def _step(found: FoundState) -> tuple[Any, ...] | None:
@@ -348,12 +321,10 @@ def _step(found: FoundState) -> tuple[Any, ...] | None:
 
 
 def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
-    """One state of a group's."""
     for one in group:
         if one.problem:
             raise StateError(one.problem)
-    # One object may be at two places of a checkpoint.
-    states = list({id(one.state): one.state for one in group}.values())
+    states = list({id(one.state): one.state for one in group}.values())  # one may be at two places
     return dict(states[0]) if len(states) == 1 else merge_states(states)
 
 

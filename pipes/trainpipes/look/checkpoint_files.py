@@ -26,32 +26,22 @@ from trainpipes.errors import MissingFilesError, StateError, UnreadableError
 INDEX, MOST_VALUE = ".metadata", 1 << 26
 #: What every file with a state holds, and how one of ``torch.save`` begins.
 MARK, ZIP = b"trainpipes", b"PK\x03\x04"
-#: The module, and the names elsewhere, that an index of ``torch.distributed.checkpoint`` may use.
+#: Where the classes are that an index of ``torch.distributed.checkpoint`` may name; and others.
 METADATA = "torch.distributed.checkpoint.metadata"
-PLAIN = {
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("pathlib", "PosixPath"),
-}
+PLAIN = (
+    "torch.Size", "torch.serialization._get_layout", "pathlib.PosixPath",
+    "torch.distributed.checkpoint.filesystem._StorageInfo",
+)  # fmt: skip
 
 
 def read_file(path: Path) -> Any:
-    """What a file holds; tensors are mapped into memory and not read.
-
-    Raises:
-        StateError: it is neither of ``torch.save`` nor JSON, is damaged, or holds objects.
-        UnreadableError: it cannot be read.
-    """
+    """What a file of ``torch.save`` or JSON holds; tensors are mapped into memory and not read."""
     head = _head(path)
     if head.startswith(ZIP):
         return _load(path, path)
     if not _is_json(head):
-        raise _refused(
-            path,
-            "is of no known format: a state is in a file of torch.save, in JSON, or in a folder of "
-            "torch.distributed.checkpoint",
-        )
+        formats = "a file of torch.save, in JSON, or in a folder of torch.distributed.checkpoint"
+        raise _refused(path, f"is of no known format: a state is in {formats}")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -77,12 +67,8 @@ def mentions_us(path: Path) -> bool:
 
 
 def read_dcp(folder: Path) -> Any:
-    """The part of a ``torch.distributed.checkpoint`` that may be a state, as nested dicts; empty if there is
-    none. Of the folder's files only the index and the values of a state are read.
-
-    Raises:
-        StateError: the index or a value is damaged, or a file is missing.
-    """
+    """The parts of a ``torch.distributed.checkpoint`` that may be states, as nested dicts. Reads only the
+    index and these values."""
     index = _read_index(folder / INDEX)
     known = index.planner_data if isinstance(index.planner_data, Mapping) else {}
     paths = {
@@ -103,12 +89,7 @@ def read_dcp(folder: Path) -> Any:
 
 
 def check_regular(path: Path) -> None:
-    """Raise unless this is a file with content: a pipe would hang, a device has no end.
-
-    Raises:
-        MissingFilesError: it is not there.
-        UnreadableError: it is something else.
-    """
+    """Raise unless this is a file: a pipe would hang, a device has no end."""
     way_out = "give the file or folder of a checkpoint"
     if not os.path.exists(path):
         raise MissingFilesError(f"{path} is not there: {way_out}", path=str(path))
@@ -138,13 +119,7 @@ def _head(path: Path) -> bytes:
 
 
 def _load(source: Any, path: Path, what: str = "") -> Any:
-    """What ``torch.save`` wrote.
-
-    Args:
-        source: a path, which is mapped into memory, or its content.
-        path: for errors.
-        what: which part of it, for errors.
-    """
+    """What ``torch.save`` wrote: to a path, which is mapped into memory, or its content."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old tensors
@@ -168,16 +143,13 @@ def _load(source: Any, path: Path, what: str = "") -> Any:
 
 
 class _IndexReader(pickle.Unpickler):
-    """Reads the index of a ``torch.distributed.checkpoint``. It finds only the plain classes that describe
-    tensors and files."""
+    """Reads the index of a DCP folder; finds only classes that describe tensors and files."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) in PLAIN or is_dtype:
-            return super().find_class(module, name)
-        if module == METADATA and name.isidentifier():
+        if f"{module}.{name}" in PLAIN or is_dtype or (module == METADATA and name.isidentifier()):
             found = super().find_class(module, name)
-            if getattr(found, "__module__", "") == METADATA:
+            if module != METADATA or getattr(found, "__module__", "") == METADATA:
                 return found
         raise pickle.UnpicklingError(f"it names {cut(f'{module}.{name}')}, whose code could run")
 

@@ -2,12 +2,13 @@
 
 Labels stand to the ids beside them in one of these layouts:
 
-- ``aligned``: a label is the token at its place, as in transformers; the model shifts them. The first token
-  of a row is never in the loss: nothing comes before it that could predict it.
+- ``aligned``: a label is the token at its place, as in transformers; the model shifts them, and the first
+  token of a row is never in the loss.
 - ``masked``: a label is the token that was hidden at its place.
-- ``own``: labels are a text of their own, such as that of an encoder-decoder. All of it is in the loss.
-- ``mask``: there are no labels. A mask says which tokens are in the loss, and else it is ``aligned``.
-Other labels, such as classes of tokens, have no text. A negative label is ignored by the loss.
+- ``own``: labels are a text of their own, such as that of an encoder-decoder.
+- ``mask``: there are no labels; a mask says which tokens are in the loss, and else it is ``aligned``.
+
+Other labels, such as classes of tokens, have no text. The loss ignores negative labels.
 """
 
 from __future__ import annotations
@@ -50,14 +51,7 @@ ROW, PIECE, SPARED = 400, 120, 16
 
 @dataclass
 class KnownIds:
-    """What the stages of a pipeline say of the columns that come out.
-
-    Attributes:
-        engines: the tokenizer of each column of ids; None where several tokenizers made them.
-        own: columns that are texts of their own: an encoder-decoder's targets.
-        masked: whether tokens are hidden, and labels are what they were.
-        classes: columns of classes.
-    """
+    """What the stages of a pipeline say of the columns that come out."""
 
     engines: dict[str, Engine | None] = field(default_factory=dict)
     own: set[str] = field(default_factory=set)
@@ -73,7 +67,6 @@ class KnownIds:
 
 
 def known_ids(plan: Plan) -> KnownIds:
-    """What the stages of a plan say."""
     found = KnownIds()
     for stage in _stages(plan.inputs):
         _add(found, stage)
@@ -115,20 +108,7 @@ def _add(found: KnownIds, stage: Stage) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TokenGrid:
-    """Token ids of an item, and what is known of each.
-
-    Attributes:
-        name: of the column.
-        ids: ``[B, L]``.
-        there: which cells hold a token, bool ``[B, L]``; the others are padding.
-        engine: the tokenizer; None to show numbers.
-        layout: of the labels, as above; "" where there are none.
-        labels: the column of labels that belong to these ids; "" where there is none.
-        in_loss: which tokens are targets of the loss, bool ``[B, L]``; None where nothing says so.
-        truth: of masked tokens, the labels ``[B, L]``.
-        starts: tokens with which a document begins, but the first of each row, bool ``[B, L]``; None where
-            rows are not packed.
-    """
+    """Token ids of an item, and what is known of each."""
 
     name: str
     ids: Array
@@ -153,13 +133,6 @@ class TokenGrid:
 def token_grids(
     values: Mapping[str, Any], known: KnownIds, of_row: bool = False
 ) -> list[TokenGrid]:
-    """The token ids among an item's values.
-
-    Args:
-        values: by name.
-        known: what the pipeline says of them.
-        of_row: whether they are of one row, which has no padding.
-    """
     found: list[TokenGrid] = []
     taken = known.classes.copy()
     for name, value in values.items():
@@ -223,7 +196,6 @@ def _looks_masked(ids: Array, labels: Array) -> bool:
 
 
 def _labels_alone(name: str, labels: Array, known: KnownIds, of_row: bool) -> TokenGrid:
-    """Labels that are a text of their own."""
     there, engine = labels >= 0, known.engine(name)
     if there.all() and not of_row:
         there = _unpadded(labels, engine)
@@ -303,15 +275,7 @@ def _vector(row: Any) -> Array | None:
 
 
 class Piece(NamedTuple):
-    """Some tokens that stand side by side.
-
-    Attributes:
-        kind: "plain"; "loss" or "masked", if it is in the loss, "masked" where its label is another token;
-            "document", where another one begins; "left_out" or "padding", which have no text.
-        text: of the tokens, escaped.
-        tokens: how many.
-        truth: of a masked token, the text of its label.
-    """
+    """Some tokens that stand side by side."""
 
     kind: str
     text: str = ""
@@ -358,8 +322,8 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
 
 
 def _text(engine: Engine | None, ids: Array, start: int, stop: int) -> str:
-    """The text of tokens ``start`` to ``stop`` as they stand after those before them: a space between them is
-    there, and a character that both have a part of is not lost. Numbers where nothing decodes them."""
+    """The text of tokens ``start`` to ``stop`` as they stand after those before them, so that no space or
+    part of a character is lost; numbers where nothing decodes them."""
     context = max(0, start - 8)
     whole = None if engine is None else engine.decode(ids[context:stop].tolist())
     before = None if engine is None else engine.decode(ids[context:start].tolist())

@@ -41,13 +41,12 @@ class Explanation:
     Attributes:
         rows: rows read in an epoch; None where they are not counted in advance.
         num_batches: items that each rank gets in an epoch; None where that is not known in advance.
-        num_shards: S, that ranks and workers share.
+        num_shards: that ranks and workers share.
         world_sizes: numbers of ranks that a run can have.
-        window_rows: rows that are mixed with each other by a shuffle; None where that is not known.
-        window_bytes: most memory for such rows in one process, estimated from what files say of themselves;
-            None where rows have no known size.
-        lines: all of the text, as label and text.
-        notes: what a user may want to change.
+        window_rows: rows that a shuffle mixes with each other; None where that is not known.
+        window_bytes: most memory for such rows in one process, estimated; None where rows have no known size.
+        lines: the text, as label and text.
+        notes: what you may want to change.
     """
 
     rows: int | None
@@ -65,8 +64,8 @@ class Explanation:
     @property
     def columns(self) -> dict[str, str]:
         """Types of the columns of the rows, before they are batched, by name: Arrow's, torch's, or else
-        Python's. None if rows have no names, or if there are no rows. Found in files' footers or headers if
-        they have them, else in the first row in file order, for which the pipeline's functions are called.
+        Python's. Empty if rows have no names, or if there are no rows. Found in files' footers or headers,
+        else in the first row in file order, for which the pipeline's functions are called.
 
         >>> import trainpipes as tp
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns
@@ -76,30 +75,25 @@ class Explanation:
 
     @property
     def mermaid(self) -> str:
-        """The stages as a diagram that GitHub, GitLab and mkdocs draw, in a block of the language
-        ``mermaid``."""
+        """The stages as a diagram in the language ``mermaid``, which GitHub, GitLab and mkdocs draw."""
         return mermaid(self._pipeline)
 
     def to_dict(self) -> dict[str, Any]:
         """What a run trains on, to be logged with it: plain JSON types. Reads nothing more.
 
-        - ``fingerprint``: equal for pipelines that take each other's states, as far as their data and
-          stages go, and for no others.
-        - ``stages``: each with all of its options, also those left at their defaults. Functions by module
-          and name, tokenizers by name and content, arrays by their content.
+        - ``fingerprint``: equal for pipelines that take each other's states, and for no others.
+        - ``stages``: each with all of its options. Functions by module and name, tokenizers by name and
+          content, arrays by their content.
         - ``data``: files, rows, a fingerprint, and what it is made of.
-        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is
-          not known in advance. ``num_shards``, ``batch_size``, ``world_size``.
+        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is not
+          known in advance. ``num_shards``, ``batch_size``, ``world_size``.
         - ``loader``: its options, if a ``Loader`` was asked.
-        - ``position``: where it stands now: rank, epoch, m, and the ``state`` to load; None where the
-          pipeline does not know: a ``Loader`` does, and in a DataLoader's worker its iterator.
-        - ``versions``: of the library, its format of states, Python, and packages that it works with.
+        - ``position``: rank, epoch, m, and the ``state`` to load; None where the pipeline does not know its
+          position: a ``Loader`` does, and in a DataLoader's worker its iterator.
+        - ``versions``: of the library, its states, Python, and packages that it works with.
 
-        There are no ``storage_options``, no user, password or query of a URL, and no values under names
-        such as ``api_key`` or ``token``. A state that itself holds such a value (as the argument of a
-        ``functools.partial``) is left out: ``position["state"]`` is None.
-
-        The same files give the same on two machines, but for paths, position and versions.
+        There are no ``storage_options``, no credentials of a URL, and no values under names such as
+        ``api_key``. ``position["state"]`` is None where the state itself holds such a value.
         """
         return record(self._session, self._loader)
 
@@ -121,18 +115,6 @@ def explain(
     num_workers: int,
     loader: Mapping[str, Any] | None = None,
 ) -> Explanation:
-    """What a pipeline amounts to on so many ranks with so many workers.
-
-    Args:
-        pipeline: what to explain.
-        session: where it stands: the pipeline's own, or its loader's.
-        world_size: number of ranks.
-        num_workers: of each rank.
-        loader: the loader's options.
-
-    Raises:
-        TopologyError: the ranks do not divide the shards.
-    """
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
     plan = session.plan

@@ -46,24 +46,22 @@ def inspect_files(
     sample: int = 10_000,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Look at files before training on them: rows, sizes, columns, some rows, how long texts are, and what
-    to fix, each with the command or code that fixes it.
+    """Look at files before training on them: rows, sizes, columns, some rows, lengths of texts, and what to
+    fix, each with the command or code that fixes it.
 
-    Files are read as their names say, as recipes read them: Parquet, Arrow, JSON lines, CSV, text, NumPy, tar
-    archives, images; and folders that ``write_memmap`` wrote. Where formats are mixed, the one with most
-    bytes is looked at. A file that cannot be read is named, and the others are looked at.
+    Reads Parquet, Arrow, JSON lines, CSV, text, NumPy, tar archives, images and folders of
+    ``write_memmap``; of several formats the one with most bytes. Files that cannot be read are named.
 
-    Of Parquet files, footers are read, about 0.1 ms a file, and a sample of rows from all files; of a large
-    row group only its beginning. Nulls, sizes, lengths and duplicates are those of the sample. JSON, CSV,
-    text and tar files are read once to count rows: all of them up to 256 MB (a quarter of that if they are
-    compressed or remote), else some, and the number of rows is an estimate. A sample has at most 256 MB, or
-    32 MB with a tokenizer or of remote files.
+    Nulls, sizes, lengths and duplicates are those of a sample: 256 MB at most, 32 MB with a tokenizer or
+    of remote files. Rows are counted from the footers of Parquet files. JSON, CSV, text and tar files are
+    read once: all of them up to 256 MB (64 MB if compressed or remote), else some, and the number of rows
+    is an estimate.
 
     Args:
         files: a path, folder, glob or URL, or a list of them.
-        tokenizer: counts tokens of text; given as for ``tokenize``. None to count bytes.
-        column: the column whose lengths are measured; lengths of several are added, such as prompt and
-            response. None for all columns of texts, bytes and lists of numbers, each by itself.
+        tokenizer: counts tokens of text, as ``tokenize`` takes it; None to count bytes.
+        column: the columns whose lengths are measured, and added; None for each column of texts, bytes or
+            lists of numbers by itself.
         max_length: report rows longer than this, in tokens, or in bytes without a tokenizer.
         rows: number of rows to show.
         sample: the most rows to look at.
@@ -123,7 +121,6 @@ def _row_groups(found: Found) -> RowGroups | None:
 
 
 def _columns(found: Found, sample: Sample) -> list[Column]:
-    """All columns, by what the sample has of them."""
     types: dict[str, dict[str, None]] = {}
     rows: Counter[str] = Counter()
     for file in found.files:
@@ -143,7 +140,6 @@ def _columns(found: Found, sample: Sample) -> list[Column]:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether values are texts or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -161,7 +157,6 @@ def _counts(array: pa.Array) -> IntArray:
 
 
 def _row(sample: Sample, row: int) -> dict[str, str]:
-    """A row of the sample, each value in short."""
     for table in sample.tables:
         if row < len(table):
             break
@@ -200,11 +195,7 @@ def _measured_columns(sample: Sample, max_length: int | None) -> list[list[str]]
 def _lengths(
     sample: Sample, names: list[str], engine: Engine | None, max_length: int | None
 ) -> Lengths | None:
-    """How long rows are in these columns together; None if there are no such rows.
-
-    Raises:
-        SchemaError: a column's values have no length.
-    """
+    """How long rows are in these columns together; None if there are no such rows."""
     sample = sample.having(names)
     lengths, units = np.zeros(sample.rows, dtype=np.int64), set()
     if not len(lengths):

@@ -48,17 +48,6 @@ def findings_of(
     asked: Sequence[str],
     max_length: int | None,
 ) -> list[Finding]:
-    """Everything to fix.
-
-    Args:
-        found: the files.
-        sample: of their rows.
-        rows: of all files, about.
-        columns: of all files.
-        lengths: of rows in the sample.
-        asked: columns that the user named, if any.
-        max_length: the length that rows should have at most.
-    """
     return [
         *_of_files(found),
         *_of_blocks(found, rows),
@@ -219,7 +208,6 @@ def _of_equal_rows(found: Found, sample: Sample, asked: Sequence[str]) -> Iterat
 
 
 def _repack(found: Found, options: str) -> str:
-    """The command that writes the files anew."""
     files = " ".join(shlex.quote(hidden(url)) for url in found.urls[:NAMED])
     more = " …" if found.urls[NAMED:] else ""
     return f"trainpipes repack {files}{more} OUT {options}".rstrip()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -37,12 +40,7 @@ from trainpipes.sources.memmap.manifest import is_memmap
 from trainpipes.sources.remote.retry import Stopped
 
 #: Formats without a header: a file is read once to count its rows.
-SCANNED: dict[str, dict[str, Any]] = {
-    "read_json": {"index": False},
-    "read_csv": {"index": False},
-    "read_text": {"index": False},
-    "read_webdataset": {"index": False, "missing": "null"},
-}
+SCANNED = ("read_json", "read_csv", "read_text", "read_webdataset")
 #: Bytes of such files that are read, about 1 s a GB; a quarter of that if they are compressed or remote. Of
 #: more, some of so many files are, the small ones first.
 SCANNED_BYTES, SCANNED_FILES = 256 << 20, 64
@@ -64,16 +62,7 @@ ABOUT = ("state.json", "dataset_info.json", "dataset_dict.json")
 
 @dataclass
 class DataFile:
-    """Files that are read as one, or a file by itself.
-
-    Args:
-        name: of the first, without secrets.
-        size: in bytes.
-        lengths: rows of each block, int64 ``[blocks]``.
-        block_bytes: bytes of each block before compression, float64 ``[blocks]``.
-        schema: None if it is known only when rows are read.
-        source: reads its blocks.
-    """
+    """Files that are read as one, or a file by itself."""
 
     name: str
     size: int
@@ -85,19 +74,7 @@ class DataFile:
 
 @dataclass
 class Found:
-    """The files.
-
-    Args:
-        reader: reads them.
-        urls: what was asked for.
-        remote: whether files are on another machine.
-        count: number of files, also of those that are not looked at.
-        bytes: of all files.
-        files: those that were looked at: all as one, or in parts where that fails.
-        others: names of files beside them that another reader reads.
-        unreadable: why files cannot be read, by name.
-        scale: bytes of all files, for each byte of those looked at.
-    """
+    """The files."""
 
     reader: str
     urls: Sequence[str]
@@ -122,13 +99,7 @@ class Found:
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
     """The files that paths, folders, globs and URLs stand for, and what they say without reading rows. Where
-    there are several formats, the one with most bytes is taken.
-
-    Raises:
-        MissingFilesError: there are none.
-        ConfigError: no name says how to read a file.
-        UnreachableError: a server does not answer, or denies access.
-    """
+    there are several formats, the one with most bytes is taken."""
     if not urls:
         raise MissingFilesError(
             "inspect_files(files) must be a path, folder, glob or URL, or a list of them, got none"
@@ -163,7 +134,6 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 
 def _is_memmap(url: str) -> bool:
-    """Whether a folder is one of ``write_memmap``, or holds such folders."""
     return any(map(is_memmap, [url, *glob.glob(f"{glob.escape(url)}/*/")]))
 
 
@@ -175,10 +145,15 @@ def _memmap(urls: Sequence[str]) -> Found:
 
 
 def _look(found: Found, files: FileList) -> None:
-    """Open files as a pipeline opens them. What cannot be opened together is opened in halves, down to the
-    files that cannot be read."""
+    """Open files as a pipeline opens them, or each by itself where they cannot be opened together."""
 
-    def look(numbers: list[int]) -> list[DataFile]:
+    wanted = _wanted_files(found, files)
+    if found.reader == "read_images":
+        for file in np.flatnonzero(files.sizes == 0).tolist():
+            found.unreadable[hidden(files.names[file])] = "empty: 0 bytes"
+        wanted = np.flatnonzero(files.sizes != 0).tolist()
+
+    def look(*numbers: int) -> list[DataFile]:
         some = files.pick(np.array(numbers, dtype=np.int64))
         name, size = hidden(some.names[0]), int(np.maximum(some.sizes, 0).sum())
         try:
@@ -188,29 +163,16 @@ def _look(found: Found, files: FileList) -> None:
         except Exception as error:
             if len(numbers) == 1:
                 found.unreadable[name] = reason_of(name, error)
-                return []
-        half = len(numbers) // 2
-        return look(numbers[:half]) + look(numbers[half:])
+            return []
 
-    wanted = _wanted_files(found, files)
-    if found.reader == "read_images":
-        for file in np.flatnonzero(files.sizes == 0).tolist():
-            found.unreadable[hidden(files.names[file])] = "empty: 0 bytes"
-        wanted = np.flatnonzero(files.sizes != 0).tolist()
-    if found.reader in SCANNED:  # each is read to its end, once
-        job = "looking at files"
-        looked = each_file(
-            files,
-            lambda n, _: look([n]),
-            "inspect_files()",
-            "data",
-            wanted=wanted,
-            least=1,
-            job=job,
-        )
-        found.files = [one for several in looked.values() for one in several]
-    elif wanted:
-        found.files = look(wanted)
+    # Those without a header are read to their end, once, and so each by itself.
+    found.files = look(*wanted) if wanted and found.reader not in SCANNED else []
+    if found.reader in SCANNED or (len(wanted) > 1 and not found.files):
+        one_by_one = each_file(
+            files, lambda n, _: look(n), "inspect_files()", "data",
+            wanted=wanted, job="looking at files",
+        )  # fmt: skip
+        found.files = [one for several in one_by_one.values() for one in several]
     found.bytes = found.bytes or sum(file.size for file in found.files)
     if len(wanted) < len(files) and found.reader in SCANNED:
         found.scale = found.bytes / max(1, sum(file.size for file in found.files))
@@ -232,8 +194,10 @@ def _wanted_files(found: Found, files: FileList) -> list[int]:
 def _opened(reader: str, files: FileList) -> RowSource:
     """What a pipeline reads of files that are listed already."""
     read: Any = getattr(Pipeline([ListFiles.of(files, files.names)]), reader)
-    options = {} if reader == "read_images" else {"index": False, **SCANNED.get(reader, {})}
-    *below, stage = read(**options).stages
+    options = {} if reader == "read_images" else {"index": False}
+    *below, stage = read(
+        **options, **{"missing": "null"} if reader == "read_webdataset" else {}
+    ).stages
     try:
         source: RowSource = stage.open_files(below)
     except ConfigError:
@@ -265,11 +229,7 @@ def reason_of(name: str, error: Exception) -> str:
 
 @dataclass
 class Sample:
-    """Rows of all files.
-
-    Args:
-        tables: pieces of consecutive rows, in the order of the files.
-    """
+    """Rows of all files."""
 
     tables: list[pa.Table] = field(default_factory=list)
 
@@ -291,7 +251,6 @@ class Sample:
         return found
 
     def having(self, names: Sequence[str]) -> Sample:
-        """The rows that have all of these columns."""
         return Sample([table for table in self.tables if set(names) <= set(table.column_names)])
 
 
@@ -305,49 +264,33 @@ def plain_array(array: pa.Array) -> pa.Array:
 
 def read_sample(found: Found, rows: int, small: bool) -> Sample:
     """About ``rows`` rows of all files, in pieces of consecutive rows. Files that cannot be decoded are added
-    to ``found.unreadable``.
-
-    Args:
-        found: the files.
-        rows: how many, at most.
-        small: whether work on them takes long, so that they should be few bytes.
-
-    Raises:
-        UnreachableError: a server does not answer, or denies access.
-    """
+    to ``found.unreadable``."""
     most = REMOTE_BYTES if found.remote or small else LOCAL_BYTES
     total = int(found.lengths.sum())
     if size := float(found.block_bytes.sum()):
         rows = min(rows, max(1, int(most * total / size)))
     if found.remote and found.reader == "read_images":
         rows = min(rows, REMOTE_IMAGES)
-    sample, reader, open_file = Sample(), None, -1
+    sample = Sample()
     places = _places(found.files, rows, REMOTE_PIECES if found.remote else LOCAL_PIECES)
-    try:
-        for file, block, start, stop in counted(
-            places, "reading some rows of files", len(places), "pieces", 1
-        ):
-            one = found.files[file]
-            try:
-                if reader is None or file != open_file:
-                    if reader is not None:
-                        reader.close()
-                    reader, open_file = one.source.reader(), file
-                table = table_of(reader.read(block, start, stop), "inspect_files()")
-            except (UnreachableError, MemoryError, MissingExtraError):
-                raise
-            except Exception as error:
-                name = hidden(getattr(error, "path", None) or one.name)
-                found.unreadable[name] = reason_of(name, error)
-                continue
-            one.schema = one.schema or table.schema
-            sample.tables.append(table)
-            most -= table.nbytes
-            if most < 0:
-                break
-    finally:
-        if reader is not None:
-            reader.close()
+    pieces = counted(places, "reading some rows of files", len(places), "pieces", 1)
+    for file, of_file in groupby(pieces, itemgetter(0)):
+        one = found.files[file]
+        with closing(one.source.reader()) as reader:
+            for _, *place in of_file:
+                try:
+                    table = table_of(reader.read(*place), "inspect_files()")
+                except (UnreachableError, MemoryError, MissingExtraError):
+                    raise
+                except Exception as error:
+                    name = hidden(getattr(error, "path", None) or one.name)
+                    found.unreadable[name] = reason_of(name, error)
+                    continue
+                one.schema = one.schema or table.schema
+                sample.tables.append(table)
+                most -= table.nbytes
+                if most < 0:
+                    return sample
     return sample
 
 

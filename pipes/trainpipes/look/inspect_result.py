@@ -18,15 +18,8 @@ Rows = list[list[str]]
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of Parquet files.
-
-    Attributes:
-        count: how many there are.
-        least: rows of the smallest one.
-        median: rows of the median one.
-        most: rows of the largest one.
-        bytes: bytes of the largest one before compression.
-    """
+    """Row groups of Parquet files: how many, rows of the smallest, the median and the largest one, and bytes
+    of the largest one before compression."""
 
     count: int
     least: int
@@ -40,11 +33,11 @@ class Column:
     """A column.
 
     Attributes:
-        name: the column's name.
-        type: Arrow's name of its type; several where files differ, such as "int64 or string".
-        nulls: the share of null values in the sample, 0 to 1; None if it has none of the column.
+        name: of the column.
+        type: of Arrow; several where files differ, such as "int64 or string".
+        nulls: their share in the sample, 0 to 1; None if it has none of the column.
         empty: the share of empty texts or lists in the sample; None for other types.
-        bytes: estimated bytes of all its values in memory; None if the sample has none.
+        bytes: estimated, of all its values in memory; None if the sample has none.
     """
 
     name: str
@@ -59,11 +52,11 @@ class Lengths:
     """How long the rows of the sample are.
 
     Attributes:
-        columns: the measured columns; their lengths are added.
+        columns: whose lengths are added.
         unit: "tokens", "bytes", or "items" of lists of numbers.
-        rows: number of measured rows.
-        mean: the mean length.
-        percentiles: the length that this percentage of rows does not exceed, by "50", "90", "95", "99".
+        rows: that were measured.
+        mean: of the lengths.
+        percentiles: by "50", "90", "95", "99".
         most: the greatest length.
         too_long: the share of rows longer than ``max_length``; None if it is not given.
     """
@@ -132,7 +125,6 @@ class Inspection:
         return not self.unreadable and self.rows > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
         return dataclasses.asdict(self)
 
     def __repr__(self) -> str:

@@ -1,8 +1,4 @@
-"""How often each label comes in the data.
-
-One pass over one column: of files, no other is read. Every row is counted once, whatever order, draw, shards
-or weights of a mix the pipeline gives it. The same on all ranks, each of which makes the pass by itself.
-"""
+"""How often each label comes in the data: one pass over one column, the same on all ranks."""
 
 from __future__ import annotations
 

@@ -39,16 +39,7 @@ def exact_length(plan: Plan, rank: int, world_size: int) -> int | None:
 
 
 def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
-    """Items that a rank gets in an epoch, about.
-
-    ``sample`` and ``split`` let their fraction through. What ``pack``, budgets of tokens and buckets make of
-    rows is measured on the first 2,048 that come to the first of them, and what a ``filter`` or a
-    ``flat_map`` makes of them with it; where there are none of these, on the first 2,048 rows that come to
-    the first filter. After any of them each shard has a short batch of its own.
-
-    Raises:
-        TypeError: the pipeline has no end, or its rows cannot be counted.
-    """
+    """Items that a rank gets in an epoch, about."""
     exact = exact_length(plan, rank, world_size)
     if exact is not None:
         return exact
@@ -97,14 +88,7 @@ def rows_of(source: RowSource | RowStream) -> int | None:
 
 @dataclass(frozen=True)
 class Flow:
-    """What comes out of a stage in an epoch, over all ranks.
-
-    Attributes:
-        what: in the plural, as in "rows".
-        count: how many; None where that is not known.
-        exact: whether the count is more than an average.
-        endless: whether epochs follow each other without an end.
-    """
+    """What comes out of a stage in an epoch, over all ranks."""
 
     what: str
     count: float | None = None
@@ -125,15 +109,6 @@ class Flow:
 def flows(
     plan: Plan, stages: Sequence[Stage], rows: int | None, made: Mapping[Stage, float] | None = None
 ) -> Iterator[Flow]:
-    """What comes out of each stage.
-
-    Args:
-        plan: of these stages.
-        stages: as they are written.
-        rows: of the source; None where that is not known, or not to be asked.
-        made: items that come out of a stage for each that goes in, where that was measured; if left out,
-            counts end at a stage of which that is not known.
-    """
     flow = Flow("files")
     reads = any(stage.role in ("reader", "source") for stage in stages)
     kept: float | None = None  # rows, as far as they are exact
@@ -159,7 +134,6 @@ def flows(
 def _after(
     flow: Flow, stage: Stage, plan: Plan, made: Mapping[Stage, float] | None, several: bool
 ) -> Flow:
-    """What a stage makes of what comes to it."""
     count = flow.count
     options = stage.options
     if stage.role == "repeat":
@@ -200,13 +174,7 @@ def _after(
 
 def _batches(plan: Plan, rows: float, several: bool) -> float:
     """Batches that are cut of an epoch's rows, where each shard ends with a batch of its own: for each that a
-    shard may give, how likely there are rows enough for it.
-
-    Args:
-        plan: of the pipeline.
-        rows: that come to ``batch``, about.
-        several: whether a stage may have made more rows of those that are read.
-    """
+    shard may give, how likely there are rows enough for it."""
     chain, size = plan.chain, plan.chain.batch_size
     mean = rows / chain.num_shards
     if mean > 100 * size:
@@ -278,8 +246,6 @@ def walk(plan: Plan, epoch: int = 0) -> Iterator[Any]:
 
 
 class _Count:
-    """Items that have come by."""
-
     items = 0
 
 
@@ -296,11 +262,7 @@ class _Tally(RunStage):
 
 
 class Numbered(RunStage):
-    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says of a block.
-
-    Args:
-        sizes: a list, since a mix says what its rows count only when it is open.
-    """
+    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says."""
 
     holds_data = True
 

@@ -36,14 +36,9 @@ from trainpipes.state.format import Position
 TEXT = 40
 #: Titles of a table's columns, by what they show.
 TITLES = {
-    "segment": "segment",
-    "source": "source",
-    "path": "file",
-    "row_group": "row group",
-    "row": "row",
-    "tokens": "tokens",
-    "epoch": "epoch",
-}
+    "segment": "segment", "source": "source", "path": "file", "row_group": "row group", "row": "row",
+    "tokens": "tokens", "epoch": "epoch",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,12 +48,12 @@ class RowPlace(Place):
     Attributes:
         path: the file; None where rows are of no file.
         row_group: of a Parquet file, from 0; of rows in memory, their block.
-        row: in the file, from 0; in the data set or stream where there is no file; of an image, None.
+        row: in the file, or in the data set or stream, from 0; None for an image.
         source: its name in a ``mix``, or its number in a ``zip``.
-        index: which row of the batch it is, or is part of, from 0.
-        epoch: in which it is read, from 0; in a ``mix`` that of its source.
-        segment: of a packed row, which of its documents this is: the number in ``segment_ids``, from 1.
-        tokens: of a packed row, the document's first token that is in it, and the one after the last.
+        index: the row of the batch, from 0.
+        epoch: from 0; in a ``mix`` that of its source.
+        segment: of a packed row, the document's number in ``segment_ids``, from 1.
+        tokens: of a packed row, the document's first token in it, and the one after the last.
     """
 
     index: int = 0
@@ -68,11 +63,8 @@ class RowPlace(Place):
 
 
 class Provenance(list[RowPlace]):
-    """Where the rows of one batch come from: a ``RowPlace`` for each, in the batch's order. Of a packed row
-    there is one for each of its documents, of a row of ``zip`` one for each source.
-
-    Printed, it is a table, with files as they stand in the folder that all of them have in common.
-    """
+    """Where the rows of a batch come from: a ``RowPlace`` for each, in the batch's order; of a packed row one
+    for each document, of a row of ``zip`` one for each source. Prints as a table."""
 
     def __init__(self, rows: ItemRows, inputs: Inputs) -> None:
         super().__init__()
@@ -95,8 +87,8 @@ class Provenance(list[RowPlace]):
 
     @cached_property
     def texts(self) -> list[str]:
-        """The first text among the columns of each place's row, as its source gives it; "" where it has none,
-        or where a row can't be read by its number (streams). Reads these rows."""
+        """The first text among the columns of each place's row; "" where it has none, or cannot be read by
+        its number (streams). Reads these rows."""
         with ExitStack() as opened:
             readers: dict[int, Reader] = {}
             rows = sorted(set(self._ids))  # those of a row group one after the other
@@ -104,8 +96,7 @@ class Provenance(list[RowPlace]):
         return [found[row] for row in self._ids]
 
     def table(self, texts: Sequence[str]) -> str:
-        """The places as a table of text, with the columns that tell them apart, and files as they stand in
-        the folder that all of them have in common.
+        """The places as a table, without columns that are empty. File names lose the folder they share.
 
         Args:
             texts: the start of one for each place; none to leave that column out.
@@ -127,13 +118,13 @@ class Provenance(list[RowPlace]):
 
 @dataclass(frozen=True, eq=False)
 class LocatedBatch:
-    """A batch that was found again. Printed, it is a table of its rows.
+    """A batch that was found again. Prints as a table of its rows.
 
     Attributes:
-        batch: the very batch, before stages that place it (``pin``, ``to``).
+        batch: as the loader gave it, before ``pin`` and ``to``.
         places: where its rows come from.
-        epoch: the pass over the data, from 0.
-        m: its number in that, over all ranks.
+        epoch: from 0.
+        m: its number in the epoch, over all ranks.
         rank: the rank that has it.
         world_size: ranks of that run.
     """
@@ -164,19 +155,17 @@ def locate(
 ) -> LocatedBatch:
     """Find a batch of a run, past or to come: make it again, and say where its rows come from. Moves nothing.
 
-    Where batches are counted, by arithmetic: at most the shuffle windows of its rows are read. Of others the
-    rank's batches from the epoch's start, or from a state, are made again one after the other.
+    Where batches are counted, it reads at most the shuffle windows of its rows. Others are made again one
+    after the other, from the epoch's start or from a state.
 
     Args:
-        run: the pipeline, or its loader; one with other workers or threads will do.
+        run: the pipeline, or its loader; with any number of workers and threads.
         at: the batch's number among those of its rank in the epoch, from 0, as ``enumerate(loader)`` counts
-            them where the epoch began on this number of ranks; or a state, for the batch that comes next
-            after it. Where batches are not counted and there are several ranks, a state with the shards of
-            the rank asked about.
-        after: with a state, so many batches later. Where batches are counted it may be less than 0: -1 is
-            the last one before the state.
-        epoch: the pass that ``at`` counts in; if left out, the one that is under way in ``run``, or comes
-            next.
+            them; or a state, for the batch after it. For several ranks and batches that are not counted, a
+            state with the shards of that rank.
+        after: with a state, so many batches later; less than 0 (-1 is the last one before the state) where
+            batches are counted.
+        epoch: that ``at`` counts in; if left out, the one under way in ``run``, or the next.
         rank: whose batch; this process's if left out.
         world_size: ranks of the run; those of this process's if left out.
 
@@ -198,9 +187,8 @@ def locate(
     session = run._session
     topology = _topology(session, rank, world_size)
     if isinstance(at, Mapping):
-        require(
-            epoch is None, "locate(epoch)", "None where a state is given", epoch, "leave it out"
-        )
+        rule = "None where a state is given"
+        require(epoch is None, "locate(epoch)", rule, epoch, "leave it out")
         whole_number(after, None, "locate(after)", "batches after the state")
         position, passed = session.parse(at), after
     else:
@@ -240,9 +228,8 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         position, walked = replace(start, m=start.m + passed * world), 0
         if position.m < 0:
             raise StateError(
-                f"locate(after) must not go back beyond the start of epoch {start.epoch}, of which m = "
-                f"{start.m} batches of all ranks were done, got {passed}; give the number of the batch, and "
-                "epoch="
+                f"locate(after) must not go back beyond the start of epoch {start.epoch} (m = {start.m} "
+                f"batches ago), got {passed}; give the number of the batch, and epoch="
             )
     elif passed < 0:
         raise StateError(
@@ -260,8 +247,7 @@ def _found(session: Session, topology: Topology, start: Position, passed: int) -
         raise _beyond(passed, topology, start) from None
     finally:
         items.close()
-    assert items.rows is not None
-    assert items.m is not None
+    assert items.rows is not None and items.m is not None  # noqa: PT018
     places = Provenance(items.rows, plan.inputs)
     return LocatedBatch(batch, places, start.epoch, items.m, topology.rank, world)
 
@@ -277,14 +263,7 @@ def _said(value: Any) -> str:
 
 
 def _text_of(inputs: Inputs, row: int, readers: dict[int, Reader], opened: ExitStack) -> str:
-    """The first text of a row, as its source gives it; "" where there is none.
-
-    Args:
-        inputs: where the rows are.
-        row: its number there.
-        readers: by source, those that were opened; one more may be.
-        opened: closes them.
-    """
+    """The first text of a row, as its source gives it; "" where there is none."""
     if isinstance(inputs.source, RowMixture):
         inputs, row, _ = inputs.source.where(inputs, row)
     source = inputs.source

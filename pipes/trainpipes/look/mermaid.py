@@ -1,8 +1,5 @@
-"""A chain as Mermaid text, which GitHub, GitLab, mkdocs and JupyterLab draw: https://mermaid.js.org.
-
-Boxes are stages with the options that were given; lines say what flows, and how much of it in an epoch where
-that is known. Pipelines that ``mix``, ``concat`` and ``zip`` join are branches.
-"""
+"""A chain as Mermaid text: https://mermaid.js.org. Boxes are stages with their options; lines say what flows,
+and how much of it in an epoch where that is known."""
 
 from __future__ import annotations
 
@@ -31,13 +28,6 @@ ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
 
 
 def mermaid(pipeline: Pipeline, counts: bool = True) -> str:
-    """The text of a drawing of a pipeline.
-
-    Args:
-        pipeline: what to draw.
-        counts: whether files may be listed to count their rows, as ``explain()`` does. If False, rows are
-            counted only where their files were listed before.
-    """
     drawing = _Drawing()
     plan = pipeline._session.plan
     source = plan.inputs.source if counts or plan.inputs.is_open else None
@@ -102,7 +92,6 @@ class _Drawing:
         return own
 
     def _card(self, pipeline: Pipeline) -> str:
-        """A box that stands for a whole pipeline, a line for each stage."""
         lines = [f"{stage.name}({written(stage)})" for stage in pipeline.stages]
         lines = [line if len(line) <= MOST_WIDE else f"{line[: MOST_WIDE - 1]}…" for line in lines]
         if len(lines) > MOST_ON_CARD:

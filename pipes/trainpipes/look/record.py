@@ -1,7 +1,6 @@
 """What a run trained on, as one record of plain JSON types: ``explain().to_dict()``.
 
-Values are named by what a state knows them by (``kinds.options.identify``), short, and without what could
-hold a secret: values under such names, and credentials and queries of URLs, also within a text.
+Values are named by what a state knows them by, without what could hold a secret.
 """
 
 from __future__ import annotations
@@ -42,12 +41,6 @@ PACKAGES = (
 
 
 def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What a pipeline or a loader runs, and where it stands.
-
-    Args:
-        session: the pipeline's or the loader's.
-        loader: the loader's options.
-    """
     plan = session.plan
     rank, world_size = session.ranks()
     chain = plan.chain
@@ -77,7 +70,6 @@ def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[st
 
 
 def _stage(stage: Stage) -> dict[str, Any]:
-    """A stage with all its options."""
     options = {k: v for k, v in stage.resolved_options.items() if k != "storage_options"}
     return {
         "stage": stage.name,
@@ -124,7 +116,6 @@ def _rows(inputs: Inputs) -> int | None:
 
 
 def _position(session: Session, rank: int) -> dict[str, Any] | None:
-    """Where it stands; None where others iterate it, which know."""
     try:
         state = session.state()
     except StateError:
@@ -156,10 +147,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 def plain(value: Any, name: str = "") -> Any:
     """An option as JSON types; functions by module and name, arrays and tables by their content.
-
-    Args:
-        value: any option of a stage, or a part of one.
-        name: what it is called.
 
     >>> plain({"size": (224, 224), "dtype": torch.float32, "password": "x"})
     {'size': [224, 224], 'dtype': 'torch.float32', 'password': '(left out)'}

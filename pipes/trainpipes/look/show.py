@@ -1,8 +1,4 @@
-"""Items of a pipeline for people to read: ``pipe.show()``, ``loader.show()`` and ``tp.show(batch)``.
-
-An item becomes an ``ItemView``, plain data. Views become text, which is the same on a terminal, in a notebook
-and in a file; the first two show in color what is in the loss.
-"""
+"""Items of a pipeline for people to read: ``pipe.show()``, ``loader.show()`` and ``tp.show(batch)``."""
 
 from __future__ import annotations
 
@@ -26,14 +22,7 @@ from trainpipes._internal.text import escaped
 from trainpipes.engine.iterating.session import Session
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
-from trainpipes.look.decoded import (
-    KnownIds,
-    Piece,
-    TokenGrid,
-    known_ids,
-    pieces_of,
-    token_grids,
-)
+from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
 from trainpipes.look.values import NAME, Facts, as_mapping, facts_of, leaves, rows_of
 from trainpipes.tokenizers.load import load
 
@@ -65,17 +54,7 @@ ON_TERMINAL, IN_NOTEBOOK = "\x1b[32m\\g<0>\x1b[0m", r'<span style="color: green"
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How much of a column of token ids is in the loss, and how much is padding.
-
-    Attributes:
-        name: of the column.
-        layout: how labels stand to ids: see ``trainpipes.look.decoded``; "" where nothing says what is in the
-            loss.
-        cells: B * L.
-        tokens: of these, those that are no padding.
-        padding: the others.
-        in_loss: targets of the loss; None where nothing says so.
-    """
+    """How much of a column of token ids is in the loss, and how much is padding."""
 
     name: str
     layout: str
@@ -96,19 +75,7 @@ class RowText:
 
 @dataclass(frozen=True)
 class ItemView:
-    """What is shown of one item.
-
-    Attributes:
-        title: "batch 0", "row 3".
-        kind: what the item is: "dict of 3", "tuple of 2", "Tensor".
-        rows: in a batch; None where that cannot be known.
-        values: what it is made of.
-        more_values: whether it has more than are listed.
-        tokens: counts of each column of token ids.
-        texts: of its first rows, or of the row.
-        items: its first rows, where it is a list of them.
-        notes: what stands out.
-    """
+    """What is shown of one item."""
 
     title: str
     kind: str
@@ -156,10 +123,9 @@ class Preview:
 
 def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     """A batch, or a row, for people to read: names, types, shapes, the least and the greatest number, and
-    token ids as text with the tokens in the loss marked.
+    token ids as text with the tokens in the loss marked. Long values are cut.
 
-    For items of any origin; ``pipe.show()`` and ``loader.show()`` know the tokenizer by themselves. Nothing
-    is printed whole that is long, and of large tensors only the first rows are looked at.
+    For items of any origin; ``pipe.show()`` and ``loader.show()`` know the tokenizer by themselves.
 
     Args:
         item: a batch: a dict or tuple of tensors or arrays, a tensor, an Arrow table, a list of rows;
@@ -188,13 +154,6 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
 
 
 def show_next(session: Session, count: int, rows: int) -> Preview:
-    """The next items of a pipeline: ``Pipeline.show``.
-
-    Args:
-        session: the pipeline's.
-        count: how many.
-        rows: of a batch, how many are shown as text.
-    """
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
     found = preview(islice(session.coming(), count), session.plan, rows)
@@ -207,7 +166,6 @@ def show_next(session: Session, count: int, rows: int) -> Preview:
 
 
 def preview(items: Iterable[Any], plan: Plan, rows: int = 4) -> Preview:
-    """Items of the pipeline with that plan."""
     known = known_ids(plan)
     is_batch = plan.chain.batch is not None or plan.chain.opener.makes_batches
     title = "batch {:,}" if is_batch else "row {:,}"
@@ -339,7 +297,6 @@ def _marked(piece: Piece) -> str:
 
 
 def _legend(views: Sequence[ItemView]) -> str:
-    """What the marks mean, of those that are there."""
     inner = [one for view in views for one in (view, *view.items)]
     there = {piece.kind for view in inner for one in view.texts for piece in one.pieces}
     return "   ".join(

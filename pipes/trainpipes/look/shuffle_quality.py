@@ -30,22 +30,21 @@ READING = ("files", "reader", "source", "shard", "shuffle")
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """What an order is like. Beside each number stands what a random order has on average.
+    """How well an order is shuffled. Printed, each number stands beside that of a random order.
 
     Attributes:
-        rows: n, rows looked at.
-        epoch_rows: rows of an epoch: n, but for a sample.
+        rows: rows looked at.
+        epoch_rows: rows of an epoch: more than ``rows`` for a sample.
         batch_size: rows in a batch.
-        files: how many files the rows are from; blocks of rows where there are no files.
-        neighbour_distance: how far two rows that come one after the other stand from each other in the
-            files, on average, as a part of all rows: 0 for file order, 1/3 for a random one.
-        neighbours_kept: how often two rows that come one after the other are neighbours in a file: 1 for
-            file order, 2 / epoch_rows for a random one. Above 0.01, batches hold stretches of files.
-        files_per_batch: files that a batch has rows of, on average.
+        files: that the rows are from; blocks where there are no files.
+        neighbour_distance: mean distance in the files of rows that come one after the other, as a part of
+            all rows: 0 for file order, 1/3 for a random one.
+        neighbours_kept: share of rows that come after their neighbor in a file: 1 for file order. Above
+            0.01, batches hold stretches of files.
+        files_per_batch: mean number of files that a batch has rows of.
         random_files_per_batch: the same in a random order.
-        file_spread: batches that have a row of a file, as a part of those that would in a random order, on
-            average over files: 1 is random; 0.1 means that a file's rows come in a tenth of the places. None
-            of a sample.
+        file_spread: batches that have a row of a file, as a part of those in a random order: 1 is random.
+            None for a sample.
     """
 
     rows: int
@@ -68,11 +67,12 @@ class ShuffleQuality:
             ("spread of a file", self.file_spread, 2, "1.00"),
         ]
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
-        rows = [("rows", f"{of} of {files}, batches of {self.batch_size}")]
-        for label, value, digits, random in measures:
-            if value is not None:
-                rows.append((label, f"{value:<10.{digits}f}random: {random}"))
-        return table(rows)
+        measured = [
+            (label, f"{value:<10.{digits}f}random: {random}")
+            for label, value, digits, random in measures
+            if value is not None
+        ]
+        return table([("rows", f"{of} of {files}, batches of {self.batch_size}"), *measured])
 
     __repr__ = __str__
 
@@ -84,21 +84,18 @@ def shuffle_quality(
     batch_size: int | None = None,
     epoch: int = 0,
 ) -> ShuffleQuality:
-    """Measure an order: that in which a pipeline reads its rows, or any.
+    """Measure the order in which a pipeline reads its rows, or any order. Reads no rows.
 
-    Of a pipeline, nothing is read but the listing, and rows that its stages drop or make are not looked at.
-    For the order of what it delivers, give the numbers of these rows.
+    Rows that stages drop or make do not count; for the order of what a pipeline delivers, give row numbers.
 
     Args:
-        order: a pipeline; or the numbers of rows, in file order over all files, in the order in which they
-            come.
-        files: rows of each file, in file order, where ``order`` is not a pipeline; one file if left out.
+        order: a pipeline; or numbers of rows, counted over all files, in the order in which they come.
+        files: with numbers, the rows of each file; one file if left out.
         batch_size: rows in a batch; the pipeline's own if left out, else 32.
-        epoch: which epoch of the pipeline.
+        epoch: of the pipeline.
 
     Raises:
-        ConfigError: the pipeline's rows have no numbers, as those of a stream or a mix; or the rows are more
-            than the files have.
+        ConfigError: the pipeline's rows have no numbers (a stream, a mix), or the files have fewer rows.
 
     >>> print(shuffle_quality(range(1000), files=[250] * 4))
     rows                1,000 of 4 files, batches of 32
@@ -120,9 +117,8 @@ def shuffle_quality(
     lengths = np.array([most] if files is None else files, dtype=np.int64)
     if numbers.ndim != 1 or most > lengths.sum() or numbers.min(initial=0) < 0:
         raise ConfigError(
-            f"shuffle_quality(order) must be row numbers from 0 to {int(lengths.sum()) - 1}, as the files "
-            f"say, got {numbers.dtype}{list(numbers.shape)} up to {most - 1}; give files= the rows of each "
-            "file"
+            f"shuffle_quality(order) must be row numbers from 0 to {int(lengths.sum()) - 1}, got shape "
+            f"{list(numbers.shape)} up to {most - 1}; give files= the rows of each file"
         )
     return _measured(numbers, lengths, batch_size or BATCH_SIZE)
 
@@ -155,29 +151,18 @@ def order_quality(
 def _measured(
     numbers: IntArray, lengths: IntArray, batch_size: int, epoch_rows: int | None = None
 ) -> ShuffleQuality:
-    """Measure an order.
-
-    Args:
-        numbers: of the rows, as they come.
-        lengths: rows of each file.
-        batch_size: rows of a batch.
-        epoch_rows: rows of the epoch of which these are the first; all if left out.
-    """
     n = len(numbers)
     whole = epoch_rows is None or n >= epoch_rows
     file = np.searchsorted(np.cumsum(lengths), numbers, side="right")
     in_file = np.bincount(file, minlength=len(lengths)) if whole else lengths
     there = in_file > 0
     apart = np.abs(np.diff(numbers))
-    batches = -(-n // batch_size)
+    full, rest = divmod(n, batch_size)
+    batches = max(1, full + (rest > 0))
     pairs = np.unique(np.arange(n) // batch_size * len(lengths) + file)
     # Batches that a file's rows fall into where each row picks a place at random.
-    sizes = np.diff(np.append(np.arange(0, n, batch_size), n))
-    full, rest = int((sizes == batch_size).sum()), sizes[sizes < batch_size]
     total = int(in_file.sum())
-    expected = full * _touches(in_file, total, batch_size)
-    for size in rest.tolist():
-        expected = expected + _touches(in_file, total, size)
+    expected = full * _touches(in_file, total, batch_size) + _touches(in_file, total, rest)
     spread = None
     if whole:
         touched = np.bincount(pairs % len(lengths), minlength=len(lengths))
@@ -189,8 +174,8 @@ def _measured(
         files=int(there.sum()),
         neighbour_distance=float(apart.mean() / max(1, lengths.sum())) if n > 1 else 0.0,
         neighbours_kept=float((apart == 1).mean()) if n > 1 else 0.0,
-        files_per_batch=len(pairs) / max(1, batches),
-        random_files_per_batch=float(expected.sum()) / max(1, batches),
+        files_per_batch=len(pairs) / batches,
+        random_files_per_batch=float(expected.sum()) / batches,
         file_spread=spread,
     )
 

@@ -18,11 +18,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.label_counts import label_counts
 from trainpipes.look.lengths import Numbered, walk
-from trainpipes.look.shuffle_quality import (
-    BATCH_SIZE,
-    ShuffleQuality,
-    order_quality,
-)
+from trainpipes.look.shuffle_quality import BATCH_SIZE, ShuffleQuality, order_quality
 from trainpipes.look.values import Array, masks_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.mixed.mixture import Mixture
@@ -104,12 +100,11 @@ class Stats:
     """What the first batches of an epoch are like, over all ranks. Prints as text.
 
     Attributes:
-        batches: that were run for padding and packing; 0 where the first one says nothing of these.
-        padding: how much of them is padding; None where they have no mask.
+        batches: looked at for padding and packing; 0 where the first one says nothing about these.
+        padding: None where batches have no mask.
         packing: how documents fill packed rows; None where there are none.
-        mixture: which sources of a mix their rows are from; None without a mix.
-        shuffle: how well as many rows are shuffled, as they are read; None where their order cannot be told
-            without reading them.
+        mixture: which sources of a mix rows are from; None without a mix.
+        shuffle: how well as many rows are shuffled, as they are read; None where rows have no numbers.
         labels: of each column that was asked for, rows of each label, over all rows of an epoch.
     """
 

@@ -28,16 +28,7 @@ NAME, TEXT, QUOTED, FEW = 80, 200, 120, 3
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """One value of an item.
-
-    Attributes:
-        name: of the column, ``0.input`` for a value within a tuple; "" for an item that is one value.
-        type: of the value, ``tensor int64`` or ``str``.
-        shape: of an array, or the length of a list; None where it has none.
-        min: least number, as text; None where there is none.
-        max: greatest number.
-        text: of texts and other values, cut; None for arrays.
-    """
+    """One value of an item."""
 
     name: str
     type: str
@@ -61,10 +52,6 @@ def as_mapping(value: Any) -> Mapping[str, Any] | None:
 def leaves(item: Any, of_row: bool = False) -> tuple[list[tuple[str, Any]], bool]:
     """The values of an item with their names, ``0.input`` for one within another, and whether there are
     more. A value by itself has the name "".
-
-    Args:
-        item: of a pipeline.
-        of_row: whether it is one row, so that a list of dicts in it is no column of them.
 
     >>> leaves(({"x": 1, "y": "a"}, 2))
     ([('0.x', 1), ('0.y', 'a'), ('1', 2)], False)
@@ -146,7 +133,6 @@ def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
 
 
 def facts_of(name: str, value: Any) -> Facts:
-    """What there is to say of a value."""
     name = escaped(name, NAME)
     try:
         return _facts(name, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from torch.utils.data import Sampler
 from trainpipes._internal.checks import flag, require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.topology import data_parallel
-from trainpipes.errors import ConfigError
 from trainpipes.samplers.row_sampler import Draws, RowSampler
 from trainpipes.samplers.uniform import RandomSampler, SequentialSampler
 
@@ -29,11 +29,8 @@ class BatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, sampler: RowSampler, batch_size: int, drop_last: bool = False) -> None:
-        if not isinstance(sampler, RowSampler):
-            raise ConfigError(
-                f"BatchSampler(sampler) must be one of trainpipes.samplers, got {type(sampler).__name__}; "
-                "torch's BatchSampler takes torch's"
-            )
+        good, rule = isinstance(sampler, RowSampler), "one of trainpipes.samplers"
+        require(good, "BatchSampler(sampler)", rule, sampler, "torch's BatchSampler takes torch's")
         self.sampler = sampler
         self.batch_size = whole_number(batch_size, 1, "BatchSampler(batch_size)", "rows in a batch")
         self.drop_last = flag(drop_last, "BatchSampler(drop_last)")
@@ -61,16 +58,9 @@ class _Batches(Iterator[list[int]]):
         self._draws: Any = iter(sampler.sampler)
         self._size, self._drop_last = sampler.batch_size, sampler.drop_last
 
-    def __iter__(self) -> _Batches:
-        return self
-
     def __next__(self) -> list[int]:
-        batch: list[int] = []
-        for index in self._draws:
-            batch.append(index)
-            if len(batch) == self._size:
-                return batch
-        if not batch or self._drop_last:
+        batch = list(islice(self._draws, self._size))
+        if not batch or (self._drop_last and len(batch) < self._size):
             raise StopIteration
         return batch
 
@@ -145,29 +135,12 @@ class DistributedSampler(RowSampler):
 
     def __iter__(self) -> Iterator[int]:
         replicas, rank = self._replicas()
-        return _Part(self, self._for(replicas), (replicas, rank))
+        of = {**self.fingerprint(), "num_replicas": None}  # any number of them can go on
+        length = self._for(replicas).length(self._known_rows())
+        return Draws(self, (replicas, rank), length, of)
 
     def _for(self, replicas: int) -> DistributedSampler:
         return DistributedSampler(self.rows, replicas, 0, self.shuffle, self.seed, self.drop_last)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "sampler": "DistributedSampler",
-            "num_replicas": self.num_replicas,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "drop_last": self.drop_last,
-        }
-
-
-class _Part(Draws):
-    """The draws of one replica; the epoch is kept by the sampler that was asked."""
-
-    def __init__(
-        self, asked: DistributedSampler, over_all: DistributedSampler, stride: tuple[int, int]
-    ) -> None:
-        super().__init__(asked, stride)
-        self._length = over_all.length(self._rows)
-
-    def _of(self) -> dict[str, Any]:
-        return {**super()._of(), "num_replicas": None}  # any number of them can go on
+        return self._named("num_replicas", "shuffle", "seed", "drop_last")

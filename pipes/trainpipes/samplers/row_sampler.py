@@ -14,8 +14,6 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
 
-__all__ = ["Draws", "RowSampler", "digest"]
-
 #: Indices made at a time where they are asked for one by one.
 AHEAD = 4096
 
@@ -52,6 +50,10 @@ class RowSampler(Sampler[int]):
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the sampler in a state, of JSON types."""
         return {"sampler": type(self).__name__}
+
+    def _named(self, *options: str) -> dict[str, Any]:
+        """The sampler's name and the values of some options."""
+        return {"sampler": type(self).__name__, **{name: getattr(self, name) for name in options}}
 
     def check(self, rows: int) -> None:
         """Raise unless it can sample from ``rows`` rows.
@@ -97,25 +99,20 @@ class RowSampler(Sampler[int]):
 
 
 class Draws(Iterator[int]):
-    """The indices of one epoch, one by one.
+    """The indices of one epoch, one by one."""
 
-    Args:
-        sampler: where they come from.
-        stride: of which part: every ``stride[0]``-th from ``stride[1]`` on.
-    """
-
-    def __init__(self, sampler: RowSampler, stride: tuple[int, int] = (1, 0)) -> None:
-        self._sampler = sampler
-        self._rows = sampler._known_rows()
+    def __init__(
+        self, sampler: RowSampler, stride: tuple[int, int] = (1, 0), length: int | None = None,
+        of: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self._sampler, self._rows = sampler, sampler._known_rows()
         self._step, self._shift = stride
-        self._length = sampler.length(self._rows)
+        self._length = sampler.length(self._rows) if length is None else length
+        self._of = of or sampler.fingerprint()
         self._epoch: int | None = None
         self._at = 0  # position over all parts
         self._held: list[int] = []
         self._next = 0
-
-    def __iter__(self) -> Draws:
-        return self
 
     def __next__(self) -> int:
         if self._epoch is None:
@@ -134,20 +131,13 @@ class Draws(Iterator[int]):
     def state_dict(self) -> dict[str, Any]:
         """Where the next index stands, of JSON types."""
         epoch = self._sampler._epoch if self._epoch is None else self._epoch
-        return {"epoch": epoch, "position": self._at, "of": self._of()}
-
-    def _of(self) -> dict[str, Any]:
-        return self._sampler.fingerprint()
+        return {"epoch": epoch, "position": self._at, "of": self._of}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state was taken, also of another number of replicas.
-
-        Raises:
-            StateError: it is of another sampler.
-        """
-        if state.get("of") != self._of():
+        """Go on where a state was taken, also of another number of replicas."""
+        if state.get("of") != self._of:
             raise StateError(
-                f"this state is of the sampler {state.get('of')}, and this is {self._of()}"
+                f"this state is of the sampler {state.get('of')}, and this is {self._of}"
             )
         self._epoch, self._at = int(state["epoch"]), int(state["position"])
         self._sampler._epoch = self._epoch + 1

@@ -13,8 +13,6 @@ from trainpipes.engine.permutation import Permutation, uniform
 from trainpipes.errors import ConfigError
 from trainpipes.samplers.row_sampler import RowSampler, digest
 
-__all__ = ["RandomSampler", "SequentialSampler", "SubsetRandomSampler"]
-
 
 class SequentialSampler(RowSampler):
     """All rows, in order.
@@ -78,7 +76,8 @@ class RandomSampler(RowSampler):
 
     def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
         if self.replacement:
-            return drawn(uniform(start, stop, self.seed, "draws", epoch), rows)
+            draws = uniform(start, stop, self.seed, "draws", epoch) * rows
+            return np.minimum(draws.astype(np.int64), rows - 1)
         parts, first = [], start
         while first < stop:
             turn = first // rows
@@ -95,12 +94,7 @@ class RandomSampler(RowSampler):
         return last[1]
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "sampler": "RandomSampler",
-            "replacement": self.replacement,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-        }
+        return self._named("replacement", "num_samples", "seed")
 
 
 class SubsetRandomSampler(RowSampler):
@@ -142,16 +136,5 @@ class SubsetRandomSampler(RowSampler):
         return self.indices[self._order.index(epoch, start, stop, len(self.indices))]
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "sampler": "SubsetRandomSampler",
-            "indices": len(self.indices),
-            "digest": digest(self.indices),
-            "seed": self.seed,
-        }
-
-
-def drawn(draws: np.ndarray[Any, np.dtype[np.float64]], rows: int) -> IntArray:
-    """Numbers from 0 up to 1 as rows."""
-    found = (draws * rows).astype(np.int64)
-    np.minimum(found, rows - 1, out=found)
-    return found
+        known = {"indices": len(self.indices), "digest": digest(self.indices), "seed": self.seed}
+        return {**self._named(), **known}

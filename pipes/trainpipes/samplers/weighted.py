@@ -15,8 +15,6 @@ from trainpipes.engine.permutation import uniform
 from trainpipes.errors import ConfigError
 from trainpipes.samplers.row_sampler import RowSampler, digest
 
-__all__ = ["WeightedRandomSampler"]
-
 
 class WeightedRandomSampler(RowSampler):
     """Rows drawn with given probabilities.
@@ -47,14 +45,12 @@ class WeightedRandomSampler(RowSampler):
         good = found.ndim == 1 and found.dtype.kind in "biuf"
         require(good, "WeightedRandomSampler(weights)", "a number for each row, [rows]", weights)
         found = found.astype(np.float64)
-        bad = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
-        if len(bad):
-            given = f"{found[bad[0]]} for row {bad[0]:,}"
+        for row in np.flatnonzero(~(np.isfinite(found) & (found >= 0)))[:1]:
+            given = f"{found[row]} for row {row:,}"
             raise ConfigError(
                 f"WeightedRandomSampler(weights) must be finite and 0 or more, got {given}"
             )
-        positive = found.sum() > 0
-        require(positive, "WeightedRandomSampler(weights)", "above 0 for some row", weights)
+        require(found.sum() > 0, "WeightedRandomSampler(weights)", "above 0 for some row", weights)
         super().__init__(len(found))
         self.weights = found
         self.num_samples = whole_number(
@@ -117,11 +113,5 @@ class WeightedRandomSampler(RowSampler):
         return order[1]
 
     def fingerprint(self) -> dict[str, Any]:
-        return {
-            "sampler": "WeightedRandomSampler",
-            "weights": len(self.weights),
-            "digest": digest(self.weights),
-            "num_samples": self.num_samples,
-            "replacement": self.replacement,
-            "seed": self.seed,
-        }
+        known = {"weights": len(self.weights), "digest": digest(self.weights)}
+        return {**self._named(), **known, **self._named("num_samples", "replacement", "seed")}

@@ -23,13 +23,7 @@ NOT_BOTH = "left out where max_tokens is given", "for both limits pass max_rows"
 
 
 class Budget:
-    """At most so many cells and rows.
-
-    Args:
-        max_tokens: N: rows times the longest of them, padding included.
-        max_rows: rows at most.
-        overflow: what becomes of a row longer than N: refused, or a rectangle of its own.
-    """
+    """At most so many cells and rows."""
 
     def __init__(self, max_tokens: int, max_rows: int | None, overflow: LongRow | None) -> None:
         self.max_tokens = max_tokens
@@ -50,10 +44,8 @@ class Budget:
         raise at_row(message, asker, ids[place])
 
     def cut(self, lengths: IntArray) -> IntArray:
-        """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles + 1]``.
-
-        Each takes rows as long as the next one fits; the last one might have room for more. Costs a few
-        NumPy calls a rectangle.
+        """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles +
+        1]``.
 
         >>> Budget(12, None, None).cut(np.array([3, 4, 4, 6, 6, 1])).tolist()
         [0, 3, 5, 6]
@@ -70,7 +62,6 @@ class Budget:
         return np.array(edges, dtype=np.int64)
 
     def _rows(self, lengths: IntArray) -> int:
-        """How many of the first rows fit together."""
         cells = np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)
         rows = int(np.searchsorted(cells, self.max_tokens, side="right"))
         return max(1, rows if self.max_rows is None else min(rows, self.max_rows))
@@ -81,32 +72,32 @@ class Budget:
         return len(lengths) == self.max_rows or most > self.max_tokens
 
 
+def budget_of(stage: Any) -> Budget | None:
+    """What a batch of a stage may hold; None where it has a size."""
+    if stage.max_tokens is None:
+        return None
+    return Budget(stage.max_tokens, stage.max_rows, stage.overflow)
+
+
 class Batch(BatchingStage):
-    """Cuts rows into batches.
+    """Group rows into batches of ``batch_size`` rows, or of at most ``max_tokens`` tokens.
 
-    In: rows. Out: batches; without a collate after it, each is a list of rows. An epoch has as many
-    batches as with a plain ``DataLoader``, and at most one of them is short. After a stage that changes
-    how many rows there are (``filter``, ``flat_map``, ``sample``, ``pack``, ...) the last one of each shard
-    may be short, since the rows that other shards have left are on other ranks: up to ``num_shards`` in an
-    epoch. Cursor: that of the last row; nothing of an unfinished batch is kept. Costs nothing.
-
-    With ``max_tokens`` a batch takes rows in order, as many as fit: padded to the longest, they have
-    at most ``max_tokens`` tokens. How many batches an epoch has is then not known in advance: see
-    ``filter``. Costs about 10 us a batch.
+    An epoch has at most one short batch. After a stage that changes the number of rows (``filter``,
+    ``pack``, ...) each shard may end with one. With ``max_tokens`` a batch takes as many rows in
+    order as fit, padded to the longest.
 
     Args:
-        batch_size: B, rows in a batch.
-        drop_last: leave out a short batch at the end of an epoch, or of each shard where each may have
-            one; with ``max_tokens``, the last one of each shard if it has room for another row.
+        batch_size: B, rows in a batch; 1 if left out.
+        drop_last: leave out short batches.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
         max_rows: with ``max_tokens``: the most rows in a batch.
-        column: with ``max_tokens``: the column that tells a row's length, of lists, or of integers that say
-            it; "input_ids" if left out.
-        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
-            batch of its own.
+        column: with ``max_tokens``: gives a row's length, by lists or integers; "input_ids" if left
+            out.
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
+            a batch of its own.
 
     Raises:
-        DataError: a row is longer than ``max_tokens``; names the row.
+        DataError: a row is longer than ``max_tokens``.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: "abcde").batch(2))
@@ -137,12 +128,7 @@ class Batch(BatchingStage):
     def keeps_rows(self) -> bool:  # type: ignore[override]
         return self.max_tokens is None
 
-    @cached_property
-    def budget(self) -> Budget | None:
-        """What a batch may hold; None where it has a size."""
-        if self.max_tokens is None:
-            return None
-        return Budget(self.max_tokens, self.max_rows, self.overflow)
+    budget = cached_property(budget_of)
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         held = Held(below(at))
@@ -153,7 +139,6 @@ class Batch(BatchingStage):
 
     @property
     def counted(self) -> str:
-        """The column that is counted."""
         return self.column or "input_ids"
 
 

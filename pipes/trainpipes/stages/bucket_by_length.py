@@ -11,14 +11,14 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 
 from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Seed
+from trainpipes.columns.arrays import stretches
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource
+from trainpipes.columns.run import Run, RunSource
 from trainpipes.engine.layout import IntArray, permutation
-from trainpipes.errors import StateError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import BatchingStage, OpenBelow
-from trainpipes.stages.batch import NOT_BOTH, Budget, LongRow
-from trainpipes.stages.held import MOST_EPOCHS, Held
+from trainpipes.stages.batch import NOT_BOTH, LongRow, budget_of
+from trainpipes.stages.held import MOST_EPOCHS, Held, cursors_in, misplaced
 from trainpipes.stages.token_columns import lengths_of
 
 #: Buckets where nothing is said.
@@ -28,35 +28,30 @@ RUN_ROWS = 512
 
 
 class BucketByLength(BatchingStage):
-    """Cuts batches of rows of about the same length, so that little is padded.
+    """Group rows of similar length into batches, so that little is padded.
 
-    In: rows. Out: batches, as ``batch`` makes them. The rows of a window are sorted into buckets by
-    length, and each bucket is cut into batches in the order in which its rows came; rows left over in
-    the buckets make the last ones. The batches of a window then come in an order that is drawn with
-    ``seed``: anew every epoch where the chain shuffles, else the same each time. How many there are is not
-    known in advance: see ``filter``. With ``batch_size``, at most one a shard and epoch is short.
-
-    Cursor: that of the source before the window, and how many of the window's batches were delivered.
-    A resume reads that window again. After ``repeat()``, with ``batch_size``, a window holds rows of 8 epochs
-    at most, unless these are less than a batch. Memory: a window for each shard. Costs about 1 us a
-    row.
+    The rows of a buffer are sorted into buckets, and each bucket is cut into batches in the order
+    in which its rows came. The batches of a buffer come in an order drawn with ``seed``: anew every
+    epoch if the chain shuffles. After ``repeat()``, with ``batch_size``, a buffer holds rows of at
+    most 8 epochs, or of as many as make a batch.
 
     Args:
-        batch_size: B, rows in a batch.
+        batch_size: B, rows in a batch; 1 if left out.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
-        boundaries: ascending lengths at which one bucket ends and the next begins; n of them make n + 1
-            buckets. A row as long as a boundary is in the longer bucket.
-        num_buckets: instead of ``boundaries``: this many buckets with equal numbers of rows; 32 if left out.
-        column: tells a row's length: a column of lists, or of integers that say it.
-        buffer_size: rows that are sorted together; rounded up to a multiple of ``batch_size``.
+        boundaries: n ascending lengths make n + 1 buckets. A row as long as a boundary is in the
+            longer bucket.
+        num_buckets: instead of ``boundaries``: this many buckets of equal numbers of rows; 32 if
+            left out.
+        column: gives a row's length, by lists or integers.
+        buffer_size: rows that are sorted together, rounded up to a multiple of ``batch_size``.
         max_rows: with ``max_tokens``: the most rows in a batch.
-        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row; with "alone" it comes, in a
-            batch of its own.
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
+            a batch of its own.
         drop_last: leave out short batches (with ``batch_size``).
-        seed: for the order of a window's batches.
+        seed: for the order of a buffer's batches.
 
     Raises:
-        DataError: a row is longer than ``max_tokens``; names the row.
+        DataError: a row is longer than ``max_tokens``.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"ids": [1] * n} for n in (9, 1, 8, 2, 1, 7)])
@@ -101,12 +96,7 @@ class BucketByLength(BatchingStage):
     def resolve(self, below: Sequence[Stage]) -> Self:
         return self.resolved(_reorders=any(stage.reorders for stage in below))
 
-    @cached_property
-    def _budget(self) -> Budget | None:
-        """What a batch may hold; None where it has a size."""
-        if self.max_tokens is None:
-            return None
-        return Budget(self.max_tokens, self.max_rows, self.overflow)
+    _budget = cached_property(budget_of)
 
     @property
     def _size(self) -> int:
@@ -119,9 +109,7 @@ class BucketByLength(BatchingStage):
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
         at, used = (at["below"], at["row"]) if "below" in at else (at, 0)
-        if (
-            self._budget is not None
-        ):  # filled as well as they may be, by rows of however many epochs
+        if self._budget is not None:  # filled as well as may be, by rows of however many epochs
             return _Buckets(self, Held(below(at)), used)
         held = Held(below(at), MOST_EPOCHS, MOST_EPOCHS, least=self._size)
         return _Buckets(self, held, used)
@@ -193,45 +181,33 @@ class _Buckets:
         stop = max(first + 1, int(np.searchsorted(self._bounds, wanted, side="right")) - 1)
         self._item = stop
         low, high = int(self._bounds[first]), int(self._bounds[stop])
-        rows = np.arange(first, stop + 1, dtype=np.int64)
-        which = np.zeros(len(rows), dtype=np.int64)
+        items = len(self._bounds) - 1
         block = self._block.take(self._order[low:high])
-        if stop == len(self._bounds) - 1:
-            which[-1], rows[-1] = 1, 0
+        if stop == items:
             self._block, self._item = None, 0
-        return Run(block, Cursors(self._states, which, rows), self._bounds[first : stop + 1] - low)
+        cursors = cursors_in(self._ends, first, stop, items)
+        return Run(block, cursors, self._bounds[first : stop + 1] - low)
 
     def _open(self) -> None:
-        """Cut the next window; StopIteration where there is none."""
         held, stage = self._held, self._stage
         if not held.fill(stage.rows):
             raise StopIteration
         count = min(stage.rows, held.rows)
         if held.more_follow:  # whole batches: the others come later
             count = count // stage._size * stage._size
-        run = held.waiting()
-        block = run.block.slice(0, count)
+        block = held.waiting().block.slice(0, count)
         stage.check_lengths(block)
         order, bounds = stage.cut(block)
         items = len(bounds) - 1
         if self._item and self._item >= items:
-            raise StateError(
-                f"{stage}: the state was saved after {self._item} batches of a shuffle window, "
-                f"which has only {items}; it was edited or is damaged: load it as it was saved"
-            )
+            raise misplaced(stage, self._item)
         held.gave(items > 0, stage)
         if items:
             ids = int(block.ids[0])
             epoch = held.epoch if stage._reorders else 0
             mixed = permutation(items, stage.seed, "buckets", epoch, ids)
             sizes = np.diff(bounds)[mixed]
-            ends = np.cumsum(sizes)
-            place = np.repeat(bounds[:-1][mixed] - (ends - sizes), sizes) + np.arange(ends[-1])
-            self._order = order[place]
-            self._bounds: IntArray = np.concatenate([[0], ends]).astype(np.int64)
-            self._block = block
-            self._states = (
-                {"below": run.cursors.state(0)},
-                {"below": run.cursors.state(count)},
-            )
+            self._order = order[stretches(bounds[:-1][mixed], sizes)]
+            self._bounds: IntArray = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+            self._block, self._ends = block, held.ends(count)
         held.drop(count)

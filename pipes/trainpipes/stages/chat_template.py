@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, require, whole_number
+from trainpipes._internal.checks import ColumnName, Count, Text, require
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
@@ -22,67 +22,55 @@ from trainpipes.tokenizers.ragged import Ragged, assemble
 
 
 class ChatTemplate(Tokenizes):
-    """Turns conversations into token ids, as the tokenizer's own chat template writes them.
+    """Turn conversations into token ids with the tokenizer's chat template.
 
-    In: rows with a column of conversations, each a list of messages (dicts with "role" and "content").
-    Out: the same rows; that column replaced by "input_ids" and "labels", lists of int32. Labels are the ids
-    of the assistant's turns with the token that ends each, and -100 elsewhere. Keys that are null are left
-    out, also within tool calls and tools. Nothing is padded, and no special tokens are added to those that
-    the template writes. Cursor: none of its own. Costs about 100 us of Python a row: best after a shuffle and
-    a sharding filter.
-
-    Where the template marks the assistant's turns (``{% generation %}``), the marked text is taken. Else a
-    turn is the text that the template adds to the messages before it and the generation prompt. A template
-    that writes earlier turns differently once others follow (such as without their reasoning) is refused.
+    A conversation is a list of messages, dicts with "role" and "content"; its column is replaced by
+    "input_ids" and "labels", lists of int32. Labels are the ids of the assistant's turns with the
+    token that ends each, and -100 elsewhere. A turn is what the template marks (``{% generation
+    %}``); else what it adds to the messages before it and the generation prompt. A template that
+    writes earlier turns differently once others follow is refused.
 
     Args:
-        tokenizer: a fast tokenizer of transformers, or the name or folder of one, as in ``tokenize``.
+        tokenizer: a fast tokenizer of transformers, or the name or folder of one.
         column: the conversations.
         labels: whether to add "labels".
-        max_length: the most tokens of a row; the end of a longer one is cut off.
-        template: a Jinja template as transformers takes it, in place of the tokenizer's own.
-        prompt: a column of messages to put before the conversation; their labels are -100. The column stays.
-        tools: a column of the tools that the assistant may call: lists of JSON schemas, or such lists as JSON
-            text. The column stays.
-        parse_arguments: give a tool call's arguments to the template as a dict, as most templates expect,
-            where they are JSON text, as OpenAI writes them; False for a template that wants text.
-        on_error: for rows without a target: these have labels that are all -100, as where
-            ``max_length`` cuts it before the assistant speaks. None warns of the first such rows in each
-            process, and keeps them; "raise" refuses the first; "skip" leaves them out, and rows that are no
-            conversation, and the log counts them: how many rows an epoch has is then not known in advance,
-            so put it after ``shuffle``; "keep" keeps them and says nothing.
+        max_length: the most tokens of a row; longer ones lose their end.
+        template: a Jinja template in place of the tokenizer's own.
+        prompt: a column of messages that come before the conversation, with labels of -100.
+        tools: a column of the tools that the assistant may call: lists of JSON schemas, or such
+            lists as JSON text.
+        parse_arguments: give the arguments of tool calls to the template as dicts where they are
+            JSON text.
+        on_error: for rows whose labels are all -100, as in ``tokenize``; "skip" also leaves out
+            rows that are no conversation.
 
     Raises:
-        ConfigError: there is no template, or the tokenizer is no fast one.
-        DataError: a row is no conversation, or the assistant's tokens cannot be told, or with
-            ``on_error="raise"`` a row has no target; names the row.
+        ConfigError: there is no template, or the tokenizer is not a fast one.
+        DataError: a row is no conversation, the assistant's tokens cannot be found, or with
+            ``on_error="raise"`` a row has no target.
         MissingExtraError: transformers is not installed.
-        SchemaError: the column is not there, or "input_ids" or "labels" is there already.
+        SchemaError: the column is not there, or "input_ids" or "labels" already is.
     """
 
     needs_columns = True
     thread_safe = True
 
     tokenizer: Any
-    column: str = "messages"
+    column: ColumnName = "messages"
     _: KW_ONLY
     labels: bool = True
-    max_length: int | None = None
-    template: str | None = None
+    max_length: Count | None = None
+    template: Text | None = None
     prompt: str | None = None
     tools: str | None = None
     parse_arguments: bool = True
     on_error: OnError | None = None
 
     def check(self) -> None:
-        column_name(self.column, "chat_template(column)")
         for name in ("prompt", "tools"):
             own = getattr(self, name)
             good = own is None or (isinstance(own, str) and own != self.column)
             require(good, f"chat_template({name})", "the name of another column", own)
-        if self.max_length is not None:
-            whole_number(self.max_length, 1, "chat_template(max_length)", "tokens of a row")
-        self._require(isinstance(self.template, str | None), "template", "Jinja as text")
         _ = self._chat, self._engine  # raises unless both are there
 
     @made_once
@@ -102,7 +90,7 @@ class ChatTemplate(Tokenizes):
             "template": self._chat.fingerprint(), "column": self.column, "labels": self.labels,
             "max_length": self.max_length, "prompt": self.prompt, "tools": self.tools,
             "parse_arguments": None if self.parse_arguments else False,
-            "on_error": self._shaping_error(),
+            "on_error": None if self.keeps_rows else "skip",
         }  # fmt: skip
         return {k: v for k, v in found.items() if v is not None}
 
@@ -127,7 +115,8 @@ class ChatTemplate(Tokenizes):
         return self._checked(run.with_block(block.with_data(table)), columns, bad)
 
     def _written(self, block: Block, given: list[list[Any]]) -> tuple[list[Written], Flags]:
-        """The text of each row's conversation, and which rows have none, as they are to be left out."""
+        """The text of each row's conversation, and which rows have none, as they are to be left
+        out."""
         written: list[Written] = []
         bad = np.zeros(len(block), dtype=np.bool_)
         for place, (messages, *others) in enumerate(zip(*given, strict=True)):

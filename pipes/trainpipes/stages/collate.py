@@ -26,7 +26,7 @@ from trainpipes.columns.tensor_rows import TensorRows, batches_of
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame, each
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
-from trainpipes.stages.columns import columns_as
+from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 
 #: What ``default_collate`` makes of numbers of these types.
 NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
@@ -84,15 +84,6 @@ def _layout(row: Array) -> tuple[Any, ...]:
 
 
 def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:
-    """What ``default_collate`` makes of the rows of each batch; small ones when they are taken.
-
-    Args:
-        table: the rows.
-        edges: first row of each batch, and the end.
-
-    Raises:
-        Exception: torch makes nothing of the rows of one, or there is a null.
-    """
     columns = {field.name: _cells(table.column(n)) for n, field in enumerate(table.schema)}
     if len(columns) < table.num_columns:
         raise ValueError("two columns have the same name")
@@ -124,22 +115,20 @@ def _cells(column: pa.ChunkedArray) -> Array | list[Any]:
 
 
 class Collate(RunStage):
-    """Collates the rows of each batch.
+    """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
-    In: batches. Out: what the function returns. Cursor: none of its own. Costs a Python call a
-    batch, and with ``format="rows"`` a Python object a row. Without ``fn``, columns of numbers are
-    stacked without such objects. To pad token ids, ``pad_collate`` is faster.
+    Columns of numbers are stacked without Python objects. ``pad_collate`` pads rows of different
+    lengths.
 
     Args:
-        fn: function of one batch. Left out, torch's ``default_collate``, which stacks rows: arrays of
-            one shape, and Arrow's fixed-size lists, become tensors ``[B, ...]``.
-        format: what the function takes: "rows", a list of rows as ``DataLoader`` gives to its
-            ``collate_fn``; or the columns as "arrow", "numpy" or "torch" (see ``map_batches``).
+        fn: function of one batch. Left out, ``default_collate``: arrays of one shape, and Arrow's
+            fixed-size lists, become tensors ``[B, ...]``.
+        format: what the function gets: "rows", a list as in ``DataLoader``; or the columns as
+            "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
 
     Raises:
-        DataError: without ``fn``: a null, rows of different shapes, or values that make no tensor; names the
-            row.
+        DataError: without ``fn``: a null, rows of different shapes, or values that make no tensor.
 
     >>> import trainpipes as tp
     >>> list(tp.from_iterable(lambda: [(1, 0.5), (2, 1.5)]).batch(2).collate())
@@ -160,11 +149,7 @@ class Collate(RunStage):
         return self.format != "rows"
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} takes rows that batch() has grouped, and another stage has "
-                "collated them already: leave one of the two out"
-            )
+        refuse_collated(run, self)
         if self.format == "rows":
             if self.fn is not None:
                 return run.with_items(each(self, self.fn, run))
@@ -184,14 +169,10 @@ class Collate(RunStage):
         return run.with_items(items)
 
     def _collated(self, run: Run) -> list[Any]:
-        """What torch's ``default_collate`` makes of each batch."""
         items: list[Any] = []
         for rows in rows_of_batches(run):
             if not isinstance(rows, list | tuple):
-                raise ConfigError(
-                    f"{self} works on batches, got a row ({type(rows).__name__}): put .batch(n) before "
-                    "it"
-                )
+                raise unbatched(self, rows)
             try:
                 items.append(stacked(with_same_keys(rows)))
             except Exception as error:
@@ -221,8 +202,8 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
 
 
 def with_same_keys(rows: Sequence[Any]) -> list[Any]:
-    """Rows, of which those that are dicts have the same keys: torch leaves out those that the first one
-    lacks."""
+    """Rows, of which those that are dicts have the same keys: torch leaves out those that the first
+    one lacks."""
     if rows and isinstance(rows[0], Mapping):
         # Of as many keys each, one that lacks a key is found when the rows are stacked.
         alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1
@@ -264,7 +245,6 @@ def unfit(rows: Sequence[Any]) -> BadCell:
 
 
 def collates(first: Any, other: Any) -> bool:
-    """Whether torch stacks two rows, or two of their values."""
     try:
         default_collate(with_same_keys([first, other]))
     except Exception:

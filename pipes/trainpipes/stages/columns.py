@@ -1,7 +1,9 @@
-"""``select``, ``drop_columns``, ``rename``, ``enumerate``: which columns go on, and what they are called."""
+"""``select``, ``drop_columns``, ``rename``, ``enumerate``: which columns go on, and what they are
+called."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Annotated, Any, Self
@@ -22,161 +24,61 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 
 
-class Select(RunStage):
-    """Keeps some columns, in the order given.
+class ChooseStage(RunStage):
+    """A stage that only chooses or renames columns: ``_chosen`` says of a table which."""
 
-    In: rows with columns. Out: the same rows, fewer columns. Cursor: none of its own. Costs nothing.
-    Columns that no stage needs are better not read at all: ``read_parquet(columns=...)``.
+    needs_columns = True
+    names_only = True
+
+    def process(self, run: Run) -> Run:
+        block = columns_of(run.block, self)
+        return run.with_block(block.with_columns(self._chosen))
+
+    @abstractmethod
+    def _chosen(self, table: pa.Table) -> pa.Table: ...
+
+
+class _ByName(ChooseStage):
+    columns: Sequence[str]
+
+    def check(self) -> None:
+        self._set(columns=column_names(self.columns, f"{self.name}(columns)"))
+
+    def __repr__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.columns))})"
+
+
+class Select(_ByName):
+    """Keep some columns, in the order given.
 
     Args:
         columns: names to keep.
 
     Raises:
-        SchemaError: a column is not there; names the nearest.
+        SchemaError: a column is not there.
     """
-
-    needs_columns = True
-    names_only = True
-
-    columns: Sequence[str]
-
-    def check(self) -> None:
-        self._set(columns=column_names(self.columns, "select(columns)"))
-
-    def __repr__(self) -> str:
-        return f"{self.name}({', '.join(map(repr, self.columns))})"
-
-    def process(self, run: Run) -> Run:
-        block = columns_of(run.block, self)
-        return run.with_block(block.with_columns(self._chosen))
 
     def _chosen(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, self.columns, self)
         return table.select(self.columns)
 
 
-class Rename(RunStage):
-    """Gives columns other names.
-
-    In: rows with columns. Out: the same rows. Cursor: none of its own. Costs nothing.
-
-    Args:
-        names: new name of each old one.
-
-    Raises:
-        ConfigError: two columns would have the same name.
-        SchemaError: a column is not there.
-    """
-
-    needs_columns = True
-    names_only = True
-
-    names: Mapping[str, str]
-
-    def check(self) -> None:
-        names = self.names
-        pairs = names.items() if isinstance(names, Mapping) else ()
-        good = names and pairs and all(isinstance(n, str) and n for p in pairs for n in p)
-        require(good, "rename(names)", "a dict of old names to new ones", names)
-        self._set(names=dict(names))
-
-    def process(self, run: Run) -> Run:
-        block = columns_of(run.block, self)
-        return run.with_block(block.with_columns(self._renamed))
-
-    def _renamed(self, table: pa.Table) -> pa.Table:
-        need_columns(table.column_names, list(self.names), self)
-        renamed = [self.names.get(name, name) for name in table.column_names]
-        twice = sorted(repeated(renamed))
-        if twice:
-            raise ConfigError(f"{self}: columns need different names, got {twice} twice")
-        return table.rename_columns(renamed)
-
-
-def columns_of(block: Block, asker: object) -> Block:
-    """Rows as Arrow columns, gathered or not."""
-    if block.has_columns:
-        return block
-    return block.with_data(table_of(block.data, asker))
-
-
-def columns_as(block: Block, format: str, asker: Stage) -> Any:
-    """Rows in the form that a user's function takes: "arrow", "numpy" or "torch".
-
-    Raises:
-        DataError: a null where the array of a column has no place for one; names the row.
-    """
-    try:
-        return to_columns(table_of(block.data, asker), format)
-    except BadCell as bad:
-        error = DataError(f"{asker}: {bad}", stage=str(asker))
-        blame(error, asker, None if bad.row is None else int(block.ids[bad.row]))
-        raise error from None
-
-
-def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
-    """The rows of a run as Arrow columns: a block of them, and its table.
-
-    Raises:
-        ConfigError: they are tensors or other finished items by now.
-        SchemaError: they have no columns.
-    """
-    asker._check_rows(run)
-    block = columns_of(run.block, asker)
-    table = block.data
-    assert isinstance(table, pa.Table)
-    return block, table
-
-
-def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
-    """Raise if a column that a stage adds is there already."""
-    for name in names:
-        if name in table.column_names:
-            raise taken(name, asker)
-
-
-def taken(name: str, asker: Stage) -> SchemaError:
-    """What to raise where a column that a stage adds is there already."""
-    return SchemaError(
-        f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
-        stage=str(asker),
-    )
-
-
-class DropColumns(RunStage):
-    """Leaves some columns out, and keeps all others, in their order.
-
-    In: rows with columns. Out: the same rows, fewer columns. Cursor: none of its own. Costs nothing.
-    Columns that no stage needs are better not read at all: ``read_parquet(columns=...)``.
+class DropColumns(_ByName):
+    """Leave out some columns, and keep all others in their order.
 
     Args:
         columns: names to leave out.
 
     Raises:
         ConfigError: no column would be left.
-        SchemaError: a column is not there; names the nearest.
+        SchemaError: a column is not there.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> list(tp.from_arrow(pa.table({"x": [1, 2], "y": [3, 4]})).drop_columns("y"))
     [{'x': 1}, {'x': 2}]
     """
 
-    needs_columns = True
-    names_only = True
-
-    columns: Sequence[str]
-
-    def check(self) -> None:
-        self._set(columns=column_names(self.columns, "drop_columns(columns)"))
-
-    def __repr__(self) -> str:
-        return f"{self.name}({', '.join(map(repr, self.columns))})"
-
-    def process(self, run: Run) -> Run:
-        block = columns_of(run.block, self)
-        return run.with_block(block.with_columns(self._left))
-
-    def _left(self, table: pa.Table) -> pa.Table:
+    def _chosen(self, table: pa.Table) -> pa.Table:
         need_columns(table.column_names, self.columns, self)
         left = [name for name in table.column_names if name not in self.columns]
         if not left:
@@ -187,19 +89,100 @@ class DropColumns(RunStage):
         return table.select(left)
 
 
+class Rename(ChooseStage):
+    """Give columns other names.
+
+    Args:
+        names: new name of each old one.
+
+    Raises:
+        ConfigError: two columns would have the same name.
+        SchemaError: a column is not there.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_dataset([{"text": "hi"}]).rename({"text": "prompt"}))
+    [{'prompt': 'hi'}]
+    """
+
+    names: Mapping[str, str]
+
+    def check(self) -> None:
+        names = self.names
+        pairs = names.items() if isinstance(names, Mapping) else ()
+        good = names and pairs and all(isinstance(n, str) and n for p in pairs for n in p)
+        require(good, "rename(names)", "a dict of old names to new ones", names)
+        self._set(names=dict(names))
+
+    def _chosen(self, table: pa.Table) -> pa.Table:
+        need_columns(table.column_names, list(self.names), self)
+        renamed = [self.names.get(name, name) for name in table.column_names]
+        twice = sorted(repeated(renamed))
+        if twice:
+            raise ConfigError(f"{self}: columns need different names, got {twice} twice")
+        return table.rename_columns(renamed)
+
+
+def columns_of(block: Block, asker: object) -> Block:
+    if block.has_columns:
+        return block
+    return block.with_data(table_of(block.data, asker))
+
+
+def columns_as(block: Block, format: str, asker: Stage) -> Any:
+    """Rows in the form that a user's function takes: "arrow", "numpy" or "torch"."""
+    try:
+        return to_columns(table_of(block.data, asker), format)
+    except BadCell as bad:
+        error = DataError(f"{asker}: {bad}", stage=str(asker))
+        blame(error, asker, None if bad.row is None else int(block.ids[bad.row]))
+        raise error from None
+
+
+def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
+    asker._check_rows(run)
+    block = columns_of(run.block, asker)
+    table = block.data
+    assert isinstance(table, pa.Table)
+    return block, table
+
+
+def refuse_collated(run: Run, asker: Stage) -> None:
+    if run.items is not None:
+        raise ConfigError(
+            f"{asker} takes rows that batch() has grouped, and another stage has collated them already: "
+            "leave one of the two out"
+        )
+
+
+def unbatched(asker: Stage, row: Any) -> ConfigError:
+    """What to raise of a row where a batch should be."""
+    return ConfigError(
+        f"{asker} works on batches, got a row ({type(row).__name__}): put .batch(n) before it"
+    )
+
+
+def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
+    for name in names:
+        if name in table.column_names:
+            raise taken(name, asker)
+
+
+def taken(name: str, asker: Stage) -> SchemaError:
+    return SchemaError(
+        f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
+        stage=str(asker),
+    )
+
+
 class Enumerate(RunStage):
-    """Gives each row its number in file order over all files, from ``start``.
+    """Add each row's number in file order over all files.
 
-    In: rows, before any stage that drops or reorders them. Out: the same rows with one more column, int64;
-    rows that are not dicts become pairs ``(number, row)``, as Python's ``enumerate`` gives them. A row has
-    the same number in every epoch and on every rank, also after a shuffle. Cursor: none of its own. Costs
-    nothing for columns.
-
-    To number the batches in training, count in the loop.
+    Stands before stages that drop or reorder rows, so that a row has the same number in every epoch
+    and on every rank. Rows that are not dicts become pairs ``(number, row)``.
 
     Args:
         start: the number of the first row.
-        output_column: name of the new column.
+        output_column: the new column, int64.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> list(tp.from_dataset(["a", "b"]).enumerate(start=1))

@@ -25,13 +25,8 @@ SEQUENCES = (list, deque, UserList)
 
 
 def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nesting, with other tensors. Containers that change are copies of the same class; the others,
-    and what is no container, stay as they are.
-
-    Args:
-        item: a batch: mappings, lists, tuples and dataclasses.
-        change: is called with each tensor, and with each object that is none; returns what takes its place,
-            or None where it has nothing to say of it.
+    """The same nesting with other tensors; containers that change are copies. ``change`` gets each
+    tensor and each object that is none, and returns its replacement, or None to look inside.
     """
     if item is None or isinstance(item, (str, bytes, int, float)):
         return item
@@ -57,7 +52,6 @@ def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _parts(item: Any) -> dict[Any, Any]:
-    """What a container holds, by key, place or name."""
     if isinstance(item, Mapping):
         return dict(item)
     if isinstance(item, (tuple, *SEQUENCES)):
@@ -83,18 +77,14 @@ def recorded(item: Any) -> Iterator[Any]:
 
 
 class Pin(PlaceStage):
-    """Puts the tensors of each batch in page-locked memory.
+    """Copy the tensors of each batch to page-locked memory.
 
-    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a
-    ``pin_memory`` method are pinned by it. Tensors that are on a device, or sparse, stay as they are. The
-    process that trains does it; workers of a plain ``DataLoader`` skip it with one warning (use its
-    ``pin_memory``). Without an accelerator, and on MPS, which shares the CPU's memory, it does nothing, with
-    one warning. Cursor: none. Costs one copy. Memory: torch keeps pinned memory to use it again, and rounds
-    each tensor's size up to a power of two.
+    Batches may nest mappings, lists, tuples, dataclasses and objects with a ``pin_memory`` method.
+    The process that trains pins; workers of a plain ``DataLoader``, and machines without an
+    accelerator, skip it with one warning.
     """
 
     def place(self, item: Any) -> Any:
-        """The batch with its tensors pinned."""
         why = "there is no accelerator to copy to"
         if torch.accelerator.is_available():
             is_mps = str(torch.accelerator.current_accelerator()) == "mps"
@@ -115,15 +105,8 @@ def _pinned(one: Any) -> Any:
 
 
 class SideStream:
-    """A stream for copies to one device.
-
-    Args:
-        module: torch's module for such devices: ``torch.cuda`` or ``torch.xpu``.
-        device: where to; with its number.
-        steps: batches given on which the device may still work when another copy is begun; at least 1.
-
-    Attributes:
-        device: where to.
+    """A stream for copies to one device, which may still work on ``steps`` batches when another copy
+    begins.
     """
 
     def __init__(self, module: Any, device: torch.device, steps: int) -> None:
@@ -137,14 +120,7 @@ class SideStream:
         self._given: deque[list[Any]] = deque()
 
     def begin(self, copy: Callable[[], Any]) -> Callable[[], Any]:
-        """Begin to copy a batch.
-
-        Args:
-            copy: returns the batch on the device; what it has the device do is queued on the side stream.
-
-        Returns:
-            what gives the batch, once. Work that is queued from then on waits for the copy.
-        """
+        """Begin to copy a batch."""
         self._wait()
         with self._module.stream(self._stream):
             batch = copy()
@@ -186,24 +162,16 @@ STREAMS = ("cuda", "xpu")
 
 
 class To(PlaceStage):
-    """Copies the tensors of each batch to a device, ahead of their use.
+    """Copy the tensors of each batch to a device, ahead of their use.
 
-    In and out: batches of any nesting of mappings, lists, tuples and dataclasses; objects with a ``to``
-    method, such as a ``PackedSequence`` or a ``BatchEncoding``, are moved by it. The process that trains
-    does it; workers of a plain ``DataLoader`` skip it with one warning. The next ``depth`` batches are
-    fetched, and their copies begun on a stream of their own, while the device works on earlier batches. The
-    device waits for a copy before it uses the batch; this process does not. Put ``pin()`` before it: copies
-    run in the background only from pinned memory. CPU and MPS have no such streams: there a batch is copied
-    when it is fetched, and this process waits for it.
-
-    This process waits, too, where the device is more than ``depth`` + 1 batches behind. Memory: on the
-    device at most 2 ``depth`` + 2 batches, the one in use included; one more in pinned memory.
-
-    Cursor: none; a state is that after the last batch given, whatever is on its way.
+    Batches may nest as in ``pin``. The process that trains copies. On CUDA and XPU the next
+    ``depth`` batches are copied on a side stream while the device works, in the background only
+    from pinned memory: put ``pin()`` before it. The device holds at most 2 ``depth`` + 2 batches. A
+    state is that after the last batch given.
 
     Args:
         device: where to; "cuda" is the current device of this process, so call
-            ``torch.cuda.set_device(local_rank)`` first where each rank has its own.
+            ``torch.cuda.set_device(local_rank)`` first.
         non_blocking: whether this process goes on while pinned memory is copied.
         depth: batches to copy ahead; 0 to copy each when it is asked for.
 
@@ -239,8 +207,7 @@ class To(PlaceStage):
 
     @made_once
     def _copies(self) -> SideStream | None:
-        """For all passes of this process: its threads' first use says which device "cuda" is. None for a
-        device without streams."""
+        """For all passes of this process: its threads' first use says which device "cuda" is."""
         if self._device.type not in STREAMS:
             try:
                 torch.empty(0, device=self._device)
@@ -254,7 +221,6 @@ class To(PlaceStage):
         return SideStream(module, device, self.depth + 1)
 
     def _index(self, module: Any) -> int:
-        """The device's number."""
         if self._device.index is not None:
             return self._device.index
         current, rank = int(module.current_device()), os.environ.get("LOCAL_RANK", "")
@@ -271,8 +237,6 @@ class To(PlaceStage):
         return self.begun(item)()
 
     def begun(self, item: Any) -> Callable[[], Any]:
-        """Begin to copy a batch. What is returned gives it, once: what the device is told to do from
-        then on waits for the copy."""
         copies = self._copies
         if copies is not None:
             device = copies.device

@@ -21,11 +21,7 @@ from trainpipes.kinds.stage_kinds import RunStage
 
 
 def as_expression(filter: Any, asker: str) -> pc.Expression:
-    """The expression of a filter, which may be a list of conditions.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The expression of a filter, which may be a list of conditions."""
     if isinstance(filter, pc.Expression):
         return filter
     try:
@@ -40,17 +36,17 @@ def as_expression(filter: Any, asker: str) -> pc.Expression:
 
 
 class Filter(RunStage):
-    """Keeps the rows for which a predicate holds; after ``batch``, the batches.
+    """Keep the rows for which a predicate holds; after ``batch``, the batches.
 
-    In: rows or items. Out: those kept, unchanged and in order. Cursor: none of its own. A
-    ``pyarrow.compute`` expression costs nanoseconds a row, a Python function a call a row. How
-    many rows an epoch has is then not known in advance: ``len()`` raises a TypeError, and several ranks
-    need ``.repeat()``.
+    The number of rows of an epoch is then not known in advance: ``len()`` raises a TypeError, and
+    several ranks need ``.repeat()``. A ``pyarrow.compute`` expression is much faster than a
+    function.
 
     Args:
-        predicate: function of one item returning a bool, or a ``pyarrow.compute`` expression over columns,
-            where null counts as False; or conditions that all hold, as pyarrow has them:
-            ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, and a list of such lists, of which one holds.
+        predicate: a function of one item returning a bool; a ``pyarrow.compute`` expression over
+            columns, where null counts as False; or conditions that all hold, as pyarrow has them:
+            ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, or a list of such lists, of which
+            one holds.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from trainpipes._internal.checks import Function, Schema
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource, round_of
+from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.errors import DataError, StateError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
 
 #: Rows in a run, at most.
@@ -24,24 +24,20 @@ PLACE_BITS = 40
 
 
 class FlatMap(CutStage):
-    """Makes any number of rows from each row, by a function.
+    """Make any number of rows of each row with a function.
 
-    In: rows. Out: the rows that the function gives for each row, one after the other. Stands after
-    ``shuffle`` and before ``batch``; all rows made from one row go to the same shard. How many there are is
-    not known in advance: see ``filter``. Cursor: that of the current row, and how many of the rows made from
-    it were delivered: a resume calls the function again for that row, and skips those. Costs a Python call a
-    row. The function may return an iterator: only some of its rows are in memory at a time.
+    Stands after ``shuffle`` and before ``batch``; all rows made of one row go to the same shard. A
+    resume calls the function again for the current row, and skips what was delivered.
 
     Args:
-        fn: function of one row that returns rows: a list, or anything that can be iterated, the same for the
-            same row. No row may be None.
+        fn: function of one row that returns an iterable of rows, the same for the same row. No row
+            may be None.
         version: names the function in checkpoints; see ``map``.
         schema: Arrow types of the columns that it returns; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
 
     Raises:
-        DataError: the function returned something other than a list or iterator of rows, such as a dict or a
-            text; names the row.
+        DataError: the function returned something else, such as a dict or a text.
 
     >>> import trainpipes as tp
     >>> texts = tp.from_dataset(["a b", "", "c"])
@@ -73,7 +69,6 @@ class FlatMap(CutStage):
         return _Rows(self, below(at), used)
 
     def rows_of(self, row: Any) -> Iterable[Any]:
-        """What is made of a row."""
         found = self.fn(row)
         if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
             raise DataError(
@@ -95,7 +90,7 @@ class _Rows:
         self._used = 0  # of what is made of it
         self._skip = used
         self._made: Iterator[Any] | None = None
-        self._seen: set[tuple[int, int]] = set()  # rounds, since something was made
+        self._rounds = EmptyRounds()
         self._begin, self._next = self._open, self._take
 
     def next_run(self) -> Run:
@@ -108,12 +103,11 @@ class _Rows:
                 self._number = self._used = 0
             found = self._lot(self._run)
             if found is not None:
-                self._seen.clear()
+                self._rounds.gave()
                 return found
-            self._seen.add(round_of(self._run.cursors.state(0)))
+            self._rounds.saw(self._run)
+            self._rounds.check(self._stage)
             self._run = None
-            if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-                raise kept_nothing(self._stage)
 
     def _lot(self, run: Run) -> Run | None:
         """The next rows made of a run's; None where there are no more."""

@@ -1,20 +1,18 @@
-"""Rows that wait for others before they are cut into something larger, and where they stand.
-
-What batch, bucket_by_length and pack share: rows come in runs of any length, and leave in numbers that do
-not depend on those.
-"""
+"""Rows that wait for others before they are cut into something larger, and where they stand."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from typing import Any
 
 import numpy as np
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource, innermost, round_of
 from trainpipes.engine.layout import IntArray
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.errors import StateError
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 
 #: Epochs of which rows are packed or sorted together: of a few rows, a window would be of hundreds.
 MOST_EPOCHS = 8
@@ -30,28 +28,15 @@ def compact(cursors: Cursors) -> Cursors:
 
 
 def _part(run: Run, first: int, stop: int) -> Run:
-    """Some of a run's rows."""
     cursors = run.cursors.pick(np.arange(first, stop + 1, dtype=np.int64))
     return Run(run.block.slice(first, stop), compact(cursors))
 
 
 class Held:
-    """Rows of one shard that wait.
-
-    Args:
-        below: where they come from.
-        epochs: of which rows may wait together: the end of the last one closes what waits, and rows of the
-            next one are kept apart.
-        rounds: the same of a mix, within its epoch: how often each of its sources is gone through.
-        least: rows that may wait together, no matter how many epochs they are of.
-    """
+    """Rows of one shard that wait."""
 
     def __init__(
-        self,
-        below: RunSource,
-        epochs: float = math.inf,
-        rounds: float = math.inf,
-        least: int = 1,
+        self, below: RunSource, epochs: float = math.inf, rounds: float = math.inf, least: int = 1
     ) -> None:
         self._below = below
         self._most = epochs, rounds
@@ -59,9 +44,7 @@ class Held:
         self._runs: list[Run] = []
         self._after: Run | None = None  # of epochs that may not join those that wait
         self._ended = False
-        # Since something came of one: runs that were taken, and the rounds of those before.
-        self._taken: list[Cursors] = []
-        self._seen: set[tuple[int, int]] = set()
+        self._rounds = EmptyRounds()
         self.rows = 0
 
     @property
@@ -76,17 +59,11 @@ class Held:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the first row that waits."""
         found: int = innermost(self._runs[0].cursors.state(0)).get("epoch", 0)
         return found
 
     def fill(self, rows: int, least: int = 0) -> bool:
-        """Read until so many rows wait, or nothing joins them. False where none waits, and ever after.
-
-        Args:
-            rows: how many.
-            least: of those that wait now, no matter how many epochs they are of.
-        """
+        """Read until so many rows wait, or nothing joins them."""
         self._least = max(self._own_least, least)
         after, self._after = self._after, None
         if after is not None:
@@ -107,7 +84,7 @@ class Held:
             self._after = _part(run, count, len(run))
             run = _part(run, 0, count)
         if count:
-            self._taken.append(run.cursors)
+            self._rounds.saw(run)
             self._runs.append(run)
             self.rows += count
 
@@ -128,7 +105,6 @@ class Held:
         return bisect_left(range(rows), True, least, key=is_later)
 
     def waiting(self) -> Run:
-        """All rows that wait."""
         if len(self._runs) > 1:
             block = Block.join([run.block for run in self._runs])
             cursors = Cursors.join([run.cursors for run in self._runs])
@@ -136,7 +112,6 @@ class Held:
         return self._runs[0]
 
     def drop(self, rows: int) -> None:
-        """Let the first rows go."""
         if not rows:
             return
         run = self.waiting()
@@ -144,6 +119,11 @@ class Held:
         if rows < len(run):
             self._runs = [_part(run, rows, len(run))]
         self.rows -= rows
+
+    def ends(self, count: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The states before and after the first rows, for ``cursors_in``."""
+        cursors = self.waiting().cursors
+        return {"below": cursors.state(0)}, {"below": cursors.state(count)}
 
     def take(self, bounds: IntArray) -> Run:
         """The first rows, as items cut at ``bounds`` int64 ``[items + 1]``, which starts with 0."""
@@ -156,16 +136,28 @@ class Held:
         return taken
 
     def gave(self, something: bool, stage: object) -> None:
-        """Say whether rows of an epoch came to something; where none do for many, nothing ever may.
-
-        Raises:
-            DataError: too many epochs came to nothing.
-        """
+        """Say whether rows of an epoch came to something; where none do for many, nothing ever may."""
         if something:
-            self._taken.clear()
-            self._seen.clear()
-            return
-        self._seen.update(round_of(cursors.state(0)) for cursors in self._taken)
-        self._taken.clear()
-        if len(self._seen) > MOST_EMPTY_EPOCHS + 1:
-            raise kept_nothing(stage)
+            self._rounds.gave()
+        else:
+            self._rounds.check(stage)
+
+
+def cursors_in(
+    states: tuple[dict[str, Any], dict[str, Any]], first: int, stop: int, items: int
+) -> Cursors:
+    """Positions before item ``first`` of a window, and after each up to ``stop``; the states are those below
+    at the window's start and end."""
+    rows = np.arange(first, stop + 1, dtype=np.int64)
+    which = np.zeros(len(rows), dtype=np.int64)
+    if stop == items:
+        which[-1], rows[-1] = 1, 0
+    return Cursors(states, which, rows)
+
+
+def misplaced(stage: object, used: int) -> StateError:
+    """What to raise where a cursor points past what is read there."""
+    return StateError(
+        f"{stage}: the state was saved after {used} rows, batches or tokens of a part of the data that has "
+        "fewer; it was edited or is damaged: load it as it was saved"
+    )

@@ -13,15 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import (
-    ColumnName,
-    Each,
-    Ge,
-    require,
-    several,
-    whole_number,
-    wrong,
-)
+from trainpipes._internal.checks import ColumnName, Each, Ge, require, several, whole_number, wrong
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import (
@@ -47,22 +39,7 @@ from trainpipes.stages.token_columns import check_beside, ids_of, label_dtype, n
 
 
 class LabelColumn:
-    """A column of labels, one a row or a list of them, read as texts or as integers.
-
-    Args:
-        column: texts, integers, bools, floats that are whole numbers, or lists of these.
-        name: what it is called.
-        asker: the stage, for messages.
-        ids: the numbers of its rows, for messages.
-
-    Raises:
-        DataError: a null, or a float that is no whole number; names the row.
-        SchemaError: it holds something else.
-
-    Attributes:
-        values: int64 ``[n]``, or an Arrow array of texts.
-        lengths: labels of each row; None where each has one.
-    """
+    """A column of labels, one a row or a list of them, read as texts or as integers."""
 
     def __init__(self, column: Any, name: str, asker: Stage, ids: IntArray) -> None:
         self.name, self._asker, self._ids = name, asker, ids
@@ -94,11 +71,9 @@ class LabelColumn:
 
     @property
     def is_text(self) -> bool:
-        """Whether labels are texts."""
         return isinstance(self.values, pa.Array)
 
     def fail(self, place: int, message: str) -> DataError:
-        """What to raise over a label, by its place in ``values``."""
         row = place
         if self.lengths is not None:
             row = int(np.searchsorted(np.cumsum(self.lengths), place, side="right"))
@@ -113,7 +88,6 @@ class LabelColumn:
             )
 
     def _whole(self, values: Any) -> IntArray:
-        """Numbers as int64."""
         found: IntArray
         with np.errstate(invalid="ignore"):
             found = values.astype(np.int64)
@@ -135,14 +109,10 @@ SHOWN_BYTES = 1024
 
 
 class EncodeLabels(RunStage):
-    """Turns labels into class numbers.
+    """Turn labels into class numbers, int64.
 
-    In: rows with a column of labels: texts, integers, bools, or lists of these where a row may have several
-    classes. Out: the same rows; the column replaced by int64 class numbers, or lists of int64. Cursor: none
-    of its own. Costs about 20 ns a row, and more where there are thousands of classes.
-
-    ``pipe.stats(0, labels=column)`` counts the labels of the data; of the column made here, the rows of
-    each class.
+    Labels are texts, integers, bools, or lists of these if a row may have several classes.
+    ``pipe.stats(0, labels=column)`` counts them.
 
     Args:
         column: the labels.
@@ -152,14 +122,15 @@ class EncodeLabels(RunStage):
             - a dict from labels to class numbers; several labels may have the same class
             - a number C: labels are integers from 0 to C - 1, and stay as they are
 
-            If ``classes`` are texts and the labels are integers, the integers stay as they are too, as
-            Hugging Face's ``ClassLabel`` writes labels.
-        output_column: name of the new column, which takes the place of ``column``.
+            If ``classes`` are texts and the labels are integers, the integers stay as they are, as
+            Hugging Face's ``ClassLabel`` has them.
+        output_column: the new column, in place of ``column``.
         counts: rows of each class, if known; ``stats(labels=...)`` then counts none.
 
     Raises:
-        DataError: a null, or a label that ``classes`` does not have; names the row, and the nearest label.
-        SchemaError: the column is not there, or holds no labels; or ``output_column`` is there already.
+        DataError: a null, or a label that ``classes`` does not have; names the nearest.
+        SchemaError: the column is not there, or holds no labels; or ``output_column`` already is
+            there.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"label": "spam"}, {"label": "ham"}, {"label": "ham"}])
@@ -223,7 +194,6 @@ class EncodeLabels(RunStage):
 
     @made_once
     def _numbers(self) -> dict[Label, int]:
-        """The class of each label."""
         given = self.classes
         if isinstance(given, Mapping):
             return dict(given)
@@ -232,7 +202,6 @@ class EncodeLabels(RunStage):
 
     @cached_property
     def _stay(self) -> bool:
-        """Whether labels that are integers are classes as they are."""
         given = self.classes
         return isinstance(given, int) or all(isinstance(name, str) for name in given)
 
@@ -248,11 +217,7 @@ class EncodeLabels(RunStage):
         return run.with_block(block.with_data(table.set_column(place, self.output_column, made)))
 
     def encode(self, labels: LabelColumn) -> IntArray:
-        """The class of each label, int64.
-
-        Raises:
-            DataError: one that has none; names the row.
-        """
+        """The class of each label, int64."""
         values: Any = labels.values
         if not labels.is_text and self._stay:
             bad = np.flatnonzero((values < 0) | (values >= self.num_classes))
@@ -295,7 +260,8 @@ class EncodeLabels(RunStage):
 
 
 def near_label(label: Label, labels: Sequence[Label]) -> str:
-    """`` (did you mean 'x'?)`` for a label that is written otherwise in ``labels``, or is close to one."""
+    """`` (did you mean 'x'?)`` for a label that is written otherwise in ``labels``, or is close to
+    one."""
     text = str(label)
     same = [one for one in labels if str(one).strip().casefold() == text.strip().casefold()]
     if same:
@@ -311,24 +277,22 @@ def _label(value: Any, rule: str) -> Label:
 
 
 class AddLabels(RunStage):
-    """Adds a column "labels": the token ids, or -100 where nothing is to be predicted.
+    """Add a column "labels": the token ids, or -100 where nothing is to be predicted.
 
-    In: rows with a column of token ids. Out: the same rows with "labels", lists of the same lengths. Labels
-    are not shifted: the label at position t is the token at t, which the logits at t - 1 predict. Cursor:
-    none of its own. Costs about 1 ns a token.
-
-    ``tokenize(labels=...)`` makes labels from columns of text, and ``pack`` adds them where rows have none.
+    Labels are not shifted: the label at position t is the token at t, which the logits at t - 1
+    predict. ``tokenize(labels=...)`` makes labels from columns of text, and ``pack`` adds them
+    where rows have none.
 
     Args:
         column: the token ids.
-        where: a column of lists of numbers or bools, as long as those of ``column``: an id is a label where
-            it is not 0. None: every id is one.
+        where: a column of lists of numbers or bools, as long as those of ``column``: an id is a
+            label where it is not 0. None: every id is one.
         ignore: ids that get -100, such as those of special tokens.
 
     Raises:
-        DataError: a null, or lists of different lengths; names the row.
-        SchemaError: a column is not there, or holds no lists of integers; or there is a column "labels"
-            already.
+        DataError: a null, or lists of different lengths.
+        SchemaError: a column is not there, or holds no lists of integers; or "labels" already is
+            there.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 0]], "answer": [[0, 1, 1, 0]]}))

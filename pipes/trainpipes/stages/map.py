@@ -41,41 +41,32 @@ CHUNKS = 2
 
 
 class Map(RunStage):
-    """Applies a function to each item.
+    """Apply a function to each row; after ``batch`` to each batch.
 
-    In: rows; after ``batch``, lists of rows; after a collate, its batches. Out: what the function
-    returns; None is refused (to drop rows use ``filter``). Cursor: none of its own. Costs a Python
-    call an item; rows come as dicts of Python values and of arrays that ``map_batches`` made
-    (about 1 us a column), so prefer ``map_batches`` where Arrow or NumPy can do the work.
+    With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
+    in the same epoch, after any resume, on any number of ranks and workers. A batch has that of its
+    rows, a packed row that of its first token. For torch:
+    ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
-    With ``rng=True`` it gets a ``numpy.random.Generator`` too, for augmentations: the same for the same row
-    in the same epoch, after any resume, on any number of ranks, workers and threads; another one for
-    another row, epoch, seed or function. After ``batch`` it is made from the rows of the batch. A row that a
-    sampler draws twice is told apart by its place in the epoch, a packed row by its first token. Costs about
-    5 us an item. For torch: ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
-
-    With ``num_workers`` several threads or processes call the function, each for up to 64 items at a time,
-    ahead of their use. Items come in the same order, and with the same draws. Processes start at the first
-    row, and end with the pipeline or after a minute without work. Each item is pickled on the way there and
-    back (arrays and tensors travel as bytes, about 0.3 ms for 1 MB).
+    With ``num_workers`` several threads or processes call the function ahead of use; rows, order
+    and draws stay the same. ``map_batches`` is faster for what Arrow or NumPy can do.
 
     Args:
-        fn: function of one item; with ``rng=True`` of an item and a generator.
+        fn: function of one item; with ``rng=True`` of an item and a generator. It must not return
+            None.
         rng: give the function a generator.
         seed: for the generators.
         version: names the function in checkpoints instead of its module and name: change it when
             what the function does changes.
         num_workers: threads or processes that call it; 0 for the thread that iterates.
-        thread_safe: whether several threads may call the function at once: then those that work ahead do,
-            and after an error call it again for the rows of that batch. Otherwise the thread that iterates
-            calls it, and all stages of the chain.
-        method: "thread", for a function that several threads may call at once; or "process", where the
+        thread_safe: whether several threads may call the function at once. Otherwise only the
+            thread that iterates calls it.
+        method: "thread", for a function that several threads may call at once; or "process":
             function, items and results must pickle.
-        schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``: rows are then columns
-            from here on. Left out, they stay as they are until a stage works on columns, and the schema is
-            found from the first rows; see "Rows as columns" in docs/start.md.
-        start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first of these that
-            the platform has. A fork copies locks that threads of this process hold, and may hang.
+        schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``. Left out, they
+            are found from the first rows when a stage needs columns.
+        start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first
+            that the platform has. A fork copies locks that threads hold, and may hang.
 
     Raises:
         WorkerError: a worker process died; names the row that it worked on.
@@ -183,7 +174,6 @@ class Map(RunStage):
         return None if wait is None else lambda: self._with(run, wait())
 
     def _with(self, run: Run, answer: Answer) -> Run:
-        """The run with the results in place of its items; raises what the function raised."""
         results, error = answer
         if error is not None:
             ids = run.row_ids(len(results))
@@ -195,13 +185,7 @@ class Map(RunStage):
 
 
 class Calls:
-    """Calls of a stage's function in one process, by the thread that asks or by workers.
-
-    Args:
-        stage: a ``map``.
-        key: of its generators, if it has any.
-        watch: looks whether its function draws from others.
-    """
+    """Calls of a stage's function in one process, by the thread that asks or by workers."""
 
     def __init__(self, stage: Map, key: RowKey | None, watch: DrawWatch) -> None:
         self._stage = stage.fresh()  # a copy: workers end when nobody refers to the stage
@@ -210,13 +194,12 @@ class Calls:
         self._lock = threading.Lock()
 
     def here(self, run: Run) -> Answer:
-        """Call the function for each item, in this thread; one thread at a time, unless it is thread-safe."""
+        """Call the function for each item, in this thread; one thread at a time, unless it is
+        thread-safe."""
         with nullcontext() if self._stage.thread_safe else self._lock:
             return self._call.each(run.unroll(), self._words(run))
 
     def submit(self, run: Run) -> Callable[[], Answer] | None:
-        """Submit the items to workers, in chunks. Returns a function that waits for the answer, or None if
-        there are no workers."""
         workers = self.workers()
         if workers is None:
             return None
@@ -232,7 +215,6 @@ class Calls:
         return words_of(run) if self._stage.rng else None
 
     def workers(self) -> ThreadMap | ProcessMap | None:
-        """The workers of this process; None if the thread that asks calls the function."""
         stage = self._stage
         if not stage.num_workers:
             return None
@@ -264,8 +246,7 @@ def joined(waits: list[Callable[[], Answer]]) -> Answer:
 
 
 def key_of(stage: Stage, turn: int) -> RowKey:
-    """The key of a stage's generators: of its seed and its function. Of several alike in a chain, ``turn`` is
-    the number of those below."""
+    """The key of a stage's generators: of its seed and its function."""
     name = digest_of(stage.identity()["fn"])
     return RowKey(random_key(stage.options["seed"], stage.name, name, turn))
 

@@ -1,4 +1,5 @@
-"""``map_batches`` and ``with_columns``: a function on whole columns, of any number of rows at a time."""
+"""``map_batches`` and ``with_columns``: a function on whole columns, of any number of rows at a
+time."""
 
 from __future__ import annotations
 
@@ -23,14 +24,7 @@ Format = Literal["arrow", "numpy", "torch"]
 
 
 class ColumnFunction(RunStage):
-    """A stage that calls a function with the columns of many rows, which returns columns.
-
-    Args:
-        fn: the function.
-        format: what it takes.
-        version: names it in states; see ``map``.
-        thread_safe: whether several threads may call it at once; see ``map``.
-    """
+    """A stage that calls a function with the columns of many rows, which returns columns."""
 
     needs_columns = True
     finds_types = True
@@ -49,13 +43,7 @@ class ColumnFunction(RunStage):
     thread_safe: bool = False
 
     def returned(self, run: Run) -> pa.Table:
-        """The columns that the function returns for the rows of a run: one row for each.
-
-        Raises:
-            ConfigError: the run is of finished batches.
-            DataError: there are more rows or fewer, or a null for which the format has no place.
-            SchemaError: it returned what makes no columns.
-        """
+        """The columns that the function returns for the rows of a run: one row for each."""
         self._check_rows(run)
         columns = columns_as(run.block, self.format, self)
         try:
@@ -81,8 +69,8 @@ class ColumnFunction(RunStage):
         return data
 
     def _type(self, name: str) -> pa.DataType | None:
-        """The type of a column that the function returns as a list of Python values: that of the first
-        rows, as for rows that are Python objects."""
+        """The type of a column that the function returns as a list of Python values: that of the
+        first rows, as for rows that are Python objects."""
         inputs = self.plan_inputs
         key = f"{self.name}-{inputs.chain.stages.index(self)}"
 
@@ -106,28 +94,26 @@ class ColumnFunction(RunStage):
 
 
 class MapBatches(ColumnFunction):
-    """Applies a function to the columns of many rows at once.
+    """Apply a function to the columns of many rows at once, which returns the new columns.
 
-    In: rows with named columns. Out: as many rows, with the columns that the function returns and no
-    others; ``with_columns`` keeps those that were there.
-    How many rows come at a time is not fixed and may differ between two runs, so the function
-    treats each row by itself. Cursor: none of its own. Costs what the function costs.
+    How many rows come at a time is not fixed and may differ between two runs: treat each row by
+    itself.
 
     Args:
-        fn: function of columns. With ``format="arrow"`` of a ``pyarrow.Table``, returning one (or
-            a dict of arrays); with "numpy" or "torch" of a dict of arrays or tensors
-            ``[rows, ...]``, returning such a dict. Ragged columns come as object arrays of arrays
-            in "numpy", and as lists of tensors in "torch"; nulls of floats as NaN. A returned array
-            ``[rows, n, ...]`` becomes a column of fixed-size lists, whose rows are arrays.
-            If it raises a DataError with ``row=n``, counted from 0 among the rows that it was given, the
-            error names that row in its file.
+        fn: function of columns that returns columns, one value for each row. With
+            ``format="arrow"`` of a ``pyarrow.Table``, returning one or a dict of arrays; with
+            "numpy" or "torch" of a dict of arrays or tensors ``[rows, ...]``, returning such a
+            dict. Ragged columns come as object arrays of arrays in "numpy", as lists of tensors in
+            "torch"; nulls of floats as NaN. A returned array ``[rows, n, ...]`` becomes a column of
+            fixed-size lists. A DataError with ``row=n``, counted from 0 among the rows given, names
+            that row in its file.
         format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
-        thread_safe: whether several threads may call it at once; see ``map``.
+        thread_safe: whether several threads may call the function at once; see ``map``.
 
     Raises:
-        DataError: the function returned another number of rows; or with "numpy" or "torch", a column of
-            integers or bools has a null, which arrays and tensors cannot hold; names the row.
+        DataError: another number of rows; or with "numpy" or "torch" a null among integers or
+            bools.
         SchemaError: the function returned something that makes no columns.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -141,27 +127,19 @@ class MapBatches(ColumnFunction):
 
 
 class WithColumns(ColumnFunction):
-    """Adds the columns that a function makes from the columns of many rows at once, as ``map(batched=True)``
-    of Hugging Face's datasets does; ``map_batches`` replaces all columns.
+    """Add the columns that a function makes of the columns of many rows at once.
 
-    In: rows with named columns. Out: the same rows, with the function's columns after their own; a column
-    whose name is there already replaces the old one. How many rows come at a time is not fixed and may differ
-    between two runs, so the function treats each row by itself. Cursor: none of its own. Costs what the
-    function costs.
+    A column whose name is there already replaces the old one; otherwise as ``map_batches``.
 
     Args:
-        fn: function of columns, returning a dict of columns or a ``pyarrow.Table``. With
-            ``format="arrow"`` it gets a ``pyarrow.Table``, with "numpy" or "torch" a dict of arrays or
-            tensors; as in ``map_batches``.
-            If it raises a DataError with ``row=n``, counted from 0 among the rows that it was given, the
-            error names that row in its file.
+        fn: function of columns that returns columns; see ``map_batches``.
         format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
-        thread_safe: whether several threads may call it at once; see ``map``.
+        thread_safe: whether several threads may call the function at once; see ``map``.
 
     Raises:
-        DataError: the function returned another number of rows; or with "numpy" or "torch", a column of
-            integers or bools has a null, which arrays and tensors cannot hold; names the row.
+        DataError: another number of rows; or with "numpy" or "torch" a null among integers or
+            bools.
         SchemaError: the function returned something that makes no columns.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -176,7 +154,6 @@ class WithColumns(ColumnFunction):
 
 
 def _beside(table: pa.Table, found: pa.Table) -> pa.Table:
-    """A table with the columns of another one, which take the place of those of the same name."""
     for field, column in zip(found.schema, found.columns, strict=True):
         if field.name in table.column_names:
             place = table.column_names.index(field.name)

@@ -34,34 +34,33 @@ _THIRD = np.uint64(0xABC98388FB8FAC03)
 
 
 class MaskTokens(RunStage):
-    """Hides some tokens, which become labels: masked language modelling.
+    """Mask tokens for masked language modeling (Devlin et al., "BERT", 2019, section 3.1).
 
-    In: rows with a column of token ids. Out: the same rows. Of the chosen tokens, 80 % become the mask token,
-    10 % a random token, and 10 % stay. A new column "labels" holds the ids of the chosen tokens, and -100
-    elsewhere. Each token (or whole word) is chosen independently; special tokens never are (Devlin et al.,
-    "BERT", 2019, section 3.1). Cursor: none of its own. Costs about 40 ns a token.
-
-    The choice is a function of seed, epoch, row and place: another one in every epoch, and the same after a
-    resume and on any topology.
+    Of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay. A new
+    column "labels" holds the ids of the chosen tokens, and -100 elsewhere. Each token (or whole
+    word) is chosen independently; special tokens never are. The choice depends on seed, epoch, row
+    and place alone.
 
     Args:
         mlm_probability: of choosing a token, or a word, 0 to 1.
         column: the token ids.
-        whole_words: choose whole words: all tokens of a chosen word. The tokenizer's vocabulary tells where
-            words begin: "##" continues a word, "Ġ" and "▁" begin one.
-        tokenizer: knows the mask token and the special tokens; given as for ``tokenize``. By default that of
-            the ``tokenize`` before this stage.
+        whole_words: choose all tokens of a word. The vocabulary tells where words begin: "##"
+            continues a word, "Ġ" and "▁" begin one.
+        tokenizer: knows the mask token and the special tokens; as in ``tokenize``. By default that
+            of the ``tokenize`` before this stage.
         mask_token_id: the mask token; by default the tokenizer's.
         special_ids: tokens that are never chosen; by default the tokenizer's special ones.
         vocab_size: random tokens are drawn below this; by default the tokenizer's.
         mask_replace_prob: share of the chosen tokens that become the mask token, 0 to 1.
-        random_replace_prob: share of them that become random ones, 0 to 1. The others stay as they are.
+        random_replace_prob: share of them that become random ones, 0 to 1. The others stay as they
+            are.
         seed: for the choice.
 
     Raises:
         ConfigError: the tokenizer has no mask token, or no vocabulary to tell words by.
-        DataError: a null; names the row.
-        SchemaError: the column is not there, or holds no lists of numbers; or "labels" is there already.
+        DataError: a null.
+        SchemaError: the column is not there, or holds no lists of numbers; or "labels" already is
+            there.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"input_ids": [[5, 6, 7, 8, 9, 10, 11, 12, 13, 0]]}))
@@ -118,7 +117,6 @@ class MaskTokens(RunStage):
 
     @made_once
     def _own(self) -> Engine | None:
-        """What was given as the tokenizer."""
         return None if self.tokenizer is None else load(self.tokenizer)
 
     @property
@@ -213,7 +211,6 @@ class MaskTokens(RunStage):
         )
 
     def _hidden(self, block: Block, values: Any, lengths: IntArray) -> tuple[Any, Any]:
-        """The ids with some hidden, and the labels."""
         starts = np.cumsum(lengths) - lengths
         place = np.arange(len(values), dtype=np.int64)
         special = np.isin(values, self._special)
@@ -238,7 +235,6 @@ class MaskTokens(RunStage):
         return found, labels
 
     def _word_of(self, values: Any, special: Any, starts: IntArray) -> IntArray:
-        """The first token of the word that each token is of."""
         begins = self._begins
         assert begins is not None
         known = np.minimum(values, len(begins) - 1)

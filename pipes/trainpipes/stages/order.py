@@ -1,4 +1,5 @@
-"""``shuffle``, ``sharding_filter``, ``repeat``, ``take``, ``skip``: the items of an epoch and their order."""
+"""``shuffle``, ``sharding_filter``, ``repeat``, ``take``, ``skip``: the items of an epoch and their
+order."""
 
 from __future__ import annotations
 
@@ -20,36 +21,26 @@ from trainpipes.stages.torch_samplers import TorchOrder, reorders
 
 
 class Shuffle(OrderStage):
-    """Shuffles the order of row groups, and rows within windows.
+    """Shuffle the order of row groups, and rows within buffers.
 
-    In: rows. Out: the same rows in another order, a new one every epoch, the same for the same
-    seed in any process and on any topology. Cursor: the window and the row within it: no rows, no
-    random state; a resume reads that window again. Costs memory for a window of
-    ``buffer_size`` to ``2 * buffer_size`` rows for each open span, and about 60 ns a row for the permutation.
+    A new order every epoch, the same for the same seed in any process and on any number of ranks.
+    Every batch is drawn from at least ``buffer_size`` rows; a buffer holds up to twice as many for
+    each part of the data that is open.
 
-    Every batch is drawn from at least ``buffer_size`` rows, or from all where there are
-    fewer. A file of one huge row group is shuffled within windows of consecutive rows.
-
-    With ``scope="global"`` the order is a true permutation of all rows, for sources that can be read by
-    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. It holds no rows, only
-    up to 65,536 row numbers of 8 bytes, and costs about 30 ns a row. Rows are then read one by one, which
-    is slow on a spinning disk. The order is the same for any ``num_shards``.
-
-    With ``sampler`` the sampler chooses the rows of each epoch and their order, for the same sources and at
-    the same cost, besides the sampler's own work.
+    With ``scope="global"`` the order is a permutation of all rows, for sources that can be read by
+    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. With
+    ``sampler`` the sampler chooses the rows of each epoch and their order, for the same sources.
 
     Args:
         buffer_size: the fewest rows that are mixed with each other.
         seed: for the order. Global seeds are neither read nor changed.
-        max_bytes: the most memory for the pipeline in one process, estimated from the file footers: two
-            thirds for windows, the rest for what is read and made ahead. Where rows are large it makes
-            windows smaller than ``buffer_size``. 1 GiB if left out. It shapes the order, so a resume needs
-            the same value.
+        max_bytes: the most memory for the pipeline in one process, estimated from the file footers;
+            large rows make buffers smaller than ``buffer_size``. 1 GiB if left out. It shapes the
+            order, so a resume needs the same value.
         scope: "buffer", or "global" for all rows at once, without a buffer.
-        sampler: one of ``trainpipes.samplers``, or one of your own (``RowSampler``); or a torch sampler
-            that has a length and gives row numbers. A torch sampler draws an epoch's numbers all at once,
-            when the epoch's first row is read, with another seed each epoch; a ``DistributedSampler``
-            stands for the order over all its replicas.
+        sampler: one of ``trainpipes.samplers``, one of your own (``RowSampler``), or a torch
+            sampler that has a length and gives row numbers. A torch sampler draws with another seed
+            each epoch; a ``DistributedSampler`` stands for the order over all its replicas.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
@@ -125,25 +116,29 @@ class Shuffle(OrderStage):
 
 
 class ShardingFilter(DealStage):
-    """Deals the batches of an epoch to logical shards, and these to ranks and workers.
+    """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
-    In and out: rows. Batch m of the one global sequence belongs to shard
-    ``m % num_shards``; rank r of R takes every m with ``m % R == r``. So the sequence is the same
-    on any number of ranks that divides ``num_shards``, and a state saved on one can be resumed on
-    another. Cursor: one for each shard, unless batches are counted. Costs nothing; each rank reads only
-    its own part of large data. Put it anywhere before ``batch``.
+    Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
+    m with ``m % R == r``. So the sequence is the same on any number of ranks that divides
+    ``num_shards``, and a state saved on one resumes on another.
 
     Args:
-        num_shards: S, the number of logical shards. A number with many divisors fits many world sizes: 24,
-            48, 96, 240, 960.
+        num_shards: S, the number of logical shards. Numbers with many divisors fit many world
+            sizes: 24, 48, 96, 240, 960.
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
             batches in file order, and every consumer reads all rows: for evaluation.
-        balance: "rows" cuts the epoch into ranges with equal numbers of rows, "bytes" into ranges of about
-            equal size, by the files' footers. "bytes" is for pipelines whose batches are not counted in
-            advance (a filter, batches by tokens), so that shards end nearly together.
-        tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few batches;
-            "ragged" delivers all, so that ranks may end a step or more apart: for evaluation without
-            collectives in the loop. A state saved at such an end loads on the same number of ranks only.
+        balance: "rows" cuts ranges of equal numbers of rows, "bytes" of about equal size by the
+            files' footers, so that shards end nearly together where batches are not counted in
+            advance.
+        tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few
+            batches; "ragged" delivers all, so that ranks may end a step or more apart: for
+            evaluation without collectives in the loop. A state saved at such an end loads on the
+            same number of ranks only.
+
+    >>> import trainpipes as tp
+    >>> pipe = tp.from_dataset(list(range(8))).sharding_filter(num_shards=2).batch(2)
+    >>> [list(pipe.distributed(rank=rank, world_size=2)) for rank in range(2)]
+    [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     """
 
     free = frozenset({"tail"})
@@ -156,27 +151,29 @@ class ShardingFilter(DealStage):
 
 
 class Repeat(RepeatStage):
-    """Starts the next epoch where one ends, each in its own order.
+    """Start the next epoch where one ends, each in its own order.
 
-    In and out: rows or batches. With ``.repeat().batch()``, a batch may hold rows of two epochs,
-    and none is short; with ``.batch().repeat()``, each epoch ends with its own last batch. An endless
-    pipeline goes on where it stands when it is iterated again. Cursor: the epoch. Costs nothing.
+    With ``.repeat().batch()``, a batch may hold rows of two epochs, and none is short; with
+    ``.batch().repeat()``, each epoch ends with its own last batch. An endless pipeline goes on
+    where it stands when it is iterated again.
 
     Args:
         times: epochs that one ``iter()`` gives; None for no end.
 
     Raises:
         DataError: the stages before it give nothing in a whole epoch.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: range(3)).repeat(2).batch(2))
+    [[0, 1], [2, 0], [1, 2]]
+    >>> list(tp.from_iterable(lambda: range(3)).batch(2).repeat(2))
+    [[0, 1], [2], [0, 1], [2]]
     """
 
     times: Count | None = None
 
 
 class _Counted(CutStage):
-    """A stage that counts items. Directly after the source and after ``batch`` the plan does it by
-    arithmetic; elsewhere, in a pipeline of one shard, it counts what passes. Cursor then: the count,
-    and the rows' state at the start of the run in hand."""
-
     asks_inputs = True
 
     count: Natural
@@ -188,10 +185,10 @@ class _Counted(CutStage):
 
 
 class Take(_Counted):
-    """Gives the first ``count`` items of each epoch.
+    """Give the first ``count`` items of each epoch.
 
-    In and out: rows, or batches after ``batch``. Directly after the source the rows are
-    counted in file order; after ``batch``, batches are counted over all ranks.
+    Directly after the source rows are counted in file order; after ``batch``, batches over all
+    ranks.
 
     Args:
         count: items.
@@ -205,18 +202,22 @@ class Take(_Counted):
 
 
 class Skip(_Counted):
-    """Leaves out the first ``count`` items of each epoch, counted as ``take`` counts them.
+    """Leave out the first ``count`` items of each epoch, counted as ``take`` counts them.
 
     Args:
         count: items.
+
+    >>> import trainpipes as tp
+    >>> list(tp.from_iterable(lambda: range(4)).skip(2))
+    [2, 3]
     """
 
     role = "skip"
 
 
 class _Counter:
-    """Items ``bounds[0]`` to ``bounds[1]`` of those below, in each epoch; ``rolls`` says whether what comes
-    from below goes on into the next one."""
+    """Items ``bounds[0]`` to ``bounds[1]`` of those below, in each epoch; ``rolls`` says whether
+    what comes from below goes on into the next one."""
 
     def __init__(
         self,

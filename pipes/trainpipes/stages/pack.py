@@ -15,20 +15,29 @@ import pyarrow as pa
 from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
-from trainpipes.columns.run import Cursors, Run, RunSource, round_of
+from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray, permutation
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
-from trainpipes.kinds.empty_epoch_guard import MOST_EMPTY_EPOCHS, kept_nothing
+from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
-from trainpipes.stages.held import MOST_EPOCHS, Held
-from trainpipes.stages.pack_fit import Placing, best_fit, best_window, concat, first_fit, placed
-from trainpipes.stages.pack_rows import PACKED, Documents, Overflow, rows_of
+from trainpipes.stages.held import MOST_EPOCHS, Held, cursors_in, misplaced
+from trainpipes.stages.pack_fit import (
+    PACKED,
+    Documents,
+    Overflow,
+    Placing,
+    best_fit,
+    best_window,
+    concat,
+    first_fit,
+    placed,
+    rows_of,
+)  # fmt: skip
 from trainpipes.stages.targets import LeftOut, OnError, Targets, have_target
 from trainpipes.stages.token_columns import check_beside, ids_of, names_of, numbers_of
-from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 Method = Literal["concat", "first_fit", "best_fit"]
 
@@ -41,67 +50,48 @@ LEAST_ROWS = 8
 PIECE_BITS = 40
 
 
-class Pack(CutStage):
-    """Packs documents into rows of one length.
+class Pack(TakesTokenizer, CutStage):
+    """Pack documents into rows of one length.
 
-    In: rows with a column of token ids, each a document. Out: rows of ``max_length`` tokens, each of
-    one document or more, with the columns (fixed-size lists of int32, ``[max_length]``)
+    Each row holds one document or more, in fixed-size lists of int32, ``[max_length]``:
 
     - input_ids: the documents' tokens one after the other, then padding
-    - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document, so
-      that none is predicted from the one before it, and on padding
+    - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document
+      and on padding
     - position_ids: from 0 in each document; 0 on padding
-    - segment_ids: 1 on the row's first document, 2 on its second, …; 0 on padding
+    - segment_ids: 1 on the row's first document, 2 on its second, ...; 0 on padding
 
-    Other columns are left out, unless ``along`` names them. ``pad_collate`` makes tensors ``[B, max_length]``
-    of them, and adds ``cu_seqlens`` and ``max_seqlen`` for attention over sequences of variable length.
-    How many rows come out is not known in advance: see ``filter``.
-
-    Methods, with the share of padding in rows of 4,096 tokens, for documents of 831 tokens on average
-    (lognormal, sigma 1.0):
-
-    - "best_fit": longest first, each into the row that it fills best: 0.1 %. No document is split that
-      would fit (Ding et al., "Fewer truncations improve language modeling", arXiv 2404.10830). The rows of
-      a window come in an order that is drawn with ``seed``: anew every epoch where the chain shuffles, else
-      the same each time.
-    - "first_fit": in the order in which they come, each into the first row with room for it: 0.8 %.
-      Otherwise as "best_fit".
-    - "concat": one after the other, split wherever a row is full: none but at an epoch's end. A sixth of
-      the documents that would fit are split. Starts at once: needs no window.
-
-    Cursor: that of the source before the oldest document still needed, and how many rows of its window
-    (concat: tokens of that document) were delivered. A resume reads that window again. Memory: the token ids
-    of a window of documents for each shard. Costs about 10 ns a token.
-
-    ``.pack().repeat()`` packs each epoch by itself. With ``.repeat().pack()``, and after an endless ``mix``,
-    a window may hold documents of several epochs: of 8, or of as many as fill 8 rows. ("concat" has no
-    window, and reads as many epochs as fill a row.)
+    and the columns that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``.
+    Unless ``method="concat"``, no document is split that would fit (Ding et al., arXiv 2404.10830),
+    and the rows of a buffer come in an order drawn with ``seed``: anew every epoch if the chain
+    shuffles. With ``.repeat().pack()`` a buffer may hold documents of 8 epochs, or of as many as
+    fill 8 rows.
 
     Args:
         max_length: tokens of a row.
-        method: "best_fit", "first_fit" or "concat".
-        column: the documents' token ids: lists of integers. Empty documents are passed over.
-        buffer_size: the most documents that are packed together (``best_fit`` takes up to a sixteenth fewer
-            where they fill their rows better). A larger window leaves less padding and starts later.
+        method: "best_fit": longest first, each into the row that it fills best; about 0.1 % of
+            padding. "first_fit": in order, each into the first row with room; about 0.8 %.
+            "concat": one after the other, split wherever a row is full; no buffer.
+        column: the documents' token ids: lists of integers.
+        buffer_size: the most documents that are packed together. A larger buffer leaves less
+            padding and starts later.
         max_documents: the most documents in a row.
-        overflow: documents longer than a row are cut into several ("split"; all pieces but the last fill a
-            row), cut to its length ("truncate"), left out ("drop"), or refused ("raise"). What is left out
-            is counted: the logger ``trainpipes`` warns of it, and ``explain()`` says how much so far.
-        along: other columns to pack the same way, of lists as long as those of ``column``; padded with 0.
-        on_error: for rows whose labels are all -100, where documents have their own "labels": such as a row
-            of a piece of a long prompt. None warns of the first such rows in each process, and keeps them;
-            "raise" refuses the first; "skip" leaves them out, and the log counts them; "keep" keeps them and
-            says nothing.
-        seed: for the order of a window's rows.
-        pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this stage, or 0.
-            Must be given where a function tokenizes.
-        tokenizer: that made the ids which the rows hold already: its pad token is taken. Given as for
+        overflow: documents longer than a row are cut into several ("split"), cut to its length
+            ("truncate"), left out and counted ("drop"), or refused ("raise").
+        along: other columns of lists as long as those of ``column``, packed the same way and padded
+            with 0.
+        on_error: for rows whose labels are all -100, where documents have their own "labels"; as in
+            ``tokenize``.
+        seed: for the order of a buffer's rows.
+        pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this
+            stage, or 0. Must be given if a function tokenizes.
+        tokenizer: that made the ids which the rows hold already: its pad token is taken. As in
             ``tokenize``.
 
     Raises:
-        DataError: an id is null or beyond int32, a list is not as long as that of ``column``, or a document
-            is too long and ``overflow="raise"``, or a row has no target and ``on_error="raise"``; names the
-            row, or the first one that it is made of.
+        DataError: an id is null or beyond int32, a list is not as long as that of ``column``, a
+            document is too long with ``overflow="raise"``, or a row has no target with
+            ``on_error="raise"``.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -165,26 +155,18 @@ class Pack(CutStage):
         reorders = any(stage.reorders for stage in below)
         return self.resolved(_crosses=crosses, _reorders=reorders, _tokenize=tokenize)
 
-    @made_once
-    def _own(self) -> TokenizedBy | None:
-        """What the tokenizer that was given says."""
-        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
-
     @cached_property
     def fill_id(self) -> int:
-        """What input_ids are padded with."""
         if self._tokenize is not None:
             return self._tokenize.pad_id
         return self.pad_token_id or 0
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        own = None if self._own is None else self._own.resolved_options["tokenizer"]
-        return {**self.options, "pad_token_id": self.fill_id, "tokenizer": own}
+        return {**super().resolved_options, "pad_token_id": self.fill_id}
 
     def identity(self) -> dict[str, Any]:
         found = {**super().identity(), "pad_token_id": self.fill_id}
-        found.pop("tokenizer", None)
         if self.on_error != "skip":  # nothing else shapes the rows
             found.pop("on_error", None)
         return found
@@ -204,13 +186,6 @@ class Pack(CutStage):
         object.__setattr__(self, "keeps_pieces", True)
 
     def documents(self, block: Block) -> Documents:
-        """The documents of some rows.
-
-        Raises:
-            SchemaError: a column is not there, or holds something else.
-            DataError: a null, an id beyond int32, columns of different lengths, or a document that is too
-                long under "raise"; names the row.
-        """
         ids, lengths = ids_of(block, self.column, self, np.int32)
         columns = {"input_ids": ids.astype(np.int32, copy=False)}
         given = ["labels"] if "labels" in names_of(block, self) else []
@@ -253,7 +228,6 @@ class Pack(CutStage):
         return Targets(self, f"raise max_length={self.max_length}", "packed row")
 
     def with_targets(self, run: Run) -> Run:
-        """Packed rows, without those to be left out, which have no target."""
         table = run.block.data
         if not self._targets.asked_for or not isinstance(table, pa.Table):
             return run
@@ -264,22 +238,9 @@ class Pack(CutStage):
         dropped = str(self._dropped) if self._dropped.documents else ""
         return "; ".join(filter(None, (dropped, str(self._targets))))
 
-    def misplaced(self, used: int) -> StateError:
-        """What to raise where a cursor points past what is read there."""
-        return StateError(
-            f"{self}: the state was saved after {used} rows or tokens of a part of the data that has "
-            "fewer; it was edited or is damaged: load it as it was saved"
-        )
-
 
 class _Packer(ABC):
-    """Rows made of the documents that wait, in small lots.
-
-    Args:
-        stage: the stage.
-        held: the documents that wait.
-        used: of what stands before them, how much a cursor says is used up.
-    """
+    """Rows made of the documents that wait, in small lots."""
 
     def __init__(self, stage: Pack, held: Held, used: int) -> None:
         self._stage = stage
@@ -290,16 +251,15 @@ class _Packer(ABC):
         self._lot = max(1, LOT_TOKENS // stage.max_length)
 
     def next_run(self) -> Run:
-        epochs = set()  # whose rows are all left out
+        rounds = EmptyRounds()
         while True:
             run = self._next_rows()
             if "labels" in self._documents.columns:
                 run = self._stage.with_targets(run)
             if len(run):
                 return run
-            epochs.add(round_of(run.cursors.state(0)))
-            if len(epochs) > MOST_EMPTY_EPOCHS + 1:
-                raise kept_nothing(self._stage)
+            rounds.saw(run)
+            rounds.check(self._stage)
 
     def _next_rows(self) -> Run:
         if self._placing is None or self._row == len(self._placing):
@@ -342,7 +302,7 @@ class _Packer(ABC):
 
 
 class _Fitted(_Packer):
-    """Windows of documents, each packed by itself. Its cursor counts rows of a window."""
+    """Windows of documents, each packed by itself."""
 
     def _place(self) -> None:
         stage, held, least = self._stage, self._held, 0
@@ -366,13 +326,12 @@ class _Fitted(_Packer):
                 count, found = best_window(lengths, stage.max_length, most)
             held.gave(len(found) > 0, stage)
             if self._used and self._used >= len(found):
-                raise stage.misplaced(self._used)
+                raise misplaced(stage, self._used)
             if len(found):
                 epoch = held.epoch if stage._reorders else 0
                 order = permutation(len(found), stage.seed, "pack", epoch, int(self._from.ids[0]))
                 self._placing, self._spent = found.take(order), count
-                self._here = {"below": run.cursors.state(0)}
-                self._after = {"below": run.cursors.state(count)}
+                self._ends = held.ends(count)
                 self._row, self._used = self._used, 0
                 return
             held.drop(count)
@@ -381,15 +340,11 @@ class _Fitted(_Packer):
 
     def _cursors(self, first: int, stop: int) -> Cursors:
         assert self._placing is not None
-        rows = np.arange(first, stop + 1, dtype=np.int64)
-        which = np.zeros(len(rows), dtype=np.int64)
-        if stop == len(self._placing):
-            which[-1], rows[-1] = 1, 0
-        return Cursors((self._here, self._after), which, rows)
+        return cursors_in(self._ends, first, stop, len(self._placing))
 
 
 class _Concatenated(_Packer):
-    """Documents one after the other. Its cursor counts tokens of the first document."""
+    """Documents one after the other."""
 
     def _place(self) -> None:
         stage, held = self._stage, self._held
@@ -400,7 +355,7 @@ class _Concatenated(_Packer):
             self._documents = stage.documents(run.block)
             lengths = self._documents.lengths
             if self._used and self._used >= lengths[0]:
-                raise stage.misplaced(self._used)
+                raise misplaced(stage, self._used)
             found, edges = concat(
                 lengths, self._used, stage.max_length, stage.max_documents, held.closed
             )

@@ -1,19 +1,20 @@
-"""Which documents share a row of fixed length, and where in it they stand: functions of lengths alone.
-
-Documents are ordered numbers of tokens; a piece is a stretch of one document; a row is some pieces, one
-after the other, of together at most ``capacity`` tokens.
-"""
+"""Which documents share a row of fixed length, and where in it they stand: functions of lengths
+alone."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
+from trainpipes.columns.arrays import Array, stretches, to_arrow
 from trainpipes.columns.block import Block, Pieces
 from trainpipes.engine.layout import IntArray
+from trainpipes.stages.targets import IGNORED
 
 #: Of a window of n documents, best-fit may leave up to n // SPARE to the next one.
 SPARE = 16
@@ -21,18 +22,17 @@ SPARE = 16
 #: documents do not fit and cost a row more.
 AIMED_AT = (0.08, 0.16, 0.30)
 
+#: Columns of token ids and of what is made for them.
+PACKED = ("input_ids", "labels", "position_ids", "segment_ids")
+
+Overflow = Literal["split", "truncate", "drop", "raise"]
 Fit = Callable[[IntArray, int, "int | None"], IntArray]
 
 
 @dataclass(frozen=True)
 class Placing:
-    """Rows made of pieces of documents.
-
-    Args:
-        document: of each piece, int64 ``[pieces]``.
-        start: first token of each piece within its document, int64 ``[pieces]``.
-        length: tokens of each piece, int64 ``[pieces]``.
-        bounds: first piece of each row and the end, int64 ``[rows + 1]``.
+    """Rows made of pieces of documents: document, first token and length of each piece, int64
+    ``[pieces]``; and the first piece of each row and the end, int64 ``[rows + 1]``.
     """
 
     document: IntArray
@@ -44,22 +44,13 @@ class Placing:
         return len(self.bounds) - 1
 
     def take(self, order: IntArray) -> Placing:
-        """The rows in another order."""
         counts = np.diff(self.bounds)[order]
-        ends = np.cumsum(counts)
-        piece = np.repeat(self.bounds[:-1][order] - (ends - counts), counts)
-        piece += np.arange(len(piece))
-        bounds = np.concatenate([[0], ends]).astype(np.int64)
+        piece = stretches(self.bounds[:-1][order], counts)
+        bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Placing(self.document[piece], self.start[piece], self.length[piece], bounds)
 
     def pieces(self, first: int, stop: int, documents: Block) -> Pieces:
-        """Which rows the pieces of packed rows ``first`` to ``stop`` are of.
-
-        Args:
-            first: row.
-            stop: the row after the last.
-            documents: a row each.
-        """
+        """Which rows the pieces of packed rows ``first`` to ``stop`` are of."""
         bounds = self.bounds[first : stop + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         document, epoch = self.document[pieces], documents.epoch
@@ -72,9 +63,6 @@ class Placing:
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:
     """Documents cut into pieces of at most ``capacity`` tokens: all full but each one's last.
-
-    Returns:
-        Document, first token and length of each piece; an empty document has none.
 
     >>> [found.tolist() for found in pieces_of(np.array([2, 7, 0]), 3)]
     [[0, 1, 1, 1], [0, 0, 3, 6], [2, 3, 3, 1]]
@@ -89,15 +77,11 @@ def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, Int
 
 
 def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
-    """The row of each piece: in the order in which they come, each in the first row with room for it.
+    """The row of each piece (lengths 1 to ``capacity``), in order, each in the first row with room for
+    it.
 
-    The first row is found in a tree of the most room in each half of the rows (Johnson, "Near-optimal
-    bin packing algorithms", 1973): about 0.7 us a piece for 1,024 of them.
-
-    Args:
-        lengths: of pieces, 1 to ``capacity``, int64 ``[pieces]``.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
+    The row is found in a tree of the most room in each half of the rows (Johnson, "Near-optimal bin
+    packing algorithms", 1973).
 
     >>> first_fit(np.array([6, 5, 4, 3]), 10).tolist()
     [0, 1, 0, 1]
@@ -127,11 +111,11 @@ def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None
 
 
 def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
-    """The row of each piece: longest first, each in the row that it fills best, the earliest of equals.
+    """The row of each piece: longest first, each in the row that it fills best, the earliest of
+    equals.
 
-    Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, "Worst-case performance bounds for
-    simple one-dimensional packing algorithms", SIAM J. Comput. 3, 1974): never more than 11/9 of the
-    fewest rows possible + 4. About 0.3 us a piece for 1,024 of them. Arguments as in ``first_fit``.
+    Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, SIAM J. Comput. 3, 1974): never
+    more than 11/9 of the fewest rows possible + 4.
 
     >>> best_fit(np.array([3, 4, 5, 6]), 10).tolist()
     [1, 0, 1, 0]
@@ -161,14 +145,8 @@ def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None)
 
 
 def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit) -> Placing:
-    """Documents in rows as ``fit`` says, those longer than a row cut; within a row they keep their order.
-
-    Args:
-        lengths: of documents, int64 ``[documents]``; empty ones get no place.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
-        fit: ``first_fit`` or ``best_fit``.
-    """
+    """Documents in rows as ``fit`` says, those longer than a row cut; within a row they keep their
+    order."""
     document, start, length = pieces_of(lengths, capacity)
     row = np.empty(len(length), dtype=np.int64)
     full = length == capacity
@@ -182,18 +160,10 @@ def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit
 
 
 def best_window(lengths: IntArray, capacity: int, max_documents: int | None) -> tuple[int, Placing]:
-    """Where to end a window of documents, and how best-fit packs it.
+    """How many of n documents to pack, and their rows by best-fit.
 
-    Of n documents, n or up to n // 16 fewer are taken: as many as leave the smallest share of their rows
-    empty, of four numbers that are tried. The last row of a window is else half empty on average.
-
-    Args:
-        lengths: of the documents that may be taken, int64 ``[n]``.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
-
-    Returns:
-        How many documents, and their rows.
+    From n - n // 16 to n, as many as leave the smallest share of their rows empty, of four numbers
+    that are tried. Otherwise the last row of a window is half empty on average.
     """
     least = len(lengths) - len(lengths) // SPARE + 1
     numbers = np.arange(min(least, len(lengths)), len(lengths) + 1)
@@ -224,18 +194,8 @@ def _share(tokens: int, rows: int) -> float:
 def concat(
     lengths: IntArray, skip: int, capacity: int, max_documents: int | None, ended: bool
 ) -> tuple[Placing, IntArray]:
-    """Documents one after the other, cut wherever a row is full.
-
-    Args:
-        lengths: of documents, int64 ``[documents]``.
-        skip: tokens of the first one that are used up.
-        capacity: tokens of a row.
-        max_documents: pieces in a row at most.
-        ended: whether no document follows, so that the last row may be short.
-
-    Returns:
-        The rows, and the tokens before each of them and at the end, counted from the first document's
-        first one: int64 ``[rows + 1]``.
+    """Documents one after the other, from token ``skip`` on, cut wherever a row is full; and the
+    tokens before each row and at the end. Only if ``ended`` the last row may be short.
 
     >>> rows, edges = concat(np.array([5, 2, 4]), 1, 4, None, True)
     >>> rows.document.tolist(), rows.length.tolist(), rows.bounds.tolist(), edges.tolist()
@@ -258,7 +218,6 @@ def concat(
 
 
 def _edges(ends: IntArray, skip: int, capacity: int, max_documents: int, ended: bool) -> IntArray:
-    """Where rows end that hold at most so many documents."""
     places: list[int] = ends.tolist()
     total = places[-1] if places else 0
     edges = [skip]
@@ -271,3 +230,71 @@ def _edges(ends: IntArray, skip: int, capacity: int, max_documents: int, ended: 
             break
         edges.append(min(edge, total))
     return np.array(edges, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents as flat columns ``[tokens]``, with the start and length of each; and the tokens of
+    those that are left out as too long, 0 for the others (None if there are none).
+    """
+
+    columns: dict[str, Array]
+    starts: IntArray
+    lengths: IntArray
+    dropped: IntArray | None = None
+
+
+def rows_of(
+    documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int
+) -> pa.Table:
+    """Packed rows ``first`` to ``stop``: fixed-size lists of ``length`` numbers."""
+    low, high = int(placing.bounds[first]), int(placing.bounds[stop])
+    lengths = placing.length[low:high]
+    from_ = documents.starts[placing.document[low:high]] + placing.start[low:high]
+    places = placing.bounds[first : stop + 1] - low
+    number = np.arange(1, high - low + 1) - np.repeat(places[:-1], np.diff(places))
+
+    # What is left of a row is a piece too, numbered 0, of tokens that are painted over.
+    left = length - np.add.reduceat(lengths, places[:-1])
+    short = left > 0
+    if short.any():
+        at = places[1:][short]
+        lengths = np.insert(lengths, at, left[short])
+        from_ = np.insert(from_, at, 0)
+        number = np.insert(number, at, 0)
+    ends = np.cumsum(lengths)
+    before = ends - lengths
+    padding = stretches(before[number == 0], lengths[number == 0])
+
+    total = int(ends[-1])
+    kind = np.int32 if max(total, int(documents.starts[-1]) + length) < 2**31 else np.int64
+    cells: Array = np.arange(total, dtype=kind)
+    index: Array = np.repeat((from_ - before).astype(kind), lengths)
+    index += cells
+    cells -= np.repeat(before.astype(kind), lengths)
+    cells[padding] = 0
+
+    def column(values: Array, fill: int) -> Array:
+        found: Array = values.take(index, mode="clip")
+        found[padding] = fill
+        return found
+
+    ids = column(documents.columns["input_ids"], pad_id)
+    given = documents.columns.get("labels")
+    labels = ids.copy() if given is None else column(given, IGNORED)
+    labels[before] = IGNORED
+    labels[padding] = IGNORED
+    columns = {
+        "input_ids": ids,
+        "labels": labels,
+        "position_ids": cells.astype(np.int32, copy=False),
+        "segment_ids": np.repeat(number.astype(np.int32), lengths),
+    }
+    for name, values in documents.columns.items():
+        if name not in columns:
+            columns[name] = column(values, 0)
+    made = {
+        name: pa.FixedSizeListArray.from_arrays(to_arrow(values), length)
+        for name, values in columns.items()
+    }
+    return pa.table(made)

@@ -26,6 +26,7 @@ from trainpipes.errors import ConfigError, SchemaError, TrainpipesError
 from trainpipes.kinds.blame import at_row, in_column
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.stages.columns import refuse_collated, unbatched
 from trainpipes.stages.pack import Pack
 from trainpipes.stages.pad_columns import (
     Column,
@@ -53,62 +54,51 @@ from trainpipes.stages.pad_rules import (
     numpy_dtype,
 )
 from trainpipes.stages.text_columns import ByTable
-from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 
 Writers: TypeAlias = "Sequence[Writer]"
 
 
-class PadCollate(RunStage):
-    """Turns the columns of each batch into tensors; lists of numbers are padded.
+class PadCollate(TakesTokenizer, RunStage):
+    """Turn the columns of each batch into a dict of tensors; lists of numbers are padded.
 
-    In: batches of rows with columns. Out: a dict for each. The type of a column says what it becomes:
-
-    - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as float32, float16
-      as float16
+    - lists of numbers: ``[B, L]``; integers as int64, bools as bool, float32 and float64 as
+      float32, float16 as float16
     - lists of fixed-size lists of n numbers: ``[B, L, n]``, with the same dtypes
     - integers: int64 ``[B]``; bools, float32, float64: their own dtype, ``[B]``
-    - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, …]``
+    - fixed-size lists or tensors of numbers: their own dtype, ``[B, n, ...]``
     - anything else (strings, times, structs): a list of B Python objects
 
-    Rows that ``pack`` made get the dtypes of lists, and no mask. ``cu_seqlens`` (int32 ``[sequences + 1]``)
-    and ``max_seqlen`` (int) are added: they say where documents start in the B * L tokens of the batch;
-    the padding at a row's end is a sequence of its own.
-
     L is the length of the longest row of the batch, or ``max_length``, rounded up to
-    ``pad_to_multiple_of``. Where rows are Python dicts (after ``map``), types are found in each batch:
-    lists and arrays of one dimension are padded, arrays of more dimensions are stacked; integers become
-    int64, Python floats float64. Tensors are contiguous, writable and share no memory. Cursor: none of its
-    own. Costs 1 to 2 us for a row of 150 tokens with its mask, 2 us a batch for a column of numbers,
-    and several times that where rows are Python dicts.
+    ``pad_to_multiple_of``. Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32
+    ``[sequences + 1]``) and ``max_seqlen`` (int): where documents start in the B * L tokens. In
+    rows that are Python dicts, integers become int64, floats float64, and arrays of more than one
+    dimension are stacked. Tensors are contiguous, writable and share no memory.
 
     Args:
         max_length: L of every ragged column; longer rows are cut.
-        pad_to_multiple_of: L is rounded up to a multiple of it, even if that is more than ``max_length``.
-        padding_side: the side that is filled up: "right" (the default, unless the tokenizer before
-            pads on the left) or "left".
+        pad_to_multiple_of: L is rounded up to a multiple of it, even beyond ``max_length``.
+        padding_side: "right" (the default, unless the tokenizer before pads on the left) or "left".
         truncation_side: the side on which rows longer than ``max_length`` are cut: "right" (the
             default) or "left".
-        value: pads ragged columns. Left out, columns of token ids get the pad token of the ``tokenize``
-            before this stage, others 0. Must be given where a function tokenizes, which does not say what
-            its pad token is. "labels" get -100, "attention_mask" and "token_type_ids" 0, unless
-            ``columns`` says otherwise.
+        value: pads ragged columns. By default token ids get the pad token of the ``tokenize``
+            before this stage, "labels" -100, others 0. Must be given if a function tokenizes.
         mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
-            token) unless the rows have a column of that name. False for none, or a dict of ragged
-            columns and the names of their masks.
-        columns: other options for some columns, by name: dicts of ``max_length``, ``pad_to_multiple_of``,
-            ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or ``mask`` (a name). ``dtype`` here
-            also applies to columns of numbers.
-        dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns of
-            floats, while ids stay int64.
-        tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding side are
-            taken. Given as for ``tokenize``; left out, that of the ``tokenize`` before this stage.
+            token) unless the rows have one. False for none, or a dict of ragged columns and the
+            names of their masks.
+        columns: other options for some columns, by name: dicts of ``max_length``,
+            ``pad_to_multiple_of``, ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or
+            ``mask`` (a name).
+        dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns
+            of floats, while ids stay int64.
+        tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding
+            side are taken. As in ``tokenize``.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
             hold; names column and row.
-        SchemaError: a column named in ``columns`` or ``mask`` is not there, or a column holds lists of
-            lists.
+        SchemaError: a column named in ``columns`` or ``mask`` is not there, or a column holds lists
+            of lists.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> rows = pa.table({"input_ids": [[1, 2, 3], [4]], "labels": [[1, 2, 3], [4]]})
@@ -143,7 +133,6 @@ class PadCollate(RunStage):
 
     @cached_property
     def _rule(self) -> Rule:
-        """Of columns of which ``columns`` says nothing."""
         names = ("max_length", "pad_to_multiple_of", "padding_side", "truncation_side", "value")
         return Rule(**{name: self.options[name] for name in names})
 
@@ -190,27 +179,20 @@ class PadCollate(RunStage):
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
         return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
 
-    @made_once
-    def _own(self) -> TokenizedBy | None:
-        """What the tokenizer that was given says."""
-        return None if self.tokenizer is None else TokenizedBy(self.tokenizer)
-
     @property
     def resolved_options(self) -> dict[str, Any]:
         rule, below = self._rule, self._tokenize
         value = below.pad_id if rule.value is None and below is not None else rule.value
         side = below.padding_side if below is not None else "right"
         return {
-            **self.options,
+            **super().resolved_options,
             "value": value or 0,
             "padding_side": rule.padding_side or side,
             "truncation_side": rule.truncation_side or "right",
-            "tokenizer": None if self._own is None else self._own.resolved_options["tokenizer"],
         }
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
-        found.pop("tokenizer", None)
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
                 found["value"] = self._tokenize.pad_id
@@ -219,11 +201,7 @@ class PadCollate(RunStage):
         return found
 
     def process(self, run: Run) -> Run:
-        if run.items is not None:
-            raise ConfigError(
-                f"{self} takes rows that batch() has grouped, and another stage has "
-                "collated them already: leave one of the two out"
-            )
+        refuse_collated(run, self)
         if run.bounds is None:
             return run.with_items(self._of_foreign(run))
         if run.block.has_columns:
@@ -236,8 +214,8 @@ class PadCollate(RunStage):
         return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
 
     def _of_columns(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
-        """Batches of Arrow rows, each made when it is taken, where it is small and nothing can be wrong
-        with it."""
+        """Batches of Arrow rows, each made when it is taken, where it is small and nothing can be
+        wrong with it."""
         writes: list[Sequence[Write]] = []
         places: list[int] = []
         row_bytes = 0.0
@@ -269,8 +247,8 @@ class PadCollate(RunStage):
         return ByTable()
 
     def _try_writers(self, table: pa.Table) -> Writers | None:
-        """What cuts batches out of all rows of a table; None where some rows may be refused, or more
-        than columns is wrong: then each batch is looked at by itself."""
+        """What cuts batches out of all rows of a table; None where some rows may be refused, or
+        more than columns is wrong: then each batch is looked at by itself."""
         try:
             return self._of_arrow(table, None)
         except (TrainpipesError, BadCell):
@@ -317,15 +295,11 @@ class PadCollate(RunStage):
         batches = []
         for item, row in zip(run.block.rows(), run.block.ids.tolist(), strict=True):
             if not isinstance(item, list):
-                raise ConfigError(
-                    f"{self} works on batches, got a row ({type(item).__name__}): put "
-                    ".batch(n) before it"
-                )
+                raise unbatched(self, item)
             batches.append(self._of_rows(item, np.full(len(item), row, dtype=np.int64)))
         return batches
 
     def _of_rows(self, rows: list[Any], ids: IntArray) -> dict[str, Any]:
-        """One batch of rows that are dicts."""
         names = rows[0].keys() if rows and isinstance(rows[0], Mapping) else None
         for number, row in enumerate(rows):
             if names is None or not isinstance(row, Mapping) or row.keys() != names:
@@ -342,18 +316,8 @@ class PadCollate(RunStage):
         raise at_row(message, self, row_id, SchemaError)
 
     def _writers(
-        self,
-        columns: Mapping[str, Any],
-        read: Callable[[Any, str], Column],
-        ids: IntArray | None,
+        self, columns: Mapping[str, Any], read: Callable[[Any, str], Column], ids: IntArray | None
     ) -> Writers:
-        """What cuts batches out of columns.
-
-        Args:
-            columns: by name.
-            read: makes of one what it is to a batch.
-            ids: of the rows, int64 ``[rows]``, for messages; None to raise ``BadCell`` as it is.
-        """
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
@@ -378,7 +342,6 @@ class PadCollate(RunStage):
         return writers
 
     def _writer(self, name: str, column: Column, mask: str | None) -> Writer:
-        """What puts one column, and its mask, into a batch."""
         if isinstance(column, Ragged):
             return self._ragged(name, column, mask)
         if mask is not None and name in self._asked_masks:
@@ -456,7 +419,6 @@ class PadCollate(RunStage):
 
 
 def _all(ids: IntArray) -> IntArray:
-    """Where a batch of all rows starts and ends."""
     return np.array([0, len(ids)], dtype=np.int64)
 
 

@@ -32,12 +32,7 @@ from trainpipes.engine.layout import IntArray
 
 @dataclass(frozen=True)
 class Ragged:
-    """A list of numbers a row.
-
-    Args:
-        values: the rows' values, one row after the other, ``[values, ...]``.
-        lengths: of each row, int64 ``[rows]``.
-    """
+    """A list of numbers a row."""
 
     values: Array
     lengths: IntArray
@@ -67,15 +62,6 @@ TWO_RAGGED = (
 
 
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
-    """A column of a table.
-
-    Args:
-        column: the column.
-        name: its name, for messages.
-
-    Raises:
-        BadCell: a null among numbers, or lists of lists.
-    """
     array = one_chunk(column)
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
@@ -164,14 +150,7 @@ NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_b
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
-    """A column of one batch, as Python values, arrays or tensors.
-
-    Numbers, and arrays of two dimensions or more, are even; lists of numbers, and arrays of one
-    dimension, are ragged.
-
-    Raises:
-        BadCell: values of several kinds, or shapes that differ in more than one length.
-    """
+    """A column of one batch, as Python values, arrays or tensors."""
     kinds = [_kind(value) for value in values]
     known = {kind for kind in kinds if kind != "none"}
     if known <= {"other"}:
@@ -217,7 +196,6 @@ def _kind(value: Any) -> str:
 
 
 def _of_row_lists(rows: Sequence[Any]) -> Column:
-    """One list or one-dimensional array a row."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     plain = all(isinstance(row, list | tuple) for row in rows)
     try:
@@ -277,21 +255,11 @@ Write: TypeAlias = Callable[[dict[str, Any], int], None]
 
 @dataclass(frozen=True)
 class Writer:
-    """A column of many rows.
-
-    Args:
-        row_bytes: bytes that an average row takes in a batch; inf where Python objects are made.
-        writes: what puts the column into batches of some rows: of the rows' numbers, int64 ``[rows]``, or
-            None for all; and the first of them in each batch, and the end, int64 ``[batches + 1]``.
-    """
-
     row_bytes: float
     writes: Callable[[IntArray | None, IntArray], Write]
 
 
 def ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
-    """Lists of numbers, padded."""
-
     def writes(index: IntArray | None, bounds: IntArray) -> Write:
         rectangles = rows.rectangles(index, bounds)
 
@@ -307,7 +275,6 @@ def ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
 
 
 def even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
-    """Numbers, or arrays of one shape."""
     small = values.ndim == 1
 
     def writes(index: IntArray | None, bounds: IntArray) -> Write:
@@ -325,8 +292,6 @@ def even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
 
 
 def object_writer(name: str, objects: Sequence[Any] | pa.Array) -> Writer:
-    """Anything else: a list."""
-
     def writes(index: IntArray | None, bounds: IntArray) -> Write:
         edges, found = bounds.tolist(), objects
         if isinstance(objects, pa.Array):
@@ -344,12 +309,6 @@ def object_writer(name: str, objects: Sequence[Any] | pa.Array) -> Writer:
 
 def add_sequences(batch: dict[str, Any]) -> None:
     """Add ``cu_seqlens`` and ``max_seqlen`` to a batch that has ``segment_ids``, ``[B, L]``.
-
-    They are about its tokens as one sequence of B * L (``batch["input_ids"].view(-1)``), in which each
-    document, and the padding at a row's end, is a sequence of its own:
-
-    - cu_seqlens: first token of each, and B * L; int32 ``[sequences + 1]``
-    - max_seqlen: tokens of the longest, an int
 
     >>> batch = {"segment_ids": torch.tensor([[1, 1, 2, 0], [1, 1, 1, 1]])}
     >>> add_sequences(batch)

@@ -21,7 +21,6 @@ FIXED = {"labels": -100, "attention_mask": 0, "token_type_ids": 0}
 
 
 def numpy_dtype(dtype: Any, option: str) -> np.dtype[Any]:
-    """NumPy's name for a torch dtype."""
     try:
         if not isinstance(dtype, torch.dtype):  # torch takes None and Python's types, too
             raise TypeError
@@ -32,19 +31,16 @@ def numpy_dtype(dtype: Any, option: str) -> np.dtype[Any]:
 
 
 def dtype_of_numbers(dtype: Any, option: str) -> None:
-    """Raise ConfigError unless a torch dtype is one of integers or floats."""
     good = numpy_dtype(dtype, option).kind in "iuf"
     require(good, option, "a dtype of integers or floats", dtype)
 
 
 def number(value: Any, option: str) -> None:
-    """Raise ConfigError unless a value is a number."""
     good = isinstance(value, int | float) and not isinstance(value, bool)
     require(good, option, "a number to pad with", value)
 
 
 def mask_name(value: Any, option: str) -> None:
-    """Raise ConfigError unless a value names a mask, or is False."""
     require(
         isinstance(value, str) or value is False, option, "a name for the mask, or False", value
     )
@@ -56,8 +52,7 @@ PadValue = Annotated[float, number]
 
 @dataclass(frozen=True)
 class Rule:
-    """How one column is padded; None leaves it to the tokenizer or the column's type. Options are
-    those of ``PadCollate``."""
+    """How one column is padded; None leaves it to the tokenizer or the column's type."""
 
     max_length: Cells | None = None
     pad_to_multiple_of: Cells | None = None
@@ -69,7 +64,6 @@ class Rule:
 
     @cached_property
     def numpy(self) -> np.dtype[Any] | None:
-        """NumPy's name for the dtype."""
         return None if self.dtype is None else numpy_dtype(self.dtype, "dtype")
 
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
@@ -96,7 +90,6 @@ def column_options(columns: Any, option: str) -> None:
 
 
 def asked_masks(mask: Any, rules: Mapping[str, Rule]) -> dict[str, str]:
-    """Masks asked for by name: column and name of its mask."""
     good = mask is None or mask is False
     if isinstance(mask, Mapping):
         good = all(isinstance(name, str) for pair in mask.items() for name in pair)

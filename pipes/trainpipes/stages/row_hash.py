@@ -1,10 +1,4 @@
-"""Who a row is, as a number: of 64 bits, the same in every process and version, whatever reads it.
-
-The number comes from the file's name (relative to the folder that was asked for) and the row's
-number in it, or from a key column's values. Values are mixed by the finaliser of SplitMix64 (Steele,
-Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014); of text and bytes,
-8 bytes at a time, each with its place.
-"""
+"""Who a row is, as a number: of 64 bits, the same in every process and version, whatever reads it."""
 
 from __future__ import annotations
 
@@ -55,12 +49,7 @@ def unit(hashes: HashArray) -> npt.NDArray[np.float64]:
 
 
 class RowNames:
-    """Hashes of rows by where they are from.
-
-    Args:
-        firsts: number of each file's first row in file order over all, int64 ``[files]``, ascending.
-        names: of the files.
-    """
+    """Hashes of rows by where they are from."""
 
     def __init__(self, firsts: IntArray, names: Sequence[str]) -> None:
         self._firsts = firsts
@@ -90,12 +79,6 @@ class _Shifted(RowNames):
 
 
 def hash_keys(block: Block, names: Sequence[str], asker: Stage) -> HashArray:
-    """The hash of each row, by the values of some of its columns.
-
-    Raises:
-        SchemaError: a column is not there, or is of a kind that has no hash.
-        DataError: a value is null; names the row.
-    """
     found: HashArray | None = None
     for name in names:
         values = cells(block, name, asker)
@@ -119,8 +102,8 @@ def _null(row: int) -> BadCell:
 
 
 def _hash_values(values: list[Any]) -> HashArray:
-    """The hash of each value of rows that are Python objects, by itself: one that stands beside values of
-    another type is hashed as it is elsewhere."""
+    """The hash of each value of rows that are Python objects, by itself: one that stands beside
+    values of another type is hashed as it is elsewhere."""
     null = next((number for number, value in enumerate(values) if value is None), None)
     if null is not None:
         raise _null(null)
@@ -137,12 +120,8 @@ def _hash_values(values: list[Any]) -> HashArray:
 
 
 def hash_column(column: Any) -> HashArray:
-    """The hash of each value of an Arrow column, uint64: numbers by value whatever their width, text
-    and bytes by content.
-
-    Raises:
-        BadCell: values are lists, structs or the like, or one is null.
-    """
+    """The hash of each value of an Arrow column, uint64: numbers by value whatever their width,
+    text and bytes by content."""
     array = one_chunk(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

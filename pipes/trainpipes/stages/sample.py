@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
@@ -24,8 +25,8 @@ EVERY = 2.0
 
 
 class Drawn(RunStage):
-    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is, and of the
-    options ``key`` and ``seed``."""
+    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is,
+    and of the options ``key`` and ``seed``."""
 
     keeps_rows = False
     by_place = True
@@ -46,6 +47,11 @@ class Drawn(RunStage):
                     f"seed, such as seed={self.options['seed'] + 1}"
                 )
         return self
+
+    @property
+    @abstractmethod
+    def _edges(self) -> tuple[float, float]:
+        """Between which draws are kept."""
 
     @property
     def _draw(self) -> tuple[Any, ...]:
@@ -74,23 +80,24 @@ class Drawn(RunStage):
             hashes = hash_keys(run.block, self._key, self)
         return unit(mix(hashes ^ self._salt))
 
+    def process(self, run: Run) -> Run:
+        draws, (low, high) = self.draws(run), self._edges
+        kept = (draws >= low) & (draws < high)
+        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
+
 
 class Sample(Drawn):
-    """Keeps a fraction of the rows: always the same ones, whatever else is read beside them.
+    """Keep a fraction of the rows: always the same ones.
 
-    The choice is made by a hash of the row's file name, relative to the folder that was given, and of its
-    number in the file. So a row's choice stays the same when files are added or removed, and in any epoch,
-    shard and order. A smaller fraction keeps some of the rows that a larger one keeps with the same seed.
-    So a second ``sample`` in one chain needs a seed of its own, and so does a second ``split``.
-
-    In: rows. Out: those kept, in order. Cursor: none of its own. Costs about 20 ns a row, and 20 ns
-    more for each key. How many rows an epoch has is then not known in advance: see ``filter``.
+    A hash of the row's file name, relative to the folder given, and of its number in the file
+    chooses, in any epoch, shard and order. A smaller fraction keeps some of the rows of a larger
+    one; a second ``sample`` or ``split`` in one chain needs another seed.
 
     Args:
         fraction: of the rows to keep, 0 to 1.
         key: a column, or several, whose values are hashed instead: rows of the same key (a user, a
-            document) are kept or dropped together, whichever file they are in.
-        seed: for the choice; another seed keeps other rows.
+            document) are kept or dropped together.
+        seed: for the choice.
 
     Raises:
         DataError: a row's key is null.
@@ -111,24 +118,22 @@ class Sample(Drawn):
     def share(self) -> float:  # type: ignore[override]
         return float(self.fraction)
 
-    def process(self, run: Run) -> Run:
-        kept = self.draws(run) < (EVERY if self.fraction == 1 else self.fraction)
-        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
+    @cached_property
+    def _edges(self) -> tuple[float, float]:
+        return 0.0, EVERY if self.fraction == 1 else float(self.fraction)
 
 
 class Split(Drawn):
-    """Keeps one of several parts of the rows; each row is in exactly one part.
+    """Keep one of several parts of the rows; each row is in exactly one part.
 
-    The part is chosen by a hash of the row, as in ``sample``: a row stays in its part when files are added,
-    and in any epoch, shard and order, on any machine. The hash is a number from 0 to 1, and parts are ranges
-    of it in the order given: a new part that is taken from the last one leaves the others as they are.
-
-    In: rows. Out: those of the part, in order. Cursor: none of its own. Costs what ``sample`` costs.
+    The part is chosen by a hash of the row, as in ``sample``. Parts are ranges of this hash in the
+    order given: a new part that is taken from the last one leaves the others as they are.
 
     Args:
         parts: fraction of each part, by name; they sum to 1.
         part: which one.
-        key: a column, or several, whose values are hashed instead: rows of the same key are in the same part.
+        key: a column, or several, whose values are hashed instead: rows of the same key are in the
+            same part.
         seed: for the choice.
 
     Raises:
@@ -158,7 +163,6 @@ class Split(Drawn):
 
     @cached_property
     def _edges(self) -> tuple[float, float]:
-        """Between which draws are kept."""
         edges = np.cumsum([0.0, *self.parts.values()])
         edges[-1] = EVERY
         number = list(self.parts).index(self.part)
@@ -171,18 +175,8 @@ class Split(Drawn):
         low, high = self._edges
         return {**identity, "from": low, "to": high}
 
-    def process(self, run: Run) -> Run:
-        draws, (low, high) = self.draws(run), self._edges
-        kept = (draws >= low) & (draws < high)
-        return run if kept.all() else run.pick(np.flatnonzero(kept).astype(np.int64, copy=False))
-
 
 def checked_parts(parts: Any) -> dict[str, float]:
-    """Fractions by name.
-
-    Raises:
-        ConfigError: not a dict of numbers above 0 that sum to 1.
-    """
     rule = 'a dict such as {"train": 0.9, "valid": 0.1}'
     require(isinstance(parts, Mapping) and parts, "split(parts)", rule, parts)
     for name, fraction in parts.items():

@@ -1,8 +1,4 @@
-"""Rows without a target of the loss: warned of, refused or left out.
-
-The labels of such a row are all -100. It teaches nothing, and the loss of a batch of such rows is NaN. Most
-often its prompt alone fills ``max_length``.
-"""
+"""Rows without a target of the loss: warned of, refused or left out."""
 
 from __future__ import annotations
 
@@ -18,6 +14,8 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
+from trainpipes.kinds.stage import made_once
+from trainpipes.kinds.stage_kinds import RunStage
 
 #: What torch's ``cross_entropy`` leaves out unless told otherwise.
 IGNORED = -100
@@ -27,16 +25,8 @@ log = logging.getLogger("trainpipes")
 
 
 class LeftOut:
-    """Counts the documents, or other rows, that a stage leaves out in this process, read ahead or delivered.
-
-    Says so by the logger ``trainpipes``: of the first, with its file and row, the 10th, the 100th, …, so
-    that worker processes report too.
-
-    Args:
-        stage: which leaves them out; its ``plan_inputs`` say where rows are from.
-        why: in words.
-        kind: what a row is, in the singular.
-        unit: what is counted of each, in the plural; "" where rows alone are counted.
+    """Counts the rows that a stage leaves out in this process, and logs the first, the 10th, the
+    100th, ..., so that worker processes report too.
     """
 
     def __init__(self, stage: Any, why: str, kind: str = "document", unit: str = "tokens") -> None:
@@ -50,13 +40,6 @@ class LeftOut:
         self.tokens = 0
 
     def add(self, ids: IntArray, dropped: IntArray | None) -> None:
-        """Count some documents that are used up.
-
-        Args:
-            ids: their rows' numbers, int64 ``[documents]``.
-            dropped: tokens (or what is counted) of each that is left out, 0 for the others, int64
-                ``[documents]``; None where there is none.
-        """
         lost = np.empty(0, dtype=np.int64) if dropped is None else np.flatnonzero(dropped)
         with self._lock:
             self.seen += len(ids)
@@ -91,10 +74,6 @@ Flags = npt.NDArray[np.bool_]
 def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
     """Whether each row has a label that is not -100.
 
-    Args:
-        labels: of all rows, one after the other, ``[tokens]``.
-        lengths: labels of each row, int64 ``[rows]``.
-
     >>> have_target(np.array([-100, 5, -100, -100]), np.array([2, 0, 2])).tolist()
     [True, False, False]
     """
@@ -107,13 +86,8 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
 
 
 class Targets:
-    """What a stage does with rows that have no target, and with those that it can make nothing of.
-
-    Args:
-        stage: whose option ``on_error`` says it: None warns once in a process and keeps them, "raise" refuses
-            the first, "skip" leaves them out, "keep" keeps them.
-        cure: what to write so that rows get a target.
-        item: what a row is, in the singular.
+    """What a stage does with rows that have no target, as its ``on_error`` says: None warns once in a
+    process and keeps them.
     """
 
     def __init__(self, stage: Any, cure: str = "", item: str = "row") -> None:
@@ -130,17 +104,6 @@ class Targets:
     def check(
         self, run: Run, found: Flags, cut: Flags | None = None, bad: Flags | None = None
     ) -> Run:
-        """A run, without the rows that are to be left out.
-
-        Args:
-            run: rows.
-            found: whether each has a target.
-            cut: whether each may have been cut; None where that is not known.
-            bad: with "skip", whether nothing was made of each; None for none.
-
-        Raises:
-            DataError: with "raise", a row has no target; names the row.
-        """
         asked = self._stage.on_error
         if asked == "skip":
             if bad is not None:
@@ -165,7 +128,6 @@ class Targets:
         warn_once(said, key=("no target", self._stage.name, self._cure))
 
     def _said(self, count: str, cause: str, lacking: int) -> str:
-        """That rows lack a target, why, and what to do."""
         rows = (
             f"{count} {self._item}{'' if count == '1 of 1' else 's'}"
             if count
@@ -189,3 +151,27 @@ class Targets:
 
     def __str__(self) -> str:
         return str(self.left_out) if self.left_out.documents else ""
+
+
+class TargetStage(RunStage):
+    """A stage whose option ``on_error`` says what becomes of rows without a target."""
+
+    asks_inputs = True
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override]
+        return bool(self.options["on_error"] != "skip")
+
+    @made_once
+    def _targets(self) -> Targets:
+        length = self.options.get("max_length")
+        return Targets(self, f"raise max_length={length}" if length else "")
+
+    def report(self) -> str:
+        return str(self._targets)
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        if self.keeps_rows:  # only "skip" shapes the rows
+            found.pop("on_error", None)
+        return found

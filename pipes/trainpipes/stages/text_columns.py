@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainpipes._internal.checks import column_names, require
-from trainpipes._internal.messages import nearest, need_columns, no_columns
+from trainpipes._internal.messages import nearest, need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
@@ -22,20 +22,12 @@ from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.blame import at_row, blame, in_column
 from trainpipes.kinds.stage import Stage
+from trainpipes.stages.token_columns import cells
 
 Texts: TypeAlias = "pa.LargeStringArray"
 
 
 class Template:
-    """A text made of columns.
-
-    Args:
-        text: like those of ``str.format``, with names of columns only: ``"Q: {question}"``.
-
-    Raises:
-        ConfigError: no column is named, or something else than one.
-    """
-
     def __init__(self, text: str) -> None:
         try:
             self._parts = list(string.Formatter().parse(text))
@@ -56,7 +48,6 @@ class Template:
             )
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
-        """The text of each row."""
         pieces: list[Any] = []
         for literal, field, _, _ in self._parts:
             if literal:
@@ -76,18 +67,7 @@ def _scalar(text: str) -> Any:
 def text_columns(
     block: Block, names: Sequence[str], asker: Stage, numbers: bool = False
 ) -> dict[str, Texts]:
-    """Columns of text, each in one array of Arrow's ``large_string``.
-
-    Args:
-        block: rows: a table, or dicts.
-        names: columns.
-        asker: the stage, for messages.
-        numbers: accept integers, written in decimal.
-
-    Raises:
-        SchemaError: a column is not there, or holds no text.
-        DataError: a null; names column and row.
-    """
+    """Columns of text, each in one array of Arrow's ``large_string``."""
     data = block.data
     if isinstance(data, TensorRows):
         raise SchemaError(f"{asker} works on columns of text, got tensors", stage=str(asker))
@@ -108,8 +88,8 @@ def text_columns(
 
 
 def null_texts(block: Block, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which rows have a null in one of some columns, bool ``[rows]``; none where a column is not there, which
-    ``text_columns`` says."""
+    """Which rows have a null in one of some columns, bool ``[rows]``; none where a column is not
+    there, which ``text_columns`` says."""
     data = block.data
     found = np.zeros(len(block), dtype=np.bool_)
     for name in names:
@@ -131,25 +111,16 @@ def _is_text(kind: Any) -> bool:
 
 
 def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
-    """One column of rows that are dicts."""
     texts = []
-    assert isinstance(block.data, list)
-    for number, row in enumerate(block.data):
-        row_id = int(block.ids[number])
-        try:
-            if not isinstance(row, Mapping):
-                raise no_columns(type(row).__name__, asker)
-            need_columns(list(row), [name], asker)
-            value = row[name]
-            if numbers and isinstance(value, int) and not isinstance(value, bool):
-                value = str(value)
-            if value is None:
-                raise _null(name, row_id, asker)
-            if not isinstance(value, str):
-                raise _no_text(name, type(value).__name__, asker)
-        except DataError as error:
-            blame(error, asker, row_id)
-            raise
+    for place, value in enumerate(cells(block, name, asker)):
+        if numbers and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if value is None:
+            raise _null(name, int(block.ids[place]), asker)
+        if not isinstance(value, str):
+            error = _no_text(name, type(value).__name__, asker)
+            blame(error, asker, int(block.ids[place]))
+            raise error
         texts.append(value)
     try:
         return python_to_arrow(texts, pa.large_string())
@@ -235,14 +206,12 @@ T = TypeVar("T")
 
 
 class ByTable(Generic[T]):
-    """What was made of tables, each known by itself, not by what it holds. Threads that ask at once may
-    both make it."""
+    """What was made of tables, each known by itself, not by what it holds."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Any, T]] = {}
 
     def of(self, table: Any, make: Callable[[Any], T]) -> T:
-        """What was made of a table, made if nothing was."""
         key = id(table)
         found = self._kept.get(key)
         if found is None or found[0]() is not table:

@@ -27,11 +27,7 @@ from trainpipes.stages.pad_columns import Column, Even, Ragged, first_unfit, of_
 
 
 def cell(row: Any, name: str, asker: object) -> Any:
-    """What a row that is a dict has in a column.
-
-    Raises:
-        SchemaError: it is no dict, or has no such column.
-    """
+    """What a row that is a dict has in a column."""
     if not isinstance(row, Mapping):
         raise no_columns(type(row).__name__, asker)
     if name not in row:
@@ -40,11 +36,7 @@ def cell(row: Any, name: str, asker: object) -> Any:
 
 
 def cells(block: Block, name: str, asker: Stage) -> Any:
-    """A column as it is: of Arrow, a tensor, or a list of a value a row.
-
-    Raises:
-        SchemaError: the rows have none, or none of that name.
-    """
+    """A column as it is: of Arrow, a tensor, or a list of a value a row."""
     data = block.data
     if isinstance(data, list):
         found: list[Any] = []
@@ -60,11 +52,7 @@ def cells(block: Block, name: str, asker: Stage) -> Any:
 
 
 def names_of(block: Block, asker: Stage) -> list[str]:
-    """The columns of rows.
-
-    Raises:
-        SchemaError: the rows have none.
-    """
+    """The columns of rows."""
     data = block.data
     if isinstance(data, pa.Table):
         return list(data.column_names)
@@ -78,12 +66,7 @@ def names_of(block: Block, asker: Stage) -> list[str]:
 
 
 def read(block: Block, name: str, asker: Stage) -> Column:
-    """A column as numbers: a list of them a row, a number or array a row, or something else.
-
-    Raises:
-        SchemaError: it is not there, or holds lists of lists.
-        DataError: a null, or values of several kinds; names the row.
-    """
+    """A column as numbers: a list of them a row, a number or array a row, or something else."""
     column = cells(block, name, asker)
     try:
         if isinstance(column, torch.Tensor):
@@ -94,12 +77,7 @@ def read(block: Block, name: str, asker: Stage) -> Column:
 
 
 def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
-    """How long each row is by a column: of lists, or of integers that say so. int64 ``[rows]``.
-
-    Raises:
-        SchemaError: the column is not there, or holds something else.
-        DataError: a null, or a negative length; names the row.
-    """
+    """How long each row is by a column: of lists, or of integers that say so. int64 ``[rows]``."""
     column, found = cells(block, name, asker), None
     if isinstance(column, list):  # each row by itself, whatever its list holds
         found = np.array([_length(value) for value in column], dtype=np.int64)
@@ -138,12 +116,7 @@ def _length(value: Any) -> int:
 
 
 def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:
-    """A column of lists of numbers: all values one after the other, and each row's length.
-
-    Raises:
-        SchemaError: the column is not there, or holds something else.
-        DataError: a null; names the row.
-    """
+    """A column of lists of numbers: all values one after the other, and each row's length."""
     found = read(block, name, asker)
     if isinstance(found, Ragged) and found.values.ndim == 1:
         return found.values, found.lengths
@@ -158,12 +131,7 @@ def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any],
 def ids_of(
     block: Block, name: str, asker: Stage, dtype: npt.DTypeLike = np.int64
 ) -> tuple[npt.NDArray[Any], IntArray]:
-    """A column of lists of token ids, as ``numbers_of`` gives it.
-
-    Raises:
-        SchemaError: the column is not there, or holds something else, floats and bools too.
-        DataError: a null, or an id that ``dtype`` cannot hold; names the row.
-    """
+    """A column of lists of token ids, as ``numbers_of`` gives it."""
     values, lengths = numbers_of(block, name, asker)
     bad: BadCell | None = None
     if values.size and values.dtype.kind not in "iu":
@@ -180,8 +148,8 @@ def ids_of(
 def check_beside(
     block: Block, name: str, own: IntArray, column: str, lengths: IntArray, asker: Stage
 ) -> None:
-    """Raise DataError for the first row where a column has more numbers or fewer (``own``) than another one,
-    which has ``lengths``."""
+    """Raise DataError for the first row where a column has more numbers or fewer (``own``) than
+    another one, which has ``lengths``."""
     if not np.array_equal(own, lengths):
         row = int(np.argmax(own != lengths))
         problem = (
@@ -207,7 +175,6 @@ def label_dtype(ids: npt.NDArray[Any]) -> type[np.int32 | np.int64]:
 
 
 def _kind(column: Any) -> str:
-    """What a column holds, in words."""
     if isinstance(column, pa.ChunkedArray):
         return str(column.type)
     if isinstance(column, torch.Tensor):

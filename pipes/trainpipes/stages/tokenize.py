@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import whole_number
+from trainpipes._internal.checks import Count, Text, whole_number
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -25,78 +25,75 @@ from trainpipes.stages.text_columns import (
     text_columns,
 )
 from trainpipes.stages.tokenizing import Tokenizes
-from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Affixes
 from trainpipes.tokenizers.ragged import Ragged, assemble
+from trainpipes.tokenizers.simple import Function
+
+
+def end_token(value: Any, option: str) -> None:
+    """Raise ConfigError unless a value says which token ends a text."""
+    if not isinstance(value, bool | str):
+        whole_number(value, 0, option, "True, False, a token or its id", most=2**31 - 1)
 
 
 class Tokenize(Tokenizes):
-    """Turns text columns into token ids.
+    """Turn text columns into token ids.
 
-    In: rows with columns of text (string, large_string, string_view, dictionary of these), without
-    nulls. Out: the same rows; the text columns replaced by columns ``list<int32>`` of ids (in rows
-    that are dicts, by int32 arrays). Cursor: none of its own. Costs what the tokenizer costs, and
-    about 35 ns a token more (5 with gigatoken); best after a shuffle and a sharding filter, so that
-    each consumer tokenizes only what it trains on, and nothing twice after a resume.
-
-    The tokenizer is loaded at first use, once in each process, for all threads. ``max_length`` cuts tokens of
-    the text; special tokens and the end token always stay:
+    Text columns are replaced by columns ``list<int32>`` (in rows that are dicts, by int32 arrays).
+    Put it after ``shuffle`` and ``sharding_filter``, so that each consumer tokenizes only what it
+    trains on. ``max_length`` cuts tokens of the text; special tokens and the end token always stay:
 
         prefix + text tokens, cut to what is left of max_length + suffix + eos
 
-    where prefix and suffix are what the tokenizer's own post-processor puts around one text
-    (``<s>``, ``[CLS]``, ``[SEP]``), also around several joined columns. Nothing is padded; the
-    tokenizer's own settings for truncation and padding have no effect.
+    where prefix and suffix are what the tokenizer's post-processor puts around one text (``<s>``,
+    ``[CLS]``, ``[SEP]``), also around several joined columns. Nothing is padded; the tokenizer's
+    own settings for truncation and padding have no effect.
 
     Args:
         tokenizer: one of
 
-            - a path or URL of a ``tokenizer.json``, or of a SentencePiece ``*.model``; a directory
-              that holds a ``tokenizer.json``, a ``tokenizer.model``, or what
-              ``transformers.AutoTokenizer`` loads
-            - a name on the Hugging Face hub, such as "gpt2", which ``transformers.AutoTokenizer`` finds on
-              disk or fetches; needs transformers
-            - an object: ``tokenizers.Tokenizer``, a transformers tokenizer, ``tiktoken.Encoding``,
-              ``sentencepiece.SentencePieceProcessor``. A copy is used; the object is not changed.
-            - "tiktoken:NAME", fetched by tiktoken unless its cache has it
+            - a path or URL of a ``tokenizer.json`` or a SentencePiece ``*.model``, or a folder that
+              holds one or what ``transformers.AutoTokenizer`` loads
+            - a name on the Hugging Face hub, such as "gpt2"; needs transformers
+            - an object of ``tokenizers``, transformers, ``tiktoken`` or ``sentencepiece``; it is
+              copied
+            - "tiktoken:NAME"
             - "bytes": UTF-8 bytes, 0 to 255; 256 is the end token, 257 the pad token
             - a function from a list of texts to as many lists of ids
 
             Special tokens written out in a text become special tokens, except with tiktoken and
             SentencePiece.
-        columns: a column, whose ids become "input_ids"; or a list of them, of which "prompt" becomes
-            "prompt_ids", and so on; or a dict of text columns and the columns that their ids become.
-        concat: instead of ``columns``: several whose ids are joined in this order into "input_ids", each
+        columns: a column, whose ids become "input_ids"; a list of them, of which "prompt" becomes
+            "prompt_ids"; or a dict of text columns and the columns that their ids become.
+        concat: instead of ``columns``: several whose ids are joined into "input_ids", each
             tokenized by itself.
-        pair: encode a list of two columns as a pair, by the tokenizer's post-processor, into "input_ids" and
-            "token_type_ids". With ``max_length`` the longer text is cut first.
-        template: a text made of columns, ``"Q: {question}\\nA: {answer}"``, instead of ``columns``;
-            its ids become "input_ids". Columns of strings and of integers.
+        pair: encode a list of two columns as a pair, into "input_ids" and "token_type_ids". With
+            ``max_length`` the longer text is cut first.
+        template: instead of ``columns``: a text made of columns, ``"Q: {question}\\nA: {answer}"``;
+            its ids become "input_ids".
         max_length: the most tokens in a sequence, special tokens and end token included.
-        truncation_side: "right" cuts the end of the text, "left" its start; joined columns are cut as one
-            text. Bytes may be cut within a character.
+        truncation_side: "right" cuts the end of the text, "left" its start; joined columns are cut
+            as one text.
         add_special_tokens: put prefix and suffix around the text.
-        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a token or an
-            id ends it with that.
-        labels: adds a column "labels": the ids of these columns (some of those of ``concat``) and of the
-            end token, and -100 elsewhere; with True all of "input_ids". Where the text's end is cut off,
-            the label of the end token is -100, or a model would learn to stop there.
+        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a
+            token or an id ends it with that.
+        labels: adds a column "labels": the ids of these columns (some of those of ``concat``) and
+            of the end token, and -100 elsewhere; with True all of "input_ids". If the text's end is
+            cut off, the label of the end token is -100, or a model would learn to stop there.
         keep_text: keep the text columns.
-        on_error: for rows without a target: these have labels that are all -100, as where
-            its prompt alone fills ``max_length``. None warns of the first such rows in each process, and
-            keeps them; "raise" refuses the first; "skip" leaves them out, and rows whose text is null, and
-            the log counts them: how many rows an epoch has is then not known in advance, so put it after
-            ``shuffle``; "keep" keeps them and says nothing.
-        engine: what does the work for a tokenizer that the package ``tokenizers`` reads. "auto" takes
-            gigatoken, which is faster, where it is installed (extra "fast") and the tokenizer is BPE. It is
-            compared with ``tokenizers`` on the first 64 rows in each process and then on every row whose
-            number is a multiple of 1,000; a difference is an error. "tokenizers" never uses gigatoken.
-            ``pipe.explain()`` says which one is used and why. A state is resumed with the one that saved it.
+        on_error: for rows whose labels are all -100, as when the prompt alone fills ``max_length``.
+            None warns of the first in each process and keeps them; "raise" refuses the first;
+            "skip" leaves them out, and rows whose text is null, and logs how many; "keep" keeps
+            them.
+        engine: "auto" takes gigatoken, which is faster, if it is installed (extra "fast") and the
+            tokenizer is BPE; it is compared with ``tokenizers`` on the first 64 rows in each
+            process and on every 1,000th, and a difference is an error. "tokenizers" never uses it.
+            A state is resumed with the engine that saved it.
 
     Raises:
         ConfigError: the tokenizer is not there, or options do not go together.
         MissingExtraError: the tokenizer's package is not installed.
-        DataError: a text is null, or with ``on_error="raise"`` a row has no target; names the row.
+        DataError: a text is null, or with ``on_error="raise"`` a row has no target.
         SchemaError: a column is not there, or holds no text.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -119,28 +116,17 @@ class Tokenize(Tokenizes):
     _: KW_ONLY
     concat: Sequence[str] | None = None
     pair: bool = False
-    template: str | None = None
-    max_length: int | None = None
+    template: Text | None = None
+    max_length: Count | None = None
     truncation_side: Literal["right", "left"] = "right"
     add_special_tokens: bool = True
-    add_eos: bool | str | int = False
+    add_eos: Annotated[bool | str | int, end_token] = False
     labels: bool | str | Sequence[str] | None = None
     keep_text: bool = False
     on_error: OnError | None = None
     engine: Literal["auto", "tokenizers"] = "auto"
 
     def check(self) -> None:
-        if self.max_length is not None:
-            whole_number(self.max_length, 1, "tokenize(max_length)", "tokens in a sequence")
-        if not isinstance(self.add_eos, bool | str):
-            whole_number(
-                self.add_eos,
-                0,
-                "tokenize(add_eos)",
-                "True, False, a token or its id",
-                most=2**31 - 1,
-            )
-        self._require(isinstance(self.template, str | None), "template", "a text")
         _ = self._template, self._outputs, self._labelled  # raises for what does not fit
         taken = sorted(set(self._texts) & set(self._outputs))
         if self.keep_text and taken:
@@ -165,7 +151,6 @@ class Tokenize(Tokenizes):
 
     @cached_property
     def _texts(self) -> list[str]:
-        """Columns of text that ids are made of."""
         if self._template is not None:
             return self._template.columns
         return [name for names in self._outputs.values() for name in names]
@@ -193,7 +178,10 @@ class Tokenize(Tokenizes):
             shaping["columns"] = shaping.pop("concat")
         elif "input_ids" not in self._outputs:  # of a list, as of a dict that names the same
             shaping["columns"] = identify({name: ids for ids, (name,) in self._outputs.items()})
-        shaping |= {"on_error": self._shaping_error(), "engine": self._engine.package()}
+        shaping |= {
+            "on_error": None if self.keeps_rows else "skip",
+            "engine": self._engine.package(),
+        }
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}
@@ -202,7 +190,6 @@ class Tokenize(Tokenizes):
     # Special tokens
 
     def _end(self) -> int | None:
-        """The end token that was asked for."""
         asked = self.add_eos
         if asked is False:
             return None
@@ -284,7 +271,6 @@ class Tokenize(Tokenizes):
         return targets.check(run, have_target(labels.values, labels.lengths), cut)
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
-        """The columns to add."""
         if self.pair:
             first, second = (texts[name] for name in self._texts)
             return self._encode_pairs(first, second, numbers)
@@ -309,8 +295,8 @@ class Tokenize(Tokenizes):
         return columns
 
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
-        """The ids of labelled columns and of the end token, where the text is ``whole`` up to it; -100
-        elsewhere."""
+        """The ids of labelled columns and of the end token, where the text is ``whole`` up to it;
+        -100 elsewhere."""
         suffix = self._affixes[1]
         ended = bool(suffix) and suffix[-1] in (self._end(), *self._engine.ends().values())
         if self._labelled is True:
@@ -356,7 +342,6 @@ class Tokenize(Tokenizes):
         return None
 
     def _replaced(self, block: Block, columns: Mapping[str, Ragged]) -> Any:
-        """The rows with their new columns."""
         data: Any = block.data
         gone = set() if self.keep_text else set(self._texts)
         rows = data if isinstance(data, list) else [data.column_names]

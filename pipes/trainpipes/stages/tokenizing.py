@@ -1,40 +1,31 @@
-"""What stages that make token ids share: the tokenizer, and what it says to later stages."""
+"""What stages that make token ids share; and ``tokenized_by``, for ids that files hold already."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+
+from trainpipes._internal.checks import column_names
+from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.stages.targets import Targets
-from trainpipes.tokenizers.callable import Function
+from trainpipes.columns.run import Run
+from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.stages.targets import OnError, TargetStage, have_target
+from trainpipes.stages.token_columns import is_list, names_of, numbers_of
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
+from trainpipes.tokenizers.simple import Function
+
+#: Rows whose labels are looked at in a process where nobody asks for it.
+LOOKED_AT = 1 << 16
 
 
-class Tokenizes(RunStage):
-    """A stage that makes token ids of its option ``tokenizer``, and says by ``on_error`` what becomes of rows
-    without a target."""
-
-    asks_inputs = True
-
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        return bool(self.options["on_error"] != "skip")
-
-    @made_once
-    def _targets(self) -> Targets:
-        length = self.options.get("max_length")
-        return Targets(self, f"raise max_length={length}" if length else "")
-
-    def report(self) -> str:
-        return str(self._targets)
-
-    def _shaping_error(self) -> str | None:
-        """What ``on_error`` adds to an identity: only "skip" shapes the rows."""
-        return None if self.keeps_rows else "skip"
+class Tokenizes(TargetStage):
+    """A stage that makes token ids of its option ``tokenizer``."""
 
     @made_once
     def _engine(self) -> Engine:
@@ -43,19 +34,14 @@ class Tokenizes(RunStage):
     @property
     def resolved_options(self) -> dict[str, Any]:
         name = getattr(self.options["tokenizer"], "name_or_path", None) or str(self._engine)
-        return {
-            **self.options,
-            "tokenizer": {"name": name, "content": self._engine.fingerprint()},
-        }
+        return {**self.options, "tokenizer": {"name": name, "content": self._engine.fingerprint()}}
 
     @property
     def id_columns(self) -> list[str]:
-        """Columns of token ids that come out."""
         return ["input_ids"]
 
     @property
     def maker(self) -> Engine:
-        """What makes the ids."""
         return self._engine
 
     @property
@@ -84,3 +70,96 @@ class Tokenizes(RunStage):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_engine": self._engine}  # knows what its file held
+
+
+class TokenizedBy(Tokenizes):
+    """Say which tokenizer made the ids that rows hold already.
+
+    Later stages take its pad token and padding side (``pack``, ``pad_collate``) or its mask token
+    (``mask_tokens``). Rows stay as they are. Labels are looked at: of the first 65,536 rows in each
+    process, or of all with ``on_error`` "raise" or "skip".
+
+    Args:
+        tokenizer: as in ``tokenize``.
+        columns: the columns of its ids.
+        on_error: as in ``tokenize``, for "labels" beside "input_ids" ("chosen_labels" beside
+            "chosen_input_ids", and so on).
+        engine: as in ``tokenize``.
+
+    Raises:
+        DataError: with ``on_error="raise"`` a row has no target.
+        ConfigError: the tokenizer is not there.
+        MissingExtraError: the tokenizer's package is not installed.
+
+    >>> import pyarrow as pa, trainpipes as tp
+    >>> rows = tp.from_arrow(pa.table({"input_ids": [[104, 105], [33]]}))
+    >>> rows.tokenized_by("bytes").batch(2).pad_collate().peek()["input_ids"]
+    tensor([[104, 105],
+            [ 33, 257]])
+    """
+
+    free = frozenset({"engine"})
+    tokenizer: Any
+    columns: str | Sequence[str] = "input_ids"
+    _: KW_ONLY
+    on_error: OnError | None = None
+    engine: Literal["auto", "tokenizers"] = "auto"
+
+    def check(self) -> None:
+        self._set(columns=column_names(self.columns, "tokenized_by(columns)"))
+        _ = self._engine  # raises unless it is there
+
+    @property
+    def id_columns(self) -> list[str]:
+        return list(self.columns)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return False
+
+    def identity(self) -> dict[str, Any]:
+        return {**super().identity(), "tokenizer": self._engine.fingerprint()}
+
+    def process(self, run: Run) -> Run:
+        self._targets.refuse_batches(run)
+        names = self._labels(run.block) if self._looks(run) else []
+        if not names:
+            return run
+        found = [have_target(*numbers_of(run.block, name, self)) for name in names]
+        return self._targets.check(run, np.logical_and.reduce(found))
+
+    def _labels(self, block: Block) -> list[str]:
+        """The columns of labels that go with those of ids: lists, as classes are not."""
+        ends = [name for name in self.columns if name.endswith("input_ids")]
+        names = {name.removesuffix("input_ids") + "labels" for name in ends}
+        return [name for name in names_of(block, self) if name in names and is_list(block, name)]
+
+    #: Rows that were looked at in this process.
+    _seen: ClassVar[int] = 0
+
+    def _looks(self, run: Run) -> bool:
+        if self.on_error is not None:
+            return self.on_error != "keep"
+        if self._seen >= LOOKED_AT or not run.block.has_columns:
+            return False
+        vars(self)["_seen"] = self._seen + len(run.block)
+        return True
+
+
+class TakesTokenizer(Stage):
+    """A stage that takes the pad token of its option ``tokenizer``, if one is given."""
+
+    @made_once
+    def _own(self) -> TokenizedBy | None:
+        given = self.options["tokenizer"]
+        return None if given is None else TokenizedBy(given)
+
+    @property
+    def resolved_options(self) -> dict[str, Any]:
+        own = None if self._own is None else self._own.resolved_options["tokenizer"]
+        return {**self.options, "tokenizer": own}
+
+    def identity(self) -> dict[str, Any]:
+        found = super().identity()
+        found.pop("tokenizer", None)
+        return found

@@ -31,11 +31,7 @@ WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class TorchOrder:
-    """The order of a sampler that is not ours: drawn whole at an epoch's first row.
-
-    Args:
-        sampler: has a length, the same in every epoch.
-    """
+    """The order of a sampler that is not ours: drawn whole at an epoch's first row."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -76,7 +72,8 @@ class TorchOrder:
 
 
 def reorders(sampler: Any) -> bool:
-    """Whether a sampler gives another order every epoch, as far as can be told: one of somebody's own may."""
+    """Whether a sampler gives another order every epoch, as far as can be told: one of somebody's
+    own may."""
     if type(sampler) is BatchSampler:
         return reorders(sampler.sampler)
     if type(sampler) in (DistributedSampler, samplers.DistributedSampler):
@@ -88,13 +85,11 @@ def reorders(sampler: Any) -> bool:
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     """All that a sampler gives in an epoch.
 
-    A sampler of torch's draws from a generator of its own, seeded by the epoch (and by the generator
-    that it was given, if any). One of your own that draws from torch's global generator finds that
-    seeded, and it is put back afterwards. A ``DistributedSampler`` gives the keys of all its
-    replicas, in turn. One without a length is asked for a few keys at a time, so that it need not end.
-
-    Raises:
-        DataError: it gives more keys than its length says, or fewer.
+    A sampler of torch's draws from a generator of its own, seeded by the epoch (and by the
+    generator that it was given). One of your own that draws from torch's global generator finds
+    that seeded, and it is put back afterwards. A ``DistributedSampler`` gives the keys of all its
+    replicas, in turn. One without a length is asked for a few keys at a time, so that it need not
+    end.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
     if isinstance(sampler, DistributedSampler):

@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
-from typing import Any
 
 import numpy as np
 
 from trainpipes._internal.checks import ColumnNames, Natural, column_names
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
-from trainpipes.columns.byte_rows import cut_rows
-from trainpipes.columns.rectangles import Side
+from trainpipes.columns.rectangles import Side, cut_rows
 from trainpipes.columns.run import Run
-from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import row_table
-from trainpipes.stages.targets import OnError, Targets, have_target
+from trainpipes.stages.targets import OnError, TargetStage, have_target
 from trainpipes.stages.token_columns import numbers_of
 
 #: What is cut where nothing is said, if it is there.
 USUAL = ("input_ids", "labels", "attention_mask", "token_type_ids")
 
 
-class Truncate(RunStage):
-    """Cuts lists of numbers to a length.
+class Truncate(TargetStage):
+    """Cut lists of numbers to a length.
 
-    In: rows with columns of lists of numbers. Out: the same rows, no list longer than ``max_length``. Cursor:
-    none of its own. Costs about 1 ns a number, and nothing where all fit.
-
-    For text, ``tokenize(max_length=...)`` is better: it knows which tokens are special, and keeps them.
+    For text use ``tokenize(max_length=...)``, which keeps special tokens.
 
     Args:
         max_length: the most numbers that a list keeps.
         columns: the columns to cut; by default "input_ids", and "labels", "attention_mask" and
-            "token_type_ids" where they are there.
+            "token_type_ids" if they are there.
         truncation_side: "right" cuts the end off, "left" the start.
-        on_error: for rows whose "labels" are all -100 once they are cut. None warns of the first such rows in
-            each process, and keeps them; "raise" refuses the first; "skip" leaves them out, and the log
-            counts them, so that how many rows an epoch has is not known in advance; "keep" keeps them and
-            says nothing.
+        on_error: for rows whose "labels" are all -100 once they are cut; as in ``tokenize``.
 
     Raises:
-        DataError: a null, or with ``on_error="raise"`` a row without a target; names the row.
+        DataError: a null, or with ``on_error="raise"`` a row without a target.
         SchemaError: a column is not there, or holds no lists of numbers.
 
     >>> import pyarrow as pa, trainpipes as tp
@@ -53,30 +43,12 @@ class Truncate(RunStage):
 
     needs_columns = True
     thread_safe = True
-    asks_inputs = True
 
     max_length: Natural
     _: KW_ONLY
     columns: ColumnNames | None = None
     truncation_side: Side = "right"
     on_error: OnError | None = None
-
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override]
-        return self.on_error != "skip"
-
-    @made_once
-    def _targets(self) -> Targets:
-        return Targets(self, f"raise max_length={self.max_length}")
-
-    def report(self) -> str:
-        return str(self._targets)
-
-    def identity(self) -> dict[str, Any]:
-        found = super().identity()
-        if self.keeps_rows:
-            found.pop("on_error", None)
-        return found
 
     def process(self, run: Run) -> Run:
         self._targets.refuse_batches(run)

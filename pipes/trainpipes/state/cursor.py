@@ -18,7 +18,7 @@ from trainpipes._internal.text import cut, shown
 from trainpipes.engine.layout import slots_before
 from trainpipes.errors import StateError
 
-_END = re.compile(r',"check":"([0-9a-f]{8,16})"\}\Z')
+_END = re.compile(r'(.*),"check":"([0-9a-f]{8,16})"\}', re.DOTALL)
 
 
 def checksum(*parts: object) -> str:
@@ -45,8 +45,8 @@ def unsealed(text: str) -> tuple[str, str | None]:
     >>> unsealed('{"row":3,"check":"908d03b8"}')
     ('{"row":3}', '908d03b8')
     """
-    found = _END.search(text, max(0, len(text) - 40))
-    return (text, None) if found is None else (text[: found.start()] + "}", found[1])
+    found = _END.fullmatch(text)
+    return (text, None) if found is None else (found[1] + "}", found[2])
 
 
 #: Whatever a state counts is less than this.

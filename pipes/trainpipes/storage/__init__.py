@@ -3,6 +3,7 @@
 ``executor=`` of whatever writes is one of ``Threads(n)``, ``Processes(n)`` and ``Ray(address)``.
 """
 
-from trainpipes.storage.executor import Executor, Processes, Ray, Threads
+from trainpipes.storage.executor import Executor, Processes, Threads
+from trainpipes.storage.ray_cluster import Ray
 
 __all__ = ["Executor", "Processes", "Ray", "Threads"]

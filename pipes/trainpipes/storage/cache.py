@@ -1,12 +1,10 @@
-"""What is kept on this machine from run to run: rows as ``cache()`` and ``to_map_dataset()`` have made
-them, and footers of files.
+"""What is kept on this machine from run to run: the rows of ``cache()`` and ``to_map_dataset()``, and the
+layouts of files.
 
-All of it can be made again, and may be removed at any time, also while it is read. It is in the
-folder that the environment variable ``TRAINPIPES_CACHE`` names, else in the user's folder for caches
-(``~/.cache/trainpipes`` on Linux). ``TRAINPIPES_CACHE=off`` keeps nothing.
-What is made there is for its owner alone; what another user owns is not used, and links are not followed,
-but for the folder itself, where its user made it one. This module names the folder and its files, counts and
-removes them, and owns nothing; any thread of any process may call it.
+All of it can be made again, and may be removed at any time, also while it is read. It is in the folder that
+the environment variable ``TRAINPIPES_CACHE`` names, else in the user's folder for caches
+(``~/.cache/trainpipes`` on Linux). ``TRAINPIPES_CACHE=off`` keeps nothing. Its folders are for their owner
+alone: another user's are not used, and links in it are not followed.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
@@ -46,12 +44,10 @@ VARIABLE = "TRAINPIPES_CACHE"
 #: What the variable may say instead of a folder.
 OFF = ("off", "0", "no", "false", "none", "disabled")
 ROWS, FOOTERS, DATASETS, SCHEMAS = "rows", "footers", "datasets", "schemas"
-SUFFIX = ".arrow"
-#: Ends of names of what is about to become an entry, and of what keeps others from making it too.
-PART, LOCK = ".part", ".lock"
+#: Ends of names: of an entry, of a chunk of a remote file, of what is being made, and of locks.
+SUFFIX, CHUNK, PART, LOCK = ".arrow", ".chunk", ".part", ".lock"
 #: Seconds after which a part that nobody renamed was left by a process that ended.
 PART_AGE = 600.0
-#: Names of parts that are ours.
 _OUR_PART = re.compile(r".+\.\d+\.[0-9a-f]{8}" + re.escape(PART))
 
 
@@ -87,7 +83,7 @@ class CacheInfo:
 
 
 def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
-    """The folder in which things are kept; None where ``TRAINPIPES_CACHE`` says that nothing is.
+    """The folder for caches; None where ``TRAINPIPES_CACHE`` says that nothing is kept.
 
     Args:
         path: a folder of the user's choice; by default the one of this machine.
@@ -140,7 +136,7 @@ def entry_path(root: Path, digest: str) -> Path:
 
 
 def index_path(root: Path, digest: str) -> Path:
-    """Where the footers of a data set are kept."""
+    """Where the layouts of a data set's files are kept."""
     return root / FOOTERS / f"{digest}{SUFFIX}"
 
 
@@ -159,12 +155,8 @@ def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     root = folder(path)
     if root is None:
         return CacheInfo(None)
-    rows = [size for _, size, _ in _entries(root / ROWS)]
-    footers = [size for _, size, _ in _entries(root / FOOTERS)]
-    datasets = [size for _, size, _ in _entries(root / DATASETS)]
-    return CacheInfo(
-        root, len(rows), sum(rows), len(footers), sum(footers), len(datasets), sum(datasets)
-    )
+    sizes = [[size for _, size, _ in _entries(root / kind)] for kind in (ROWS, FOOTERS, DATASETS)]
+    return CacheInfo(root, *(count for each in sizes for count in (len(each), sum(each))))
 
 
 def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
@@ -174,31 +166,30 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     what they have open, and make the rest again.
     """
     found = info(path)
-    root = found.folder
-    if root is None:
+    if found.folder is None:
         return found
     for kind in (ROWS, FOOTERS, DATASETS, SCHEMAS):
-        for name in list(_files(root / kind)):
+        below = found.folder / kind
+        for name in list(_files(below)):
             if name.endswith((SUFFIX, PART, LOCK)):
                 with suppress(FileNotFoundError):
                     os.unlink(name)
-        for below in [*_folders(root / kind), str(root / kind)]:
-            with suppress(OSError):  # not empty, or not there
-                os.rmdir(below)
+        for one in reversed(_folders(below)):
+            with suppress(OSError):  # not empty
+                os.rmdir(one)
     return found
 
 
-def make_room(root: Path, most: int) -> int:
-    """Remove the rows used least recently until the rest has at most ``most`` bytes.
-
-    Also removes what processes that were killed have left behind.
+def make_room(root: Path, most: int, kind: str = ROWS) -> int:
+    """Remove the entries used least recently until the rest has at most ``most`` bytes; and what processes
+    that were killed have left behind.
 
     Returns:
         The bytes that stay.
     """
-    for below in _folders(root / ROWS):
+    for below in _folders(root / kind):
         remove_leftovers(below)
-    entries = sorted(_entries(root / ROWS), key=lambda entry: (entry[2], entry[0]))
+    entries = sorted(_entries(root / kind), key=lambda entry: (entry[2], entry[0]))
     total = sum(size for _, size, _ in entries)
     for name, size, _ in entries:
         if total <= most:
@@ -222,33 +213,28 @@ def remove_leftovers(below: str | os.PathLike[str]) -> None:
 def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
     """Path, bytes and time of the last use (ns) of each entry."""
     for name in _files(below):
-        if name.endswith(SUFFIX):
+        if name.endswith((SUFFIX, CHUNK)):
             with suppress(OSError):
                 found = os.lstat(name)
                 yield name, found.st_size, found.st_atime_ns
 
 
 def _files(below: Path) -> Iterator[str]:
-    if not _is_folder(str(below)):
-        return
-    for place in (str(below), *_folders(below)):
+    for place in _folders(below):
         with suppress(OSError), os.scandir(place) as found:
             yield from [entry.path for entry in found if entry.is_file(follow_symlinks=False)]
 
 
 def _folders(below: Path) -> list[str]:
-    """The folders that entries are spread over, two hexadecimal digits each."""
-    if not _is_folder(str(below)):
-        return []
-    with suppress(OSError), os.scandir(below) as found:
-        names = [entry.path for entry in found if len(entry.name) == 2]
-        return [name for name in names if _is_folder(name)]
-    return []
-
-
-def _is_folder(name: str) -> bool:
-    """Whether this is a folder of one's own, and no link to one: nothing is removed elsewhere."""
+    """A folder and those that its entries are spread over, of two hexadecimal digits each: one's own, and no
+    links, so that nothing is removed elsewhere."""
+    found = []
     with suppress(OSError):
-        found = os.lstat(name)
-        return stat.S_ISDIR(found.st_mode) and owner() in (None, found.st_uid)
-    return False
+        about = os.lstat(below)
+        if stat.S_ISDIR(about.st_mode) and owner() in (None, about.st_uid):
+            found.append(str(below))
+            if len(below.name) != 2:
+                with os.scandir(below) as inside:
+                    spread = [Path(entry.path) for entry in inside if len(entry.name) == 2]
+                found += [name for one in spread for name in _folders(one)]
+    return found

@@ -16,18 +16,16 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from multiprocessing import connection, forkserver
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from trainpipes._internal.checks import flag, whole_number
+from trainpipes._internal.checks import whole_number
 from trainpipes._internal.text import how_ended, shown
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.tokenizers.parallelism import VARIABLE
-
-if TYPE_CHECKING:
-    from trainpipes.integrations.on_ray import RayCluster
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -65,14 +63,9 @@ class Executor(Protocol):
 
         Args:
             fn: does a task. Pickles, but for threads, as ``open_state`` does.
-            tasks: taken one by one, when there is room for it; ``str(task)`` is for messages.
-            open_state: called once in each worker, before its first task. A state with a method ``close`` is
-                closed at the end, where the worker is a thread.
-
-        Raises:
-            Exception: what a task has raised.
-            WorkerError: a worker has died; says at which task.
-            ConfigError: what is sent does not pickle.
+            tasks: taken one by one, when there is room for it.
+            open_state: called once in each worker. A thread's state is closed at the end, if it has
+                ``close``.
         """
         ...
 
@@ -92,7 +85,6 @@ def check_stop() -> None:
 
 
 def set_stop_check(check: Callable[[], None] | None) -> None:
-    """Say what ``check_stop`` calls in this thread."""
     _here.check = check
 
 
@@ -222,67 +214,16 @@ class Processes(_OnThisMachine):
             theirs.close()
 
 
-@dataclass
-class Ray:
-    """Tasks on a Ray cluster. What they read and write is at URLs, unless all nodes see the same files.
-
-    Args:
-        address: of the cluster, as ``ray.init()`` takes it. If left out, the one that this process is
-            connected to, that of ``RAY_ADDRESS``, or one that is started on this machine for the job.
-        shared_filesystem: whether all nodes see the same files at the same paths, as with NFS.
-    """
-
-    address: str | None = None
-    shared_filesystem: bool = False
-    _cluster: RayCluster | None = field(default=None, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        flag(self.shared_filesystem, "Ray(shared_filesystem)")
-        if self.address is not None and (not isinstance(self.address, str) or not self.address):
-            raise ConfigError(
-                'Ray(address) must be that of a cluster, such as "10.0.0.1:6379" or '
-                f'"ray://10.0.0.1:10001", got {shown(self.address)}'
-            )
-
-    def __enter__(self) -> Ray:
-        from trainpipes.integrations.on_ray import RayCluster
-
-        cluster = RayCluster(self.address, shared_filesystem=self.shared_filesystem)
-        self._cluster = cluster.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._cluster is not None:
-            self._cluster.__exit__(None, None, None)
-            self._cluster = None
-
-    @property
-    def workers(self) -> int:
-        assert self._cluster is not None
-        return max(1, self._cluster.cpus)
-
-    def check_path(self, path: str, option: str) -> None:
-        refuse_memory(path, option)
-        assert self._cluster is not None
-        self._cluster.check_path(path, option)
-
-    def map_unordered(
-        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
-    ) -> Iterator[tuple[T, R]]:
-        assert self._cluster is not None
-        return self._cluster.run(fn, tasks, open_state)
-
-
 def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
-    """``executor=`` of a function, or the default where it is None."""
     if value is None:
         return default
-    if not isinstance(value, Threads | Processes | Ray):
+    if not hasattr(type(value), "map_unordered"):
         raise ConfigError(
             f"{caller}(executor) must be Threads(n), Processes(n) or Ray(address) of trainpipes.storage, or "
             f"None, got {shown(value)}"
         )
-    return value
+    found: Executor = value
+    return found
 
 
 def refuse_memory(path: str, option: str) -> None:
@@ -295,7 +236,6 @@ def refuse_memory(path: str, option: str) -> None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
     mine = getattr(os, "sched_getaffinity", None)
     return (os.cpu_count() or 1) if mine is None else len(mine(0))
 
@@ -312,7 +252,6 @@ def use_threads(threads: int) -> None:
 
 
 def portable(error: BaseException, task: object) -> BaseException:
-    """An error that reaches the process that asked."""
     try:
         if isinstance(pickle.loads(pickle.dumps(error)), Exception):
             return error
@@ -331,28 +270,23 @@ def _as_they_end(
     most: int,
     running: dict[Future[R], T] | None = None,
 ) -> Iterator[tuple[T, R]]:
-    """Tasks and results; ``most`` are in flight at a time, and ``running`` says which."""
     running = {} if running is None else running
     waiting = iter(tasks)
-    more = True
-    while True:
-        while more and len(running) < most:
-            try:
-                task = next(waiting)
-            except StopIteration:
-                more = False
-            else:
-                running[submit(task)] = task
-        if not running:
-            return
+    while feed(waiting, running, most, submit):
         ended, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in ended:
             result = future.result()
             yield running.pop(future), result
 
 
+def feed(waiting: Iterator[T], running: dict[R, T], most: int, submit: Callable[[T], R]) -> bool:
+    """Begin tasks that wait until so many run; whether any does."""
+    for task in islice(waiting, max(0, most - len(running))):
+        running[submit(task)] = task
+    return bool(running)
+
+
 def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
-    """Says how a worker died, and at which of the tasks that were running; the pool ends the others."""
     ended = [one for one in workers if one.exitcode not in (None, 0, -signal.SIGTERM)]
     who = "a worker process has died"
     if ended:
@@ -392,7 +326,6 @@ _work: tuple[Callable[[Any, Any], Any], Any] | None = None
 
 
 def _begin(parent: Any, payload: bytes) -> None:
-    """Called first in each worker process."""
     global _payload
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this one
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,7 @@ class MapDataset(Dataset[dict[str, Any]]):
         return {"path": self.path, "about": self._about}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path = state["path"]
-        self._table = None
-        self._about = state.get("about")
+        self.path, self._table, self._about = state["path"], None, state["about"]
 
     def __repr__(self) -> str:
         return f"MapDataset({self.path!r})"
@@ -120,12 +119,12 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
 
     Args:
         pipeline: gives rows with columns; no batches.
-        path: the file, written anew. If left out, a file in the folder for caches, which is known by the
-            data and the stages as entries of ``cache()`` are, and made if it is not there.
+        path: the file, written anew. If left out, a file in the folder for caches, known by the data and the
+            stages, and made if it is not there.
 
     Raises:
-        ConfigError: the pipeline batches, has no end or no rows; its data cannot be told from others, so
-            that a path is needed; or the file cannot be written.
+        ConfigError: the pipeline batches, has no end or no rows; its data has no fingerprint, so that a
+            path is needed; or the file cannot be written.
         SchemaError: its rows have no columns, or not all the same.
     """
     plan = pipeline._session.plan
@@ -149,8 +148,11 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
 def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
     """Make the file, unless another process does meanwhile."""
     lock, patience = FileLock(target.with_suffix(LOCK)), time.monotonic() + PATIENCE
-    while not _taken(lock, target) and time.monotonic() < patience:
-        time.sleep(GLANCE)
+    try:
+        while not lock.take() and time.monotonic() < patience:
+            time.sleep(GLANCE)
+    except OSError as error:
+        raise _unwritten(target, error) from error
     try:
         found = MapDataset._kept(target, about)
         if found is None:
@@ -160,17 +162,10 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
         lock.leave()
     if found is None:
         raise ConfigError(
-            f"to_map_dataset(): {target} was written, but other users may change it: name another "
-            f"folder by {VARIABLE}, or use to_map_dataset(path)"
+            f"to_map_dataset(): {target} was written, and is gone again: name another folder by {VARIABLE}, "
+            "or use to_map_dataset(path)"
         )
     return found
-
-
-def _taken(lock: FileLock, target: Path) -> bool:
-    try:
-        return lock.take()
-    except OSError as error:
-        raise _unwritten(target, error) from error
 
 
 def _known_by(plan: Plan) -> list[Any]:
@@ -237,9 +232,6 @@ def runs_of(plan: Plan) -> Iterator[Run]:
     for shard in range(plan.chain.num_shards):
         slot = plan.counts.slot(shard, 0, 0)
         chain = opener.open(shard, plan.counts.start(slot, 0, 0), 0)
-        while True:
-            try:
-                run: Run = chain.next_run()
-            except StopIteration:
-                break
-            yield run
+        with suppress(StopIteration):
+            while True:
+                yield chain.next_run()

@@ -49,47 +49,39 @@ def write_memmap(
 ) -> MemmapDataset | None:
     """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
-    A part appears once it is whole, the manifest when all are. Memory stays at a few megabytes whatever the
-    source's size, or that of the pipeline for each worker. If the process is killed, the same call with a
-    pipeline of rows goes on after the last whole part; other sources are written anew.
+    A part appears when it is whole, the manifest when all are. Memory stays at some megabytes, or that of the
+    pipeline for each worker. After a kill the same call goes on after the last whole part of a pipeline of
+    rows; other sources are written anew.
 
     Args:
-        path: the folder, new or empty: a path, or any fsspec URL.
-        source: one of
-            - arrays or tensors ``[N, ...]``: a dict, a tuple or one;
-            - a ``pyarrow.Table``; its list columns are ragged;
-            - rows one by one: an iterable, a function that returns one (a generator function), or a
-              map-style dataset. A row is a dict, a tuple, or one value; a value is an array, a tensor,
-              a number, or a list or bytes, which may differ in length from row to row;
-            - a ``Pipeline``, of rows or of batches: what one epoch gives. Its sharding has no part in it.
-        length: N, where it is known: more rows or fewer are refused, and progress can be shown.
+        path: a folder, new or empty: a path or fsspec URL.
+        source: arrays or tensors ``[N, ...]`` (a dict, a tuple or one); a ``pyarrow.Table``, whose list
+            columns are ragged; rows one by one (an iterable, a function that returns one, a map-style
+            dataset): dicts, tuples or single values, which are arrays, tensors, numbers, lists or bytes; or
+            a ``Pipeline`` of rows or batches, of which one epoch is written.
+        length: N, where it is known: another number of rows is refused.
         names: of the columns, where rows are no dicts. Ragged columns need a name.
-        dtype: of the columns; a dict of names for some of them; as the values come if left out. A value
-            that does not fit is refused; floats may be narrowed.
-        ragged: names of columns whose rows are arrays of different lengths, if the first few thousand
-            rows do not show it.
+        dtype: of the columns; a dict of names for some of them; if left out, as the values come. A value that
+            does not fit is refused; floats may be narrowed.
+        ragged: columns whose rows are arrays of different lengths, if the first thousand rows do not show it.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         rows_per_file: rows in each part; or
-        num_files: how many parts of about as many rows, where rows are counted. If both are left out, a part
-            ends after 1 GiB.
-        overwrite: whether to remove what was written there before. Whoever has it open goes on with it.
-        executor: what does the work: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``,
-            a part at a time each, for a pipeline whose rows are counted, with ``num_files`` or
-            ``rows_per_file``; None for this thread. The bytes are the same.
-        storage_options: of the folder's file system, where it is a URL.
+        num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.
+        overwrite: whether to remove what was written there before.
+        executor: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, for a pipeline
+            whose rows are counted, with ``num_files`` or ``rows_per_file``; None for this thread.
+        storage_options: of the folder's file system.
 
     Returns:
-        The memory map, opened; None where it was written to a URL, which cannot be mapped.
+        The memory map, opened; None where it was written to a URL.
 
     Raises:
-        ConfigError: something else is there; another process writes to it; a name or dtype is for a column
-            that is not; it cannot be written, as where the disk is full; or the executor cannot know which
-            rows are whose.
+        ConfigError: something else is there; another process writes to it; a name or dtype is of no column;
+            it cannot be written; or the executor cannot know which rows are whose.
         DataChangedError: the pipeline's input has changed since the work was begun.
-        DataError: a row does not fit those before it, holds no numbers, or there are more rows or
-            fewer than ``length``.
+        DataError: a row does not fit those before it, holds no numbers, or there are not ``length`` rows.
         SchemaError: a part has other columns than those before it.
-        WorkerError: a worker process has died; says at which part.
+        WorkerError: a worker process has died.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> def documents():
@@ -130,12 +122,10 @@ def write_memmap(
 
 
 def _group(rows: ArrayGroups | EpochArrays, left: int | None, room: int) -> Group | None:
-    """The next rows of a part that has room for ``left`` rows, or for so many bytes."""
     return rows.group(left, room if left is None else ANY)
 
 
 def _same_length(length: int | None, rows: int | None) -> int | None:
-    """How many rows there are, by the user and by the source."""
     if rows is not None and length is not None and rows != length:
         raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
     return length if rows is None else rows
@@ -157,7 +147,6 @@ def _check_alone(executor: Executor | None) -> None:
 
 
 def _said(dtypes: Any) -> Any:
-    """Dtypes as JSON."""
     if isinstance(dtypes, Mapping):
         return {name: dtype.name for name, dtype in sorted(dtypes.items())}
     return dtypes and dtypes.name
@@ -185,7 +174,6 @@ def _dtype(dtype: Any) -> np.dtype[Any]:
 def _blocks(
     source: Any, ragged: Collection[str], batched: bool
 ) -> tuple[int | None, Iterator[Arrays]]:
-    """How many rows there will be, where that is known, and blocks of their columns."""
     if isinstance(source, Pipeline):
         return None, _of_batches(source)
     if isinstance(source, pa.Table | pa.RecordBatch):
@@ -213,7 +201,6 @@ def _blocks(
 
 
 def _of_batches(pipe: Pipeline) -> Iterator[Arrays]:
-    """What one epoch of a pipeline of batches gives."""
     whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
     if any(stage.role == "finish" for stage in whole._session.plan.chain.after):
         return of_batches(tuple(item) if isinstance(item, list) else item for item in whole)

@@ -30,12 +30,10 @@ class OutputFile:
             self._file = open(path, "wb")  # noqa: SIM115  (``close`` does)
 
     def advance(self, rows: int) -> None:
-        """Say that so many rows more are done."""
         check_stop()
         self.on_advance(rows)
 
     def write(self, data: Any) -> int:
-        """Write bytes, or a buffer of them."""
         check_stop()
         with writing(self._path, self._caller):
             self._file.write(data)
@@ -59,7 +57,6 @@ class OutputFile:
             self._file.flush()
 
     def sync(self) -> None:
-        """Flush all of it to the disk."""
         self.flush()
         with writing(self._path, self._caller):
             os.fsync(self._file.fileno())
@@ -74,7 +71,6 @@ class OutputFile:
         return False
 
     def close(self) -> None:
-        """Close it. Arrow's writers may have closed it already."""
         self.closed = True
         with suppress(OSError):
             self._file.close()

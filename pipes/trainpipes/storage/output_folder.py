@@ -1,14 +1,14 @@
-"""The one way out: files that tasks make, each whole or not there, and a manifest that appears last.
+"""Files that tasks make, each whole or not there, and a manifest that appears last.
 
-    part-00000.parquet      a file that is whole; a task may make several, whose names begin alike
-    _manifest.json          what was written, and of each file its rows, bytes and CRC-32; appears last
+    part-00000.parquet      a whole file; a task may make several, whose names begin alike
+    _manifest.json          of each file its rows, bytes and CRC-32; appears last
     _unfinished/            until then:
         about.json              what is being written
-        *.done.json             of each file that is whole: rows, bytes, CRC-32, and where the next one begins
+        *.done.json             of each whole file: rows, bytes, CRC-32, and where the next one begins
         *.part                  files in work
         lock                    who writes
 
-So a process that is killed at any moment loses the files in work, and the next one goes on after the rest.
+A process that is killed loses the files in work, and the next one goes on after the rest.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ FORM = 1
 
 @dataclass(frozen=True)
 class FileInfo:
-    """What is known of a file that is whole. Whoever makes it says rows, and what it likes of the rest.
+    """What is known of a whole file.
 
     Attributes:
         rows: in it.
         columns: names and types; those of all files are the same.
-        cursor: where the rows after its last begin, of JSON types; not kept in the manifest.
-        notes: of JSON types, kept in the manifest.
-        file: its name; ``run`` sets this, and the following.
+        cursor: where the next file's rows begin; not in the manifest.
+        notes: further entries of the manifest.
+        file: its name; ``run`` sets this and the following.
         bytes: of the file.
         crc32: of these.
         beside: further files of the task, and their bytes.
@@ -92,14 +92,14 @@ class Manifest:
     """The files that were written.
 
     Attributes:
-        folder: where: a path or URL.
+        folder: a path or URL.
         files: paths or URLs of the files, in the order of the rows.
-        rows: how many there are in all.
+        rows: in all files.
         bytes: of all files.
-        columns: their names and types.
-        kept: files that were there already.
+        columns: names and types.
+        kept: number of files that were there already.
         entries: what is known of each file.
-        notes: of the writer, as ``OutputFolder.finish`` got them.
+        notes: of the writer.
     """
 
     folder: str
@@ -122,24 +122,15 @@ class Manifest:
 
 
 class OutputFolder:
-    """A folder that one job writes to. A context: entered, it is locked, and knows what is there already.
+    """A folder that one job writes to. Entered, it is locked, and knows what is there already: ``files`` by
+    name, and ``finished``, the manifest, if all are there.
 
     Args:
         folder: a path or URL; made if it is not there.
         caller: who writes, for messages.
-        about: what is written, of JSON types: "pipeline" as states have it, "options", and "inputs", a
-            checksum of the files that are read. Where "pipeline" is None, no later run goes on.
-        overwrite: whether what was written there before, of whatever pipeline, is removed.
+        about: what is written, of JSON types. No later run goes on where "pipeline" is None.
+        overwrite: whether to remove what was written there before.
         storage_options: of the URL's file system.
-
-    Attributes:
-        place: where.
-        files: those that are whole, by name, in the order of their names.
-        finished: the manifest, if all are.
-
-    Raises:
-        ConfigError: the folder holds something else, another process writes to it, or it cannot be written.
-        DataChangedError: the input has changed since, or a file that is whole.
     """
 
     def __init__(
@@ -167,12 +158,10 @@ class OutputFolder:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.place.root.rpartition("/")[2]
 
     @property
     def columns(self) -> dict[str, str] | None:
-        """Names and types of the files' columns; None before the first file."""
         return next((info.columns for info in self.files.values()), None)
 
     def __enter__(self) -> OutputFolder:
@@ -197,11 +186,7 @@ class OutputFolder:
         self._stack.close()
 
     def note(self, info: FileInfo) -> None:
-        """Know of a file that has become whole, whose sidecar is written.
-
-        Raises:
-            SchemaError: its columns are not those of the files before it.
-        """
+        """Know of a file that has become whole, whose sidecar is written."""
         if self.columns is not None and info.columns != self.columns:
             raise SchemaError(
                 f"{self.caller}(): the files written so far have columns {self.columns}, and the next rows "
@@ -211,11 +196,6 @@ class OutputFolder:
         self.files[info.file] = info
 
     def finish(self, notes: Mapping[str, Any] | None = None) -> Manifest:
-        """Write the manifest: everything is there.
-
-        Args:
-            notes: of JSON types, kept in it.
-        """
         self.files = dict(sorted(self.files.items(), key=lambda item: (len(item[0]), item[0])))
         content: dict[str, Any] = {"trainpipes_files": FORM, "columns": self.columns or {}}
         content |= {"rows": sum(info.rows for info in self.files.values())}
@@ -236,7 +216,6 @@ class OutputFolder:
         )  # fmt: skip
 
     def _is_finished(self) -> bool:
-        """Whether all is there already, of what is to be written."""
         if MANIFEST not in self.place.sizes():
             return False
         if not self._goes_on:
@@ -292,7 +271,6 @@ class OutputFolder:
         return dict(_parse_json(b"".join(self.place.blocks(ABOUT)), self.place.at(ABOUT)))
 
     def _clear(self) -> None:
-        """Remove what stands in the folder of what is not finished."""
         found = {name: size for name, size in self.place.sizes(WORK).items() if name != LOCK_NAME}
         self.place.remove(*(f"{WORK}/{name}" for name, size in found.items() if size >= 0))
         for name in (name for name, size in found.items() if size < 0):
@@ -308,7 +286,6 @@ class OutputFolder:
         )
 
     def _check_there(self) -> None:
-        """Compare files with the sizes that they were written with."""
         sizes = self.place.sizes() if self.files else {}
         for info in self.files.values():
             for name, size in {info.file: info.bytes, **info.beside}.items():
@@ -345,143 +322,109 @@ class OutputFolder:
             )
 
 
+def _no_state() -> None: ...
+
+
 def run(
     tasks: Iterable[T],
-    make: Callable[..., FileInfo],
+    make: Callable[[T, OutputFile, Any], FileInfo],
     folder: OutputFolder,
     executor: Executor,
     *,
-    open_state: Callable[[], Any] | None = None,
+    open_state: Callable[[], Any] = _no_state,
     total: int | None = None,
     job: str = "writing",
-    notes: Callable[[Mapping[str, FileInfo]], Mapping[str, Any]] | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Make the files of tasks that are not whole yet, each with its sidecar, and at the end the manifest.
 
     Args:
         tasks: one for each file; taken one by one, when there is room for it.
-        make: called as ``make(task, file)``, or ``make(task, file, state)`` with ``open_state``; writes the
-            file, calls ``file.advance(rows)`` now and then, and says what is in it. Pickles, but for threads.
+        make: called as ``make(task, file, state)``; writes the file, calls ``file.advance(rows)`` now and
+            then, and says what is in it. Pickles, but for threads.
         folder: entered. If it is finished, nothing is done.
         executor: entered.
-        open_state: called once in each worker, before its first task.
+        open_state: called once in each worker, before its first task; gives the state.
         total: rows of all tasks, for the progress bar.
         job: what is done, for the bar.
-        notes: says what the manifest is to hold besides, of the files by name.
-
-    Raises:
-        Exception: what a task has raised; the files that are whole stay.
-        SchemaError: two files have different columns.
-        ConfigError: there are no tasks.
+        notes: further entries of the manifest, of JSON types.
     """
     if folder.finished is not None:
         return folder.finished
     kept = len(folder.files)
     with Progress(f"{job} {folder.name}", total, "rows") as progress:
         progress.skip(sum(info.rows for info in folder.files.values()))
-        shown = _Shown(progress.advance)
-        opener = _Opener(make, open_state, folder.place, shown)
+        work = _Work(make, folder.place, progress.advance)
         missing = (task for task in tasks if task.name not in folder.files)
-        done = executor.map_unordered(_make_file, missing, opener)
+        done = executor.map_unordered(work.make_file, missing, open_state)
         with closing(done):  # type: ignore[type-var]
             for task, info in done:
                 folder.note(info)
-                shown.end(task.name, info.rows)
+                work.end(task.name, info.rows)
     if not folder.files:
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
         )
-    return replace(folder.finish(None if notes is None else notes(folder.files)), kept=kept)
+    return replace(folder.finish(notes), kept=kept)
 
 
-class _Shown:
-    """Shows how far all files are. A copy in another process shows nothing: rows count with whole files."""
+@dataclass
+class _Work:
+    """What workers do. A copy in another process shows nothing: rows count there with whole files."""
 
-    def __init__(self, advance: Callable[[int], None]) -> None:
-        self._advance: Callable[[int], None] | None = advance
-        self._begun: dict[str, int] = {}
+    make: Callable[[Any, OutputFile, Any], FileInfo]
+    place: Place
+    show: Callable[[int], None] | None
+    shown: dict[str, int] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_advance": None, "_begun": {}}
+        return {**vars(self), "show": None, "shown": {}}
 
     def advance(self, name: str, rows: int) -> None:
-        if self._advance is not None:
-            self._begun[name] = self._begun.get(name, 0) + rows
-            self._advance(rows)
+        if self.show is not None:
+            self.shown[name] = self.shown.get(name, 0) + rows
+            self.show(rows)
 
     def end(self, name: str, rows: int) -> None:
-        assert self._advance is not None
-        self._advance(rows - self._begun.pop(name, 0))
+        assert self.show is not None
+        self.show(rows - self.shown.pop(name, 0))
 
-
-@dataclass(frozen=True)
-class _Opener:
-    """Opens, in a worker, what makes files."""
-
-    make: Callable[..., FileInfo]
-    open_state: Callable[[], Any] | None
-    place: Place
-    shown: _Shown
-
-    def __call__(self) -> _Maker:
-        state = () if self.open_state is None else (self.open_state(),)
-        return _Maker(self.make, state, self.place, self.shown)
-
-
-@dataclass(frozen=True)
-class _Maker:
-    make: Callable[..., FileInfo]
-    state: tuple[Any, ...]
-    place: Place
-    shown: _Shown
-
-    def close(self) -> None:
-        for state in self.state:
-            if hasattr(state, "close"):
-                state.close()
-
-
-def _make_file(task: Task, maker: _Maker) -> FileInfo:
-    """Make a file, put it in its place, and its sidecar after it."""
-    name, place = task.name, maker.place
-    try:
+    def make_file(self, task: Task, state: Any) -> FileInfo:
+        name, place = task.name, self.place
         beside: dict[str, OutputFile] = {}
-        with ExitStack() as files:
+        try:
+            with ExitStack() as files:
 
-            def open_beside(ending: str) -> OutputFile:
-                other = f"{_stem(name)}{ending}"
-                beside[other] = files.enter_context(place.file(other))
-                return beside[other]
+                def open_beside(ending: str) -> OutputFile:
+                    other = f"{_stem(name)}{ending}"
+                    beside[other] = files.enter_context(place.file(other))
+                    return beside[other]
 
-            file = files.enter_context(place.file(name))
-            file.on_advance = partial(maker.shown.advance, name)
-            file.beside = open_beside
-            info = maker.make(task, file, *maker.state)
-        sizes = {other: beside[other].size for other in sorted(beside)}
-        info = replace(info, file=name, bytes=file.size, crc32=f"{file.check:08x}", beside=sizes)
-        write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
-    except TrainpipesError as error:
-        if error.path is None:
-            error.message = f"{error.message} (while making {task})"
-        raise
-    except Exception as error:
-        error.add_note(f"while making {task}")
-        raise
-    return info
+                file = files.enter_context(place.file(name))
+                file.on_advance = partial(self.advance, name)
+                file.beside = open_beside
+                info = self.make(task, file, state)
+            sizes = {other: beside[other].size for other in sorted(beside)}
+            info = replace(
+                info, file=name, bytes=file.size, crc32=f"{file.check:08x}", beside=sizes
+            )
+            write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
+        except TrainpipesError as error:
+            if error.path is None:
+                error.message = f"{error.message} (while making {task})"
+            raise
+        except Exception as error:
+            error.add_note(f"while making {task}")
+            raise
+        return info
 
 
 def write_json(place: Place, name: str, content: Any) -> None:
-    """Put a small file in its place, whole."""
     with place.file(name) as file:
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
 
 
 def read_manifest(place: Place) -> dict[str, Any]:
-    """What a manifest says.
-
-    Raises:
-        UnreadableError: it is damaged.
-    """
     path = place.at(MANIFEST)
     found = _parse_json(b"".join(place.blocks(MANIFEST)), path)
     try:
@@ -498,11 +441,6 @@ def read_manifest(place: Place) -> dict[str, Any]:
 
 
 def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
-    """Compare files with their checksums.
-
-    Raises:
-        DataChangedError: one has changed since it was written.
-    """
     for info in files:
         check = 0
         try:
@@ -517,7 +455,6 @@ def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
 
 
 def _entry(info: FileInfo) -> dict[str, Any]:
-    """What the manifest says of a file."""
     beside = {"beside": info.beside} if info.beside else {}
     return {
         "file": info.file, "rows": info.rows, "bytes": info.bytes, "crc32": info.crc32, **beside,

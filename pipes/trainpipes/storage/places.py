@@ -1,9 +1,8 @@
 """A folder that files are put into whole: on this machine, or at a URL of any fsspec file system.
 
-A file is made apart, under ``_unfinished``, and gets its name when it is whole. On this machine that is a
-rename, after a flush to the disk. A store of objects (S3, GCS, Azure) shows an upload when it is complete and
-not before, so that the file is sent to its name at once; other file systems get it under another name, and
-rename it. Places pickle, and are used by any thread and process.
+On this machine a file is made under ``_unfinished``, flushed and renamed. A store of objects (S3, GCS, Azure)
+shows an upload when it is complete; other file systems get the file under another name, and rename it.
+Places pickle, and are used by any thread and process.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ BEAT, LEASE = 5.0, 15.0
 def place_at(
     folder: str | os.PathLike[str], caller: str, storage_options: Mapping[str, Any] | None = None
 ) -> Place:
-    """The place of a path or URL.
-
-    Raises:
-        ConfigError: it is neither, or of no file system that is known.
-    """
     if "://" not in str(folder) or str(folder).startswith(("file://", "local://")):
         path = str(folder).partition("://")[2] if "://" in str(folder) else folder
         return LocalPlace(os.path.abspath(local_path(path, f"{caller}(folder)")), caller)
@@ -65,18 +59,10 @@ def place_at(
 
 @dataclass(frozen=True)
 class LocalPlace:
-    """A folder of this machine, or of one that this machine has mounted.
-
-    Args:
-        root: its absolute path.
-        caller: who writes, for messages.
-    """
-
     root: str
     caller: str
 
     def at(self, name: str) -> str:
-        """The path of a file."""
         return os.path.join(self.root, name)
 
     def sizes(self, folder: str = "") -> dict[str, int]:
@@ -114,13 +100,11 @@ class LocalPlace:
                 path.unlink(missing_ok=True)
 
     def remove(self, *names: str) -> None:
-        """Remove files that may be there."""
         for name in names:
             with writing(Path(self.at(name)), self.caller):
                 Path(self.at(name)).unlink(missing_ok=True)
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder with all that is in it."""
         with writing(Path(self.at(name)), self.caller):
             shutil.rmtree(self.at(name))
 
@@ -164,14 +148,7 @@ class LocalPlace:
 
 @dataclass(frozen=True)
 class RemotePlace:
-    """A folder at a URL. Requests that fail for a while are made again for two minutes.
-
-    Args:
-        root: the URL.
-        caller: who writes, for messages.
-        system: the fsspec file system.
-        path: of the folder in it.
-    """
+    """A folder at a URL. Requests that fail for a while are made again for two minutes."""
 
     root: str
     caller: str
@@ -253,8 +230,8 @@ class RemotePlace:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from writing to it: by an object that only one can create, where the store can say so
-        (S3, GCS, Azure), and which its holder renews. One that is not renewed for ``LEASE`` seconds, or whose
-        process on this machine is gone, is no one's any more."""
+        (S3, GCS, Azure), and which its holder renews. One that is not renewed for ``LEASE`` seconds, or
+        whose process on this machine is gone, is free."""
         lease = _Lease(self)
         lease.take()
         try:

@@ -1,7 +1,4 @@
-"""Text to token ids: one adapter for each kind of tokenizer, behind one small interface.
-
-``load`` recognises what a user gives; nothing is read or imported before the first use.
-"""
+"""Text to token ids: one adapter for each kind of tokenizer, behind one small interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Conversations as the tokenizer's own chat template writes them, and which tokens are the assistant's."""
+"""Conversations as the tokenizer's own chat template writes them, and which tokens are the
+assistant's."""
 
 from __future__ import annotations
 
@@ -31,25 +32,11 @@ AT_A_TIME = 64
 
 @dataclass(frozen=True)
 class Written:
-    """A conversation as text.
-
-    Args:
-        text: what the template writes.
-        spans: start and end of each part of it that the assistant says.
-    """
-
     text: str
     spans: Sequence[tuple[int, int]]
 
 
 class Chat:
-    """A chat template.
-
-    Args:
-        tokenizer: a fast tokenizer of transformers, or the name or folder of one.
-        template: in place of the tokenizer's own, Jinja as transformers takes it.
-    """
-
     def __init__(self, tokenizer: Any, template: str | None) -> None:
         need("transformers", "a chat template")
         by_name = isinstance(tokenizer, str) and is_hub_name(tokenizer)
@@ -87,7 +74,6 @@ class Chat:
 
     @property
     def template(self) -> str:
-        """The template's text."""
         if self._given is not None:
             return self._given
         try:
@@ -109,17 +95,7 @@ class Chat:
         prompt: Sequence[Any] = (),
         tools: Sequence[Any] | None = None,
     ) -> Written:
-        """The text of a conversation, and where the assistant speaks.
-
-        Args:
-            messages: dicts without null.
-            prompt: messages before them, in which nothing counts as said by the assistant.
-            tools: that the assistant may call.
-
-        Raises:
-            DataError: the template refuses it, or writes a part otherwise once the rest follows, so that
-                it cannot be told whose a token is.
-        """
+        """The text of a conversation, and where the assistant speaks."""
         told = [*prompt, *messages]
         with _lock:
             if not MARKED.search(self.template):
@@ -138,8 +114,8 @@ class Chat:
         return Written(text, spans)
 
     def encode(self, written: Sequence[Written]) -> tuple[Ragged, npt.NDArray[np.bool_]]:
-        """The ids of conversations, and of each token ``[tokens]`` whether the assistant says it, in whole
-        or in part."""
+        """The ids of conversations, and of each token ``[tokens]`` whether the assistant says it,
+        in whole or in part."""
         ids: list[Ragged] = []
         masks: list[npt.NDArray[np.bool_]] = []
         engine = self.loaded.backend_tokenizer
@@ -171,8 +147,8 @@ class Chat:
     def _render(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, **options: bool
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and the parts of it that the template marks, if asked for: what transformers keeps to
-        itself where it is asked for text alone."""
+        """The text, and the parts of it that the template marks, if asked for: what transformers
+        keeps to itself where it is asked for text alone."""
         try:
             from transformers.utils import chat_template_utils
 
@@ -199,8 +175,8 @@ class Chat:
         text: str,
         first: int,
     ) -> list[tuple[int, int]]:
-        """Where in the text the assistant speaks: from the end of its prompt on, with the mark that ends
-        its turn, without the line's end after that."""
+        """Where in the text the assistant speaks: from the end of its prompt on, with the mark that
+        ends its turn, without the line's end after that."""
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant" or number < first:
@@ -224,7 +200,8 @@ class Chat:
         return spans
 
     def _before(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> str | None:
-        """What the assistant is prompted with; None if the template has no prompt for these messages."""
+        """What the assistant is prompted with; None if the template has no prompt for these
+        messages."""
         if messages:
             return self._text(messages, tools, prompt=True)
         try:  # transformers' own method takes no conversation of no message
@@ -262,16 +239,8 @@ def _refusals() -> Iterator[None]:
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
-    """A conversation as transformers takes it, without what is null: a column of dicts has every key that
-    any of its rows has, and null where a row has none.
-
-    Args:
-        value: a list of messages.
-        parse_arguments: whether arguments of tool calls that are a JSON object as text become a dict.
-
-    Raises:
-        DataError: it is no conversation.
-    """
+    """A conversation as transformers takes it, without what is null: a column of dicts has every
+    key that any of its rows has, and null where a row has none."""
     if not isinstance(value, list | tuple) or not value:
         raise DataError(
             f"a conversation is a list of messages, one or more, got {type(value).__name__}"
@@ -291,14 +260,7 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
 
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:
-    """Tools as transformers takes them; None for none.
-
-    Args:
-        value: a list of JSON schemas, or of texts that hold one each; or a text that holds the list.
-
-    Raises:
-        DataError: it is none of these.
-    """
+    """Tools as transformers takes them; None for none."""
     try:
         found = json.loads(value or "[]") if isinstance(value, str) else value or []
         if isinstance(found, list):
@@ -312,7 +274,6 @@ def tools_of(value: Any) -> list[dict[str, Any]] | None:
 
 
 def _filled(value: Any) -> Any:
-    """A value without keys that are null."""
     if isinstance(value, Mapping):
         return {k: _filled(v) for k, v in value.items() if v is not None}
     if isinstance(value, list | tuple):
@@ -321,7 +282,6 @@ def _filled(value: Any) -> Any:
 
 
 def _parse(calls: Any) -> None:
-    """Make dicts of the arguments of tool calls."""
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):

@@ -24,16 +24,11 @@ from trainpipes.tokenizers.ragged import Ragged
 
 
 def digest(content: bytes) -> str:
-    """A short name for a content."""
     return f"sha256:{hashlib.sha256(content).hexdigest()[:32]}"
 
 
 class File:
-    """A file that must stay what it is while a pipeline uses it.
-
-    Args:
-        path: local path, or any fsspec URL.
-    """
+    """A file that must stay what it is while a pipeline uses it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -42,20 +37,14 @@ class File:
         self._beside: dict[str, bytes | None] = {}
 
     def carry(self, *beside: str) -> None:
-        """Take the content along when this is pickled, and that of files beside it, for a machine that has
-        nothing at the path."""
+        """Take the content along when this is pickled, and that of files beside it, for a machine
+        that has nothing at the path."""
         self._carried = self.read()
         for name in beside:
             self.beside(name)
 
     def read(self) -> bytes:
-        """The content.
-
-        Raises:
-            UnreadableError: the file cannot be read.
-            UnreachableError: its server does not answer, or denies access.
-            DataChangedError: it holds something else than when it was first read.
-        """
+        """The content."""
         try:
             content = self._content()
         except UnreachableError:
@@ -86,7 +75,8 @@ class File:
             return file.read()
 
     def beside(self, name: str) -> bytes | None:
-        """The content of a file in the same local directory, as it was first read; None if there is none."""
+        """The content of a file in the same local directory, as it was first read; None if there is
+        none."""
         if name not in self._beside:
             self._beside[name] = self._read_beside(name)
         return self._beside[name]
@@ -106,12 +96,7 @@ Affixes = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class Engine(ABC):
-    """Text to token ids, in one tokenizer's way.
-
-    What does the work is loaded at first use, once in each process: it is neither pickled nor
-    taken over by a forked child, whose copy may hold locks of threads that are no more. Several
-    threads may call at once; what is written in Python is called by one of them at a time.
-    """
+    """Text to token ids, in one tokenizer's way."""
 
     def __init__(self) -> None:
         self._loaded: dict[int, Any] = {}
@@ -136,8 +121,7 @@ class Engine(ABC):
         return {**self.__dict__, "_loaded": {}, "_locks": {}, "_turns": {}}
 
     def carry(self) -> None:
-        """Take the content of its file along when this is pickled. Directories, and what packages keep in
-        folders of their own, stay where they are."""
+        """Take the content of its file along when this is pickled."""
         for value in vars(self).values():
             if isinstance(value, File):
                 value.carry("tokenizer_config.json")
@@ -209,13 +193,13 @@ class Engine(ABC):
         return sorted({*self.ends().values(), *([] if pad is None else [pad])})
 
     def decode(self, ids: Sequence[int]) -> str | None:
-        """The text that token ids stand for, for people to read: special tokens by their names, ids that no
-        token has as ``<5>``. None where the tokenizer does not tell."""
+        """The text that token ids stand for, for people to read: special tokens by their names, ids
+        that no token has as ``<5>``."""
         return None
 
     def package(self) -> str | None:
-        """The package that makes the ids, where there are several for this kind of tokenizer: a state says
-        which one was used."""
+        """The package that makes the ids, where there are several for this kind of tokenizer: a
+        state says which one was used."""
         return None
 
     @abstractmethod
@@ -233,10 +217,7 @@ SPACES = ("Ġ", "Ċ", "ĉ")
 
 
 def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
-    """Of each token, whether a word begins with it: bool ``[tokens]``. None where names do not tell.
-
-    Args:
-        pieces: id of each token.
+    """Of each token, whether a word begins with it: bool ``[tokens]``.
 
     >>> begins_word({"play": 0, "##ing": 1, ",": 2})
     array([ True, False,  True])
@@ -261,7 +242,8 @@ def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
 
 
 def text_of_bytes(parts: Iterable[bytes | str]) -> str:
-    """The text of tokens, one after the other: bytes of any length, or a text where a token has a name only.
+    """The text of tokens, one after the other: bytes of any length, or a text where a token has a
+    name only.
 
     >>> text_of_bytes([b"h", b"\\xc3", b"\\xa9", "<eos>", b"\\xc3"])
     'hé<eos>\\\\xc3'

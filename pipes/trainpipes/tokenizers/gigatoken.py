@@ -1,8 +1,8 @@
 """gigatoken: the ids of ``tokenizers``, a hundred times as fast on one core.
 
-It goes from Arrow's buffers to flat ids, with no Python object for a text or a token, and works on the
-thread that calls: its own pool of threads would not survive a fork. It writes the regular expressions of
-published tokenizers out by hand, so it is compared with ``tokenizers`` while it runs (``Checked``).
+It writes the regular expressions of published tokenizers out by hand, so it is compared with
+``tokenizers`` while it runs (``Checked``). Its own pool of threads would not survive a fork: it
+works on the thread that calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,7 +21,7 @@ from trainpipes._internal.secrets import hidden
 from trainpipes.columns.arrays import apart, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.ragged import Ids, Ragged
 
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some
 #: 10 MiB of them in so much prose or code, where words are random letters up to 60 bytes for each.
@@ -51,12 +50,7 @@ YOUNG = (
 
 
 def why_not(content: Mapping[str, Any], splits_special: bool = False) -> str | None:
-    """Why a tokenizer is left to ``tokenizers``; None if gigatoken does the work.
-
-    Args:
-        content: a ``tokenizer.json``.
-        splits_special: names of special tokens in a text are read as plain text.
-    """
+    """Why a tokenizer is left to ``tokenizers``; None if gigatoken does the work."""
     try:
         version("gigatoken")
     except PackageNotFoundError:
@@ -83,7 +77,6 @@ def _has_bytes(vocab: Mapping[str, int]) -> bool:
 
 
 def _added(content: Mapping[str, Any]) -> str | None:
-    """What is unknown of the added tokens."""
     for token in content.get("added_tokens") or ():
         name = token.get("content")
         for flag in ("rstrip", "single_word"):
@@ -95,14 +88,7 @@ def _added(content: Mapping[str, Any]) -> str | None:
 
 
 class Gigatoken:
-    """Ids without special tokens, as gigatoken makes them of a ``tokenizer.json``.
-
-    Args:
-        text: the ``tokenizer.json``, without truncation, padding and post-processor.
-
-    Raises:
-        RuntimeError: gigatoken has no code for it.
-    """
+    """Ids without special tokens, as gigatoken makes them of a ``tokenizer.json``."""
 
     def __init__(self, text: str) -> None:
         import awkward
@@ -114,7 +100,7 @@ class Gigatoken:
         self._read = 0
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
-        """Ids of each text. Several threads may call at once."""
+        """Ids of each text."""
         if not len(texts):
             return Ragged(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
         self._read += texts.nbytes
@@ -145,16 +131,8 @@ class Fast(Protocol):
 
 
 class Checked:
-    """Ids by gigatoken, compared with the reference's on the first texts of a process and then on every
-    1,000th row by its number. Several threads may call.
-
-    Texts with a code point that the two packages know differently go to the reference.
-
-    Args:
-        make: starts the faster engine, in about half a second.
-        reference: what is right.
-        name: of the tokenizer, for errors.
-    """
+    """Ids by gigatoken, compared with the reference's on the first texts of a process and then on
+    every 1,000th row by its number."""
 
     def __init__(
         self,
@@ -167,15 +145,7 @@ class Checked:
         self._starting = threading.Lock()
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
-        """Ids of each text.
-
-        Args:
-            texts: without null.
-            numbers: of their rows, int64 ``[texts]``; if left out, only the first texts are compared.
-
-        Raises:
-            ConfigError: gigatoken fails, or gives other ids than ``tokenizers``.
-        """
+        """Ids of each text."""
         sampled = np.empty(0, dtype=np.int64)
         if numbers is not None:
             sampled = np.flatnonzero(numbers % EVERY == 0)
@@ -191,14 +161,19 @@ class Checked:
         rows = np.union1d(sampled, young)
         if not len(rows):
             return found
-        right = self._reference(texts.take(to_arrow(rows)))
-        wrong = differing(found, rows, right)
-        unexpected = rows[wrong][~np.isin(rows[wrong], young)]
-        if len(unexpected):
-            text = repr(texts[int(unexpected[0])].as_py())
+        right = self._reference(texts.take(to_arrow(rows))).to_rows()
+        got, edges = found.values, found.offsets
+        wrong = {
+            row: ids
+            for row, ids in zip(rows.tolist(), right, strict=True)
+            if not np.array_equal(got[edges[row] : edges[row + 1]], ids)
+        }
+        unexpected = wrong.keys() - set(young.tolist())
+        if unexpected:
+            text = repr(texts[min(unexpected)].as_py())
             shown = text[:SHOWN] + "…" * (len(text) > SHOWN)
             raise self._refused(f"gives other ids than tokenizers for the text {shown}")
-        return with_rows(found, rows[wrong], right, wrong) if len(wrong) else found
+        return with_rows(found, wrong) if wrong else found
 
     def _asked(self, work: Callable[[], Any], texts: pa.LargeStringArray) -> Any:
         try:
@@ -226,29 +201,10 @@ def has_young(texts: pa.LargeStringArray) -> IntArray:
     return found
 
 
-def differing(found: Ragged, rows: IntArray, right: Ragged) -> IntArray:
-    """Which of ``rows`` of ``found`` are not the rows of ``right``, as indices into ``rows``."""
-    same = found.lengths[rows] == right.lengths
-    # Rows of one length are compared in one go.
-    picked, other = _values(found, rows[same]), _values(right, np.flatnonzero(same))
-    unequal = np.zeros(len(rows), dtype=bool)
-    unequal[~same] = True
-    owner = np.repeat(np.flatnonzero(same), right.lengths[same])
-    unequal[owner[picked != other]] = True
-    return np.flatnonzero(unequal)
-
-
-def _values(ragged: Ragged, rows: IntArray) -> npt.NDArray[np.int32]:
-    """The tokens of some rows, one row after the other."""
-    lengths = ragged.lengths[rows]
-    ends = np.cumsum(lengths)
-    index = np.repeat(ragged.offsets[rows] - (ends - lengths), lengths)
-    return ragged.values[index + np.arange(len(index))]
-
-
-def with_rows(found: Ragged, rows: IntArray, right: Ragged, numbers: IntArray) -> Ragged:
-    """``found`` with ``rows`` replaced by the rows ``numbers`` of ``right``."""
-    both = Ragged.joined(found, right)
-    order = np.arange(len(found))
-    order[rows] = len(found) + numbers
-    return Ragged.of_lengths(_values(both, order), both.lengths[order])
+def with_rows(found: Ragged, right: Mapping[int, Ids]) -> Ragged:
+    """``found`` with some rows replaced, by their numbers."""
+    rows = found.to_rows()
+    for number, ids in right.items():
+        rows[number] = ids
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    return Ragged.of_lengths(np.concatenate(rows), lengths)

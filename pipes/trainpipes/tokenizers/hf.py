@@ -1,12 +1,14 @@
-"""``tokenizers`` (``tokenizer.json``), and the fast tokenizers of transformers that are built on it."""
+"""``tokenizers`` (``tokenizer.json``), and the fast tokenizers of transformers that are built on
+it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +25,7 @@ from trainpipes.tokenizers.ragged import Ragged, assemble
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around and between two texts.
-
-    Args:
-        order: which text comes first, and which second: (0, 1) or (1, 0).
-        ids: special tokens before, between and behind.
-        types: type ids of what is before, of one text, between, of the other, behind.
-    """
+    """What stands around and between two texts."""
 
     order: tuple[int, int]
     ids: tuple[list[int], list[int], list[int]]
@@ -56,11 +52,9 @@ class Frame:
 
     @property
     def special(self) -> int:
-        """How many special tokens there are."""
         return sum(map(len, self.ids))
 
     def join(self, pair: tuple[Ragged, Ragged]) -> tuple[Ragged, Ragged]:
-        """Ids and type ids of the pairs."""
         before, between, behind = self.ids
         rows, count = len(pair[0]), len(between)
         middle = np.tile(np.asarray(between, dtype=np.int32), rows)
@@ -73,8 +67,7 @@ class Frame:
 
 def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:
     """Cut pairs to ``room`` tokens together: the longer text down to the other's length, then both.
-    Of an odd number of tokens the one that was longer, else the second, keeps one more.
-    """
+    Of an odd number the one that was longer, else the second, keeps one more."""
     a, b = first.lengths, second.lengths
     short, long = np.minimum(a, b), np.maximum(a, b)
     too_long = short + long > room
@@ -91,9 +84,7 @@ def _cut(rows: Ragged, kept: IntArray, side: Side) -> Ragged:
     if not (kept < rows.lengths).any():
         return rows
     starts = rows.offsets[:-1] if side == "right" else rows.offsets[1:] - kept
-    ends = np.cumsum(kept)
-    index = np.repeat(starts - (ends - kept), kept) + np.arange(ends[-1] if len(ends) else 0)
-    return Ragged.of_lengths(rows.values[index], kept)
+    return rows.parts(starts, kept)
 
 
 #: Names that end a text in published tokenizers.
@@ -103,13 +94,7 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 
 @dataclass(frozen=True)
 class Named:
-    """What a tokenizer's settings, kept beside its model, say of it.
-
-    Args:
-        eos: token that ends a text.
-        pad: padding token.
-        padding_side: "left" or "right".
-    """
+    """What a tokenizer's settings, kept beside its model, say of it."""
 
     eos: str | None = None
     pad: str | None = None
@@ -127,7 +112,6 @@ class Named:
 
 
 def _token(entry: Any) -> str | None:
-    """A token, given as its text or as a dict that holds it."""
     if isinstance(entry, Mapping):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None
@@ -135,23 +119,11 @@ def _token(entry: Any) -> str | None:
 
 @dataclass(frozen=True)
 class TokenizerJson:
-    """Facts of a ``tokenizer.json``.
-
-    Args:
-        fingerprint: of all that shapes ids: what truncates and pads is left out, and so is what
-            only differs by the version of the package that wrote the file.
-        tokens: id of each added token, and of each token with a known name.
-    """
-
     fingerprint: str
     tokens: dict[str, int]
 
     @staticmethod
     def of(text: str) -> TokenizerJson:
-        """
-        Raises:
-            ValueError: not a ``tokenizer.json``.
-        """
         content = json.loads(text)
         if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
             raise ValueError('it is no JSON object with a "model"')
@@ -183,63 +155,56 @@ def _set_only(value: Any) -> Any:
 
 
 class HuggingFace(Engine):
-    """A tokenizer of the ``tokenizers`` package.
-
-    Works on a copy of its own, made from the tokenizer's JSON at first use, that neither truncates
-    nor pads: what the file or object is set to do of that changes nothing here.
-
-    Args:
-        tokenizer: a file, a ``tokenizers.Tokenizer``, or a transformers fast tokenizer.
-        fast: whether gigatoken may do the work.
-    """
-
     def __init__(self, tokenizer: Any, fast: bool = True) -> None:
         super().__init__()
         need("tokenizers", "a tokenizer.json")
         settle()
         self._tokenizer = tokenizer
         self._fast = fast
-        self._text: str | None = None
-        self._facts: TokenizerJson | None = None
-        self._named: Named | None = None
-        self._refused: list[str | None] | None = None
 
     def __repr__(self) -> str:
         if isinstance(self._tokenizer, File):
             return self._tokenizer.path
         return type(self._tokenizer).__name__
 
+    @cached_property
+    def _text(self) -> str:
+        """An object's JSON as it is now; what its owner changes later is not followed."""
+        inner = getattr(self._tokenizer, "backend_tokenizer", self._tokenizer)
+        try:
+            return str(inner.to_str())
+        except Exception as error:
+            raise ConfigError(
+                f"{self} has parts written in Python, which cannot be copied ({error}); give a "
+                "function instead: lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
+            ) from error
+
     def _json(self) -> str:
         if isinstance(self._tokenizer, File):
             return self._tokenizer.read().decode("utf-8")
-        if self._text is None:  # as it is now; what its owner changes later is not followed
-            inner = getattr(self._tokenizer, "backend_tokenizer", self._tokenizer)
-            try:
-                self._text = inner.to_str()
-            except Exception as error:
-                raise ConfigError(
-                    f"{self} has parts written in Python, which cannot be copied ({error}); give a "
-                    "function instead: lambda texts: [e.ids for e in tokenizer.encode_batch(texts)]"
-                ) from error
         return self._text
 
     def _load(self) -> _Copy:
+        from tokenizers import Tokenizer
+
         settle()
-        copy = _Copy(self._parsed(), self._splits_special)
-        if self._refusal() is None:
+        text = self._json()
+        try:
+            copy = _Copy(Tokenizer.from_str(text), self._splits_special)
+        except Exception as error:
+            raise self._unreadable(error) from error
+        if self._refusal is None:
             copy.checked = Checked(self._faster, copy.encode_all, repr(self))
         return copy
 
+    @cached_property  # the JSON of a large vocabulary takes a while to parse
     def _refusal(self) -> str | None:
-        """Why gigatoken is not used."""
         if not self._fast:
             return 'engine="tokenizers"'
-        if self._refused is None:  # kept: the JSON of a large vocabulary takes a while to parse
-            try:
-                self._refused = [why_not(json.loads(self._json()), self._splits_special)]
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                self._refused = [f"what it is made of is not understood: {error}"]
-        return self._refused[0]
+        try:
+            return why_not(json.loads(self._json()), self._splits_special)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return f"what it is made of is not understood: {error}"
 
     def _faster(self) -> Gigatoken:
         content = json.loads(self._json())
@@ -248,22 +213,13 @@ class HuggingFace(Engine):
 
     def runs_on(self) -> str:
         plain = f"tokenizers {version('tokenizers')}"
-        why = self._refusal()
+        why = self._refusal
         if why is not None:
             return f"{plain}; not gigatoken: {why}"
         return f"gigatoken {version('gigatoken')}, checked against {plain} on 1 row in {EVERY:,}"
 
     def package(self) -> str:
-        return "tokenizers" if self._refusal() else "gigatoken"
-
-    def _parsed(self) -> Any:
-        from tokenizers import Tokenizer
-
-        text = self._json()
-        try:
-            return Tokenizer.from_str(text)
-        except Exception as error:
-            raise self._unreadable(error) from error
+        return "tokenizers" if self._refusal else "gigatoken"
 
     def _unreadable(self, error: Exception) -> UnreadableError:
         return UnreadableError(
@@ -277,26 +233,21 @@ class HuggingFace(Engine):
         plain = getattr(self._tokenizer, "split_special_tokens", None)
         return bool(getattr(self._tokenizer, "encode_special_tokens", False) or plain)
 
-    @property
+    @cached_property
     def facts(self) -> TokenizerJson:
-        if self._facts is None:
-            try:
-                self._facts = TokenizerJson.of(self._json())
-            except (ValueError, KeyError, TypeError) as error:
-                raise self._unreadable(error) from error
-        return self._facts
+        try:
+            return TokenizerJson.of(self._json())
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unreadable(error) from error
 
-    @property
+    @cached_property
     def named(self) -> Named:
         """What transformers' object or settings say."""
-        if self._named is None:
-            given = self._tokenizer
-            if isinstance(given, File):
-                self._named = Named.of_config(given.beside("tokenizer_config.json"))
-            else:
-                names = ("eos_token", "pad_token", "padding_side")
-                self._named = Named(*(getattr(given, name, None) for name in names))
-        return self._named
+        given = self._tokenizer
+        if isinstance(given, File):
+            return Named.of_config(given.beside("tokenizer_config.json"))
+        names = ("eos_token", "pad_token", "padding_side")
+        return Named(*(getattr(given, name, None) for name in names))
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         copy: _Copy = self.loaded
@@ -321,8 +272,7 @@ class HuggingFace(Engine):
             pair = self.encode(first, numbers), self.encode(second, numbers)
             if max_length is not None:
                 pair = longest_first(*pair, max_length - frame.special, side)
-            joined: tuple[Ragged, Ragged] = frame.join(pair)
-            return joined
+            return cast(tuple[Ragged, Ragged], frame.join(pair))
         cutting = self.loaded.cutting(max_length, side)
         pairs = list(zip(first.to_pylist(), second.to_pylist(), strict=True))
         encodings = cutting.encode_batch(pairs, add_special_tokens=special)
@@ -331,7 +281,8 @@ class HuggingFace(Engine):
         return ids, types
 
     def affixes(self) -> Affixes:
-        ids, special = self.loaded.around_text()
+        found = self.loaded.around("x")
+        ids, special = found.ids, found.special_tokens_mask
         if special.count(0) != 1:
             raise ConfigError(
                 f"{self} puts a text {special.count(0)} times between its special tokens, and only "
@@ -341,7 +292,8 @@ class HuggingFace(Engine):
         return tuple(ids[:place]), tuple(ids[place + 1 :])
 
     def pair_affixes(self) -> tuple[int, int | None]:
-        ids, texts = self.loaded.around_pair()
+        found = self.loaded.around("x", "x")
+        ids, texts = found.ids, found.sequence_ids
         return texts.count(None), ids[-1] if texts[-1] is None else None
 
     def ends(self) -> dict[str, int]:
@@ -391,11 +343,7 @@ class HuggingFace(Engine):
 
 
 class _Copy:
-    """A tokenizer of one's own: never changed once somebody may encode with it.
-
-    So several threads may: "Already borrowed" is what ``tokenizers`` says to one that changes a
-    tokenizer while another encodes. A copy for each thread was no faster.
-    """
+    """A tokenizer of its own: changing it while a thread encodes raises "Already borrowed"."""
 
     def __init__(self, tokenizer: Any, splits_special: bool) -> None:
         tokenizer.no_truncation()
@@ -407,7 +355,6 @@ class _Copy:
         self._cutting: dict[tuple[int | None, str], Any] = {(None, "right"): tokenizer}
 
     def encode_all(self, texts: pa.LargeStringArray) -> Ragged:
-        """Ids of each text by ``tokenizers``."""
         encode = getattr(self.plain, "encode_batch_fast", self.plain.encode_batch)
         return Ragged.of_encodings(encode(texts.to_pylist(), add_special_tokens=False))
 
@@ -429,7 +376,6 @@ class _Copy:
         return self._cutting[key]
 
     def _probe(self) -> Any:
-        """The post-processor, on a model of one token."""
         from tokenizers import Tokenizer, models
 
         probe = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
@@ -437,13 +383,6 @@ class _Copy:
             probe.post_processor = self.plain.post_processor
         return probe
 
-    def around_text(self) -> tuple[list[int], list[int]]:
-        """What becomes of a text of one token: the ids, and for each 1 if it is a special one."""
-        found = self._probe().encode("x")
-        return found.ids, found.special_tokens_mask
-
-    def around_pair(self) -> tuple[list[int], list[int | None]]:
-        """What becomes of two texts of one token each: the ids, and for each the text that it is
-        of, None for a special one."""
-        found = self._probe().encode("x", "x")
-        return found.ids, found.sequence_ids
+    def around(self, *texts: str) -> Any:
+        """What becomes of a text of one token, or of two: their encoding."""
+        return self._probe().encode(*texts)

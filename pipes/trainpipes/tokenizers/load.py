@@ -10,12 +10,10 @@ from typing import Any
 from trainpipes._internal.checks import pip_install
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
-from trainpipes.tokenizers.bytes import Bytes
-from trainpipes.tokenizers.callable import Function
 from trainpipes.tokenizers.engine import Engine, File
 from trainpipes.tokenizers.hf import HuggingFace
-from trainpipes.tokenizers.sentencepiece import SentencePiece
-from trainpipes.tokenizers.tiktoken import Tiktoken
+from trainpipes.tokenizers.simple import Bytes, Function
+from trainpipes.tokenizers.trained import SentencePiece, Tiktoken
 from trainpipes.tokenizers.transformers import Slow, auto_tokenizer, is_hub_name
 
 KINDS = (
@@ -26,16 +24,7 @@ KINDS = (
 
 
 def load(tokenizer: Any, engine: str = "auto") -> Engine:
-    """The engine for what a user gave; nothing heavy is read or imported yet.
-
-    Args:
-        tokenizer: what ``tokenize`` takes.
-        engine: "auto", or "tokenizers" to leave faster engines out.
-
-    Raises:
-        ConfigError: it is no tokenizer, or a path that is not there.
-        MissingExtraError: the package for it is not installed.
-    """
+    """The engine for what a user gave; nothing heavy is read or imported yet."""
     if isinstance(tokenizer, Engine):
         return tokenizer
     fast = engine == "auto"

@@ -1,11 +1,8 @@
 """Who works in parallel: the thread pool of the ``tokenizers`` package, or threads of ours.
 
-Its pool does not survive a fork: a child that uses its parent's hangs. The package therefore
-switches it off in a child, and prints a warning there, if it was used before the fork and
-``TOKENIZERS_PARALLELISM`` is not set. So it is set in the parent (to what holds anyway), and set
-to "false" in every forked child and every DataLoader worker: as many workers as cores need no
-pools of their own. Several threads of ours that encode at once need none either (``take_turns``).
-``tokenizers`` reads the variable whenever it encodes. What the user has set stays.
+The pool does not survive a fork: a child that uses its parent's hangs. So
+``TOKENIZERS_PARALLELISM`` is set in the parent (to what holds anyway), and "false" in every forked
+child and DataLoader worker. What the user has set stays.
 """
 
 from __future__ import annotations
@@ -33,13 +30,8 @@ def settle() -> None:
 
 
 def take_turns(threads: int) -> None:
-    """Say how many threads of ours encode at once in this process from now on.
-
-    With more than one, each encodes by itself, and the pool of ``tokenizers`` is off; with one (or
-    none) it is on, and shares each run of texts out among the cores. In a worker it stays off.
-
-    Args:
-        threads: threads that call ``Tokenize.process`` at the same time.
+    """Say how many threads of ours encode at once in this process; with more than one, the pool is
+    off.
     """
     settle()
     if os.environ.get(VARIABLE) == _ours and get_worker_info() is None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from trainpipes.columns.arrays import list_array
+from trainpipes.columns.arrays import list_array, stretches
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 
@@ -21,12 +21,7 @@ Ids = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths.
-
-    Args:
-        values: all rows, one after the other, int32 ``[tokens]``.
-        offsets: where each row starts, and the end, int64 ``[rows + 1]``; starts with 0.
-    """
+    """Rows of different lengths."""
 
     values: Ids
     offsets: IntArray
@@ -41,14 +36,12 @@ class Ragged:
 
     @staticmethod
     def of_lengths(values: Ids, lengths: IntArray) -> Ragged:
-        """Rows of the given lengths."""
         offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
         return Ragged(values, offsets)
 
     @staticmethod
     def of_lists(rows: Sequence[Sequence[int]]) -> Ragged:
-        """Rows given as lists of Python ints."""
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         total = int(lengths.sum())
         values = np.fromiter(chain.from_iterable(rows), dtype=np.int32, count=total)
@@ -63,20 +56,11 @@ class Ragged:
         lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
         return Ragged.of_lengths(np.array(values, dtype=np.int32), lengths)
 
-    @staticmethod
-    def joined(first: Ragged, second: Ragged) -> Ragged:
-        """The rows of both, one after the other."""
-        return Ragged(
-            np.concatenate([first.values, second.values]),
-            np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]]),
-        )
+    def parts(self, starts: IntArray, lengths: IntArray) -> Ragged:
+        return Ragged.of_lengths(self.values[stretches(starts, lengths)], lengths)
 
     def to_arrow(self) -> pa.ListArray:
-        """The rows as an Arrow ``list<int32>``.
-
-        Raises:
-            DataError: more tokens than the offsets of such an array can count.
-        """
+        """The rows as an Arrow ``list<int32>``."""
         if self.offsets[-1] > np.iinfo(np.int32).max:
             raise DataError(
                 f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than one Arrow list "
@@ -85,7 +69,6 @@ class Ragged:
         return list_array(self.values, self.lengths)
 
     def to_rows(self) -> list[Ids]:
-        """One array ``[tokens of the row]`` a row."""
         edges = self.offsets.tolist()
         return [self.values[a:b] for a, b in pairwise(edges)]
 
@@ -97,18 +80,8 @@ def assemble(
     room: int | None = None,
     side: str = "right",
 ) -> tuple[Ragged, IntArray]:
-    """Each row's segments joined, cut to ``room`` tokens, between a prefix and a suffix.
-
-    Args:
-        segments: parts of the rows in order, all with as many rows.
-        prefix: ids before each row.
-        suffix: ids after each row.
-        room: the most tokens that a row keeps of its segments; None for all.
-        side: "right" cuts at the end of the joined segments, "left" at their start.
-
-    Returns:
-        The rows, and how long each piece of each row is, int64 ``[rows, segments + 2]``: prefix,
-        segments, suffix.
+    """Each row's segments joined, cut to ``room`` tokens, between a prefix and a suffix; and the
+    tokens of each piece, int64 ``[rows, pieces]``, prefix and suffix included.
     """
     count = len(segments[0])
     lengths = np.stack([segment.lengths for segment in segments], axis=1)
@@ -136,11 +109,8 @@ def assemble(
     for k, segment in enumerate(segments):
         pieces[:, k + 1] = last[:, k] - first[:, k]
         starts[:, k + 1] = base[k + 1] + segment.offsets[:-1] + first[:, k] - start[:, k]
-    flat = pieces.reshape(-1)
-    ends = np.cumsum(flat)
-    index = np.repeat(starts.reshape(-1) - (ends - flat), flat)
-    index += np.arange(len(index))
-    return Ragged.of_lengths(np.concatenate(source)[index], pieces.sum(axis=1)), pieces
+    joined = Ragged(np.concatenate(source), base).parts(starts.reshape(-1), pieces.reshape(-1))
+    return Ragged.of_lengths(joined.values, pieces.sum(axis=1)), pieces
 
 
 def _framed(rows: Ragged, prefix: Sequence[int], suffix: Sequence[int]) -> tuple[Ragged, IntArray]:

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -13,22 +14,17 @@ import pyarrow as pa
 from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
 from trainpipes.errors import ConfigError, UnreadableError
-from trainpipes.tokenizers.callable import ids_of
 from trainpipes.tokenizers.engine import Affixes, Engine, digest, with_unknown
 from trainpipes.tokenizers.ragged import Ragged
+from trainpipes.tokenizers.simple import ids_of
 
 
 class Slow(Engine):
-    """A transformers tokenizer written in Python, used by calling it, one thread at a time.
-
-    Args:
-        tokenizer: a ``PreTrainedTokenizer``.
-    """
+    """A transformers tokenizer written in Python, used by calling it, one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__()
         self._tokenizer = tokenizer
-        self._fingerprint: str | None = None
 
     def __repr__(self) -> str:
         return type(self._tokenizer).__name__
@@ -98,15 +94,14 @@ class Slow(Engine):
 
         return with_unknown(list(map(int, ids)), lambda i: 0 <= i < size, decode)
 
+    @cached_property
+    def _content(self) -> str:
+        kept = [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs]
+        content = json.dumps(kept, sort_keys=True, default=str)
+        return digest(content.encode("utf-8", "surrogatepass"))
+
     def fingerprint(self) -> dict[str, Any]:
-        if self._fingerprint is None:
-            content = json.dumps(
-                [self._tokenizer.get_vocab(), self._tokenizer.init_kwargs],
-                sort_keys=True,
-                default=str,
-            )
-            self._fingerprint = digest(content.encode("utf-8", "surrogatepass"))
-        return {"class": type(self._tokenizer).__qualname__, "content": self._fingerprint}
+        return {"class": type(self._tokenizer).__qualname__, "content": self._content}
 
 
 def is_hub_name(text: str) -> bool:
@@ -116,14 +111,8 @@ def is_hub_name(text: str) -> bool:
 
 
 def auto_tokenizer(name: str) -> Any:
-    """What ``transformers.AutoTokenizer`` makes of a folder, which fetches nothing, or of a name on the
-    Hugging Face hub, which it finds on disk or fetches.
-
-    Raises:
-        UnreadableError: it makes nothing of the folder.
-        ConfigError: there is no tokenizer of that name.
-        MissingExtraError: transformers is not installed.
-    """
+    """What ``transformers.AutoTokenizer`` makes of a folder, which fetches nothing, or of a name on
+    the Hugging Face hub, which it finds on disk or fetches."""
     need("transformers", f"the tokenizer {name}")
     from transformers import AutoTokenizer
 

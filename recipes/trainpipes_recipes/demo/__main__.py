@@ -1,13 +1,5 @@
-"""Kill a training run twice, resume it, and compare every batch with a run that was left alone.
-
-    python -m trainpipes_recipes.demo
-
-Makes a corpus of Python's own standard library, trains a tokenizer on it, and trains a small model with
-``train_sft``: once without interruption; once killed with SIGKILL in mid-epoch, resumed from its last
-checkpoint with two worker processes, killed again in the next epoch, and resumed with one. Then it
-compares the hash of every batch and every loss of both runs, draws the two loss curves, and ends with
-exit code 1 if anything differs.
-"""
+"""Kill a training run twice, resume it, and compare every batch with a run that was left alone:
+``python -m trainpipes_recipes.demo``."""
 
 from __future__ import annotations
 
@@ -32,11 +24,6 @@ PYTHON = [sys.executable]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it.
-
-    Returns:
-        0 if nothing was lost, repeated or changed, else 1.
-    """
     args = parse(arguments)
     output: Path = args.output
     output.mkdir(parents=True, exist_ok=True)
@@ -96,17 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(
     folder: Path, options: Mapping[str, Any], workers: int = 0, until: int | None = None
 ) -> list[Step]:
-    """One process of a run, on the CPU, which goes on where the last one was.
-
-    Args:
-        folder: of the run.
-        options: of ``train_sft``.
-        workers: worker processes that make its batches.
-        until: the step after which it is killed; None to let it end.
-
-    Returns:
-        What the run has logged by now, from its start.
-    """
+    """One process of a run, on the CPU, which goes on where the last one was."""
     folder.mkdir(exist_ok=True)
     log, output = folder / "log.jsonl", folder / "output.txt"
     command = [*PYTHON, "-m", "trainpipes_recipes.demo.logged", "train_sft", "--scratch"]
@@ -168,7 +145,6 @@ def draw(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainpipes_recipes.demo",
         description="Kill a training run twice, resume it, and compare every batch with a run that was "

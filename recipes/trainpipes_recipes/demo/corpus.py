@@ -1,8 +1,4 @@
-"""A corpus that is on every machine: the source of Python's standard library.
-
-Each function with a docstring is a row: its signature and docstring are the prompt, its body is the
-response.
-"""
+"""A corpus that is on every machine: the source of Python's standard library."""
 
 from __future__ import annotations
 
@@ -28,11 +24,7 @@ ROW_GROUPS = (700, 90, 1100, 33, 256)
 
 
 def function_pairs(every: int = 1) -> Iterator[tuple[str, str]]:
-    """Prompt and response of every function of the standard library that has a docstring.
-
-    Args:
-        every: take every n-th file only.
-    """
+    """Prompt and response of every function of the standard library that has a docstring."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(p for p in root.rglob("*.py") if not LEFT_OUT & set(p.relative_to(root).parts))
     for path in paths[::every]:
@@ -54,12 +46,7 @@ def function_pairs(every: int = 1) -> Iterator[tuple[str, str]]:
 
 
 def write_parquet(pairs: Sequence[tuple[str, str]], directory: Path) -> list[Path]:
-    """Write rows to several files of uneven sizes and row groups, columns "prompt" and "response".
-
-    Args:
-        pairs: the rows.
-        directory: where to write; made if it is not there.
-    """
+    """Write rows to several files of uneven sizes and row groups, columns "prompt" and "response"."""
     directory.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {"prompt": [prompt for prompt, _ in pairs], "response": [body for _, body in pairs]}
@@ -81,14 +68,7 @@ def train_tokenizer(
     vocabulary: int = 2048,
     special: Sequence[str] = (END, PAD),
 ) -> None:
-    """Train a byte-level BPE tokenizer and write its ``tokenizer.json``.
-
-    Args:
-        pairs: rows to learn from.
-        path: of the file to write.
-        vocabulary: token ids.
-        special: tokens that no text is made of; they have the first ids.
-    """
+    """Train a byte-level BPE tokenizer and write its ``tokenizer.json``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

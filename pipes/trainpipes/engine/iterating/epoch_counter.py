@@ -15,7 +15,6 @@ import os
 import sys
 from ctypes import Structure, addressof, c_int64, memmove, sizeof
 from multiprocessing import context, sharedctypes
-from types import TracebackType
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakSet
 
@@ -73,15 +72,10 @@ class _Lock(ForkLock):
         if self._processes is not None:
             self._processes.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._processes is not None:
             self._processes.release()
-        super().__exit__(kind, error, trace)
+        super().__exit__()
 
 
 #: One for all pipelines: held for microseconds.

@@ -6,6 +6,7 @@ windows are read by one thread at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +22,9 @@ from trainpipes.engine.reading.windows import Content, Window, WindowLoader
 from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 
+#: Windows whose blocks a reader is told of ahead, at most; fewer at first: a peek is no epoch.
+MOST_AHEAD = 15
+
 
 @dataclass
 class _Place:
@@ -30,11 +34,13 @@ class _Place:
         lock: held by who reads.
         reader: of the span's blocks, once there is one.
         at: the block and the row that it would read next.
+        ahead: windows after the next one whose blocks are expected.
     """
 
     lock: InterruptibleLock = field(default_factory=InterruptibleLock)
     reader: Reader | None = None
     at: tuple[int, int] = (-1, 0)
+    ahead: int = 0
 
 
 class ListedLoader(WindowLoader):
@@ -80,7 +86,10 @@ class ListedLoader(WindowLoader):
                 rows = self._cached.read(wanted, reader).of_epoch(key.epoch)
             else:
                 if isinstance(reader, LooksAhead):
-                    reader.expect([block for block, _, _ in wanted])
+                    following = self._following(key, place.ahead)
+                    reader.expect([block for block, _, _ in (*wanted, *following)])
+                    if not getattr(self._source, "is_local", True):
+                        place.ahead = min(MOST_AHEAD, 2 * place.ahead + 1)
                 parts = (read_rows(self._source, reader, *stretch) for stretch in wanted)
                 data = join_payloads(parts, len(self._layouts.places(key)) - first)
                 ids = self._layouts.inputs.blocks.numbers(wanted)
@@ -88,6 +97,13 @@ class ListedLoader(WindowLoader):
             place.at = wanted[-1][0], wanted[-1][2]
             rows = put_through(self._before, rows)
         return rows, self._layouts.row_order(key, len(rows))
+
+    def _following(self, key: WindowKey, most: int) -> Iterator[tuple[int, int, int]]:
+        """What is read after a window, of its span."""
+        for n in range(key.window + 1, key.window + 1 + most):
+            after = key._replace(window=n)
+            if self._layouts.places(after):
+                yield from self._layouts.stretches(after, 0)
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
         """What reads a window that begins at a row of a block. Where another span has just been read up to

@@ -1,8 +1,7 @@
 """Pipelines in Lightning: a data module, whose loaders are in ``loaders``.
 
-Why not a ``Loader`` alone: Lightning keeps the state of one rank, loads it only where it resumes within one
-of its epochs, and where a loader has no ``len`` it has fetched a batch more than it has trained on. The
-module's state is that of all ranks after the last batch that was trained on, and is always loaded.
+Why not a ``Loader`` alone: Lightning keeps the state of one rank, loads it only where it resumes within
+one of its epochs, and where a loader has no ``len`` it has fetched a batch more than it has trained on.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from copy import copy
 from types import MethodType
 from typing import Any
 
-from trainpipes._internal.checks import need
+from trainpipes._internal.checks import need, wrong
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
@@ -33,19 +32,17 @@ from trainpipes.integrations.lightning.loaders import (  # noqa: E402
 
 __all__ = ["PipelineDataModule"]
 
-#: How Lightning combines several loaders, unless given.
-MODES = {"train": "max_size_cycle"}
-
 
 class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
     """A data module of pipelines, whose position Lightning's checkpoints hold.
 
-    Each argument is a pipeline that makes batches; or several, in a list, a dict, or a ``CombinedLoader``, as
-    Lightning takes several loaders. A subclass may set ``self.train`` and the others in ``setup``.
+    Each argument is a pipeline that makes batches; or several, in a list, a dict, or a ``CombinedLoader``.
+    A subclass may set ``self.train`` and the others in ``setup``.
 
-    The position is in ``checkpoint["PipelineDataModule"]["train"]`` (a subclass has its own name there): a
-    state as ``Loader.load_state_dict`` takes it, or a list of states where several pipelines train. Every
-    pass of validation, test and prediction is the same: it begins at the pipeline's start.
+    The position, that of all ranks after the last batch trained on, is in
+    ``checkpoint["PipelineDataModule"]["train"]`` (a subclass has its own name there): a state for
+    ``Loader.load_state_dict``, or a list of states where several pipelines train. Every pass of
+    validation, test and prediction begins at the pipeline's start.
 
     Args:
         train: to train on.
@@ -90,14 +87,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         for stage in ("train", "val", "test", "predict"):
             if getattr(self, stage) is not None:
                 self._combined(stage)
-            elif (
-                type(self).setup is LightningDataModule.setup
-            ):  # it stays so: Lightning says what that means
+            elif type(self).setup is LightningDataModule.setup:  # Lightning says what is missing
                 hook = f"{stage}_dataloader"
                 setattr(self, hook, MethodType(getattr(LightningDataModule, hook), self))
 
     def train_dataloader(self) -> CombinedLoader:
-        """The training data, from where it stands."""
         combined = self._combined("train")
         if self.trainer is None:
             return combined
@@ -112,20 +106,17 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         return combined
 
     def val_dataloader(self) -> Any:
-        """The validation data, from its start."""
         return [] if self.val is None else self._evaluated("val")
 
     def test_dataloader(self) -> CombinedLoader:
-        """The test data, from its start."""
         return self._evaluated("test")
 
     def predict_dataloader(self) -> CombinedLoader:
-        """The prediction data, from its start."""
         return self._evaluated("predict")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands after the last batch that was trained on, whole for any number of ranks. All
-        ranks ask for it, as they do when Lightning saves.
+        """Where training stands after the last batch trained on, for any number of ranks, which all ask for
+        it.
 
         Raises:
             StateError: batches are not counted, and not all ranks asked for it in time.
@@ -141,8 +132,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             if self.trainer is None or not self.trainer.interrupted:
                 raise
             raise StateError(
-                f"no checkpoint was saved on this exception, because not all ranks had it: {error}. Resume "
-                "from the last checkpoint that all ranks have saved"
+                f"no checkpoint was saved on this exception, which not all ranks had ({error}); resume from "
+                "the last one that all ranks have saved"
             ) from error
         return {"train": states[0] if isinstance(self.train, Pipeline) else states}
 
@@ -150,18 +141,16 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         """Let training go on where the state was taken. What only evaluates leaves it as it is."""
         if self.trainer is None or self.trainer.state.fn in (None, TrainerFn.FITTING):
             if not isinstance(state_dict, dict) or "train" not in state_dict:
-                raise StateError(
-                    "a PipelineDataModule loads {'train': state}, as its state_dict() gave it or Lightning's "
-                    f"checkpoint holds it, got {shown(state_dict)}"
-                )
+                rule = "{'train': state}, as its state_dict() or Lightning's checkpoint has it"
+                raise StateError(f"the state must be {rule}, got {shown(state_dict)}")
             self._to_load = state_dict["train"]
 
     def _load(self, loaders: list[TrainingLoader], states: Any) -> None:
         states = states if isinstance(states, list) else [states]
         if len(states) != len(loaders):
             raise StateError(
-                f"PipelineDataModule(train) has {len(loaders)} pipelines, and the checkpoint the positions "
-                f"of {len(states)}: give those that were trained on when it was saved"
+                f"PipelineDataModule(train) must have the {len(states)} pipelines whose positions are in the "
+                f"checkpoint, got {len(loaders)}"
             )
         for loader, state in zip(loaders, states, strict=True):
             loader.resume(state, self.allow_changes)
@@ -179,16 +168,17 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         if isinstance(given, CombinedLoader):
             combined = copy(given)
         else:
-            combined = CombinedLoader(given, MODES.get(stage, "sequential"))
+            mode = "max_size_cycle" if stage == "train" else "sequential"
+            combined = CombinedLoader(given, mode)  # as Lightning has it
         pipelines = combined.flattened
         if stage == "train" and combined._mode == "max_size" and len(pipelines) > 1:
-            raise ConfigError(
-                'CombinedLoader(mode) must be another for training, got "max_size", in which what has ended '
-                'has no position; write "max_size_cycle", in which it starts anew, or "min_size"'
+            rule = '"max_size_cycle" or "min_size" for training'
+            raise wrong(
+                "CombinedLoader(mode)", rule, "max_size", "in it, what has ended has no position"
             )
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):
-                raise ConfigError(_not_a_pipeline(stage, pipeline))
+                raise _not_a_pipeline(stage, pipeline)
             pipeline._need_batches(f"PipelineDataModule({stage})")
         loaders = self._loaders.get(stage, [])
         if [id(loader.pipeline) for loader in loaders] != [id(pipeline) for pipeline in pipelines]:
@@ -199,12 +189,11 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         return combined
 
 
-def _not_a_pipeline(stage: str, given: Any) -> str:
+def _not_a_pipeline(stage: str, given: Any) -> ConfigError:
     inner = given.pipeline if isinstance(given, Loader) else getattr(given, "dataset", None)
     write = "=pipe" if given is None else "=trainpipes.from_dataset(dataset).batch(32)"
     if isinstance(inner, Pipeline):  # a loader of one
         write = "=pipe, num_workers=..."
-    return (
-        f"PipelineDataModule({stage}) must be a trainpipes Pipeline, or several in a list or dict, got "
-        f"{shown(given)}; write PipelineDataModule({stage}{write})"
-    )
+    rule = "a trainpipes Pipeline, or several in a list or dict"
+    way = f"write PipelineDataModule({stage}{write})"
+    return wrong(f"PipelineDataModule({stage})", rule, given, way)

@@ -1,8 +1,7 @@
 """A ``Loader`` as Lightning's loops take one: for training, and for evaluation; and what those loops say.
 
-A training loader keeps the states of the last few batches that it gave, each under the number that Lightning
-counts the batch by. So the state of the last batch *trained on* is known, however many were fetched ahead,
-and also when training on a batch has failed.
+A training loader keeps the states after the last few batches, each under the number that Lightning counts
+the batch by. So the state of the last batch *trained on* is known, however many were fetched ahead.
 """
 
 from __future__ import annotations
@@ -15,19 +14,11 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 
-__all__ = ["EvaluationLoader", "Progress", "TrainingLoader"]
-
 #: States that are kept: Lightning fetches one batch ahead, and training on one more may fail.
 KEPT = 4
 
 
 class Progress:
-    """How far a trainer is.
-
-    Args:
-        trainer: that fits.
-    """
-
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._epochs = trainer.fit_loop.epoch_progress
@@ -40,7 +31,6 @@ class Progress:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is trained on."""
         return int(self._epochs.current.processed)
 
     @property
@@ -70,12 +60,10 @@ class Progress:
 
     @property
     def repeats_batches(self) -> bool:
-        """Whether every epoch trains on the same batches."""
         return bool(self.trainer.overfit_batches > 0)
 
     @property
     def evaluates_all(self) -> bool:
-        """Whether evaluation is to see all batches."""
         trainer = self.trainer
         limits = {"test": trainer.limit_test_batches, "predict": trainer.limit_predict_batches}
         fn = trainer.state.fn
@@ -83,11 +71,7 @@ class Progress:
         return isinstance(limit, float) and limit == 1.0  # 1 is one batch
 
     def count_as(self, taken: int) -> None:
-        """Count a resumed epoch's batches as this number of ranks would have taken them.
-
-        Args:
-            taken: batches of the epoch that a rank has had.
-        """
+        """Count a resumed epoch's batches as this number of ranks would have taken them."""
         if self.restarts:
             current = self._batches.current
             more = taken - current.processed
@@ -96,12 +80,7 @@ class Progress:
 
 
 class TrainingLoader:
-    """What trains.
-
-    Args:
-        loader: gives the batches.
-        pipeline: that it was made of.
-    """
+    """What trains."""
 
     def __init__(self, loader: Loader, pipeline: Pipeline) -> None:
         self.loader = loader
@@ -138,14 +117,13 @@ class TrainingLoader:
         self._nothing_left = progress.has_ended_epoch
 
     def resume(self, state: dict[str, Any], allow_changes: Collection[str]) -> None:
-        """Stand where a state was taken."""
         self.loader.load_state_dict(state, allow_changes=allow_changes)
         self._after = {}
         self.in_use = True
 
     def align(self) -> None:
         """After a resume within an epoch, perhaps on another number of ranks: let Lightning count the batches
-        of it that were taken so that those that are left make it full."""
+        that were taken so that those that are left complete the epoch."""
         progress, session = self._progress, self.loader._session
         assert progress is not None
         try:
@@ -168,8 +146,8 @@ class TrainingLoader:
             state = after[progress.trained]
         else:
             raise StateError(
-                f"Lightning has trained on {progress.trained} batches, and the positions after {min(after)} "
-                f"to {max(after)} are known: take batches by training_step(batch, batch_idx)"
+                f"the position after batch {progress.trained}, the last that Lightning trained on, must be "
+                f"known, got {min(after)} to {max(after)}; take batches by training_step(batch, batch_idx)"
             )
         if progress is not None and progress.at_end and state["m"] and not self._endless:
             return self.pipeline.state_at(0, epoch=state["epoch"] + 1)
@@ -193,9 +171,8 @@ class TrainingLoader:
             raise StopIteration
         if progress.resumes and not self.in_use:
             raise StateError(
-                "the checkpoint has no position of this PipelineDataModule: it was saved without one, or "
-                "with a class of another name. Give the position, data.load_state_dict({'train': state}), or "
-                "load the model alone, without ckpt_path"
+                "the checkpoint has no position of this PipelineDataModule (or of one with another class "
+                "name); call data.load_state_dict({'train': state}), or load the model without ckpt_path"
             )
         if progress.repeats_batches and not session.upcoming().m:
             self.loader.load_state_dict(self.pipeline.state_at(0))
@@ -206,15 +183,14 @@ class TrainingLoader:
         return batches
 
     def _given(self, state: dict[str, Any]) -> None:
-        """Note the state after one more batch."""
         if self._after:
             number = max(self._after) + 1
             self._after[number] = state
             self._after.pop(number - KEPT, None)
 
     def _settle(self) -> None:
-        """Let the next iterator begin where it should, whatever was fetched and not trained on: an endless
-        pipeline goes on, and an epoch of which no batch was trained on begins once more."""
+        """Let the next iterator begin where it should: an endless pipeline goes on, and an epoch of which no
+        batch was trained on begins once more, whatever was fetched."""
         progress, after = self._progress, self._after
         if progress is not None and after:
             trained = progress.trained
@@ -246,12 +222,7 @@ class _Pass:
 
 
 class EvaluationLoader:
-    """What validates, tests or predicts: each pass from the pipeline's start.
-
-    Args:
-        loader: gives the batches.
-        pipeline: that it was made of.
-    """
+    """What validates, tests or predicts: each pass from the pipeline's start."""
 
     def __init__(self, loader: Loader, pipeline: Pipeline) -> None:
         self.loader = loader
@@ -265,18 +236,13 @@ class EvaluationLoader:
         return iter(self.loader)
 
     def check(self, stage: str) -> None:
-        """Warn if it would leave rows out.
-
-        Raises:
-            ConfigError: it would never end.
-        """
+        """Warn if it would leave rows out."""
         session = self.loader._session
         world, chain = session.ranks()[1], session.plan.chain
         if chain.endless:
-            limit = f"limit_{stage}_batches"
             raise ConfigError(
                 f"PipelineDataModule({stage}) must have an end, got .repeat(); leave .repeat() out, or say "
-                f"Trainer({limit}=...)"
+                f"Trainer(limit_{stage}_batches=...)"
             )
         if world == 1 or chain.ragged:
             return

@@ -1,10 +1,10 @@
 """Pipelines in the Trainer of Hugging Face's transformers.
 
-training      the loader that a Trainer trains on, and its position in checkpoints
-evaluation    every row of an evaluation once, on any number of ranks
+training      the loader that a Trainer trains on, and its position in checkpoints evaluation    every row
+of an evaluation once, on any number of ranks
 
-Only public methods of the Trainer are overridden. What is not in its documentation is what it does with the
-number of batches that ``set_initial_training_values`` returns: see ``EpochLength``.
+Only public methods of the Trainer are overridden. What is not in its documentation is what it does with
+the number of batches that ``set_initial_training_values`` returns: see ``EpochLength``.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import inspect
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trainpipes._internal.checks import need
+from trainpipes._internal.checks import need, require, wrong
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.topology import data_parallel
 from trainpipes.errors import ConfigError, StateError
@@ -31,21 +31,11 @@ import transformers  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint, has_length  # noqa: E402
 from transformers.utils import logging  # noqa: E402
 
-from trainpipes.integrations.transformers.evaluation import (  # noqa: E402
-    EvaluationLoader,
-    every_row,
-)
-from trainpipes.integrations.transformers.training import (  # noqa: E402
-    FILE,
-    EpochLength,
-    NotePosition,
-    TrainingLoader,
-)
+from trainpipes.integrations.transformers import training  # noqa: E402
+from trainpipes.integrations.transformers.evaluation import EvaluationLoader, every_row  # noqa: E402
+from trainpipes.integrations.transformers.training import FILE, TrainingLoader  # noqa: E402
 
-if TYPE_CHECKING:  # a Trainer, whose types are not there without transformers
-    from typing import Any as Base
-else:
-    Base = object
+Base: Any = object  # a Trainer, whose types are not there without transformers
 
 __all__ = ["PipelineTrainerMixin", "Trainer"]
 
@@ -61,14 +51,14 @@ class PipelineTrainerMixin(Base):
 
     List it before the Trainer. ``train_dataset``, ``eval_dataset`` and the datasets of ``evaluate`` and
     ``predict`` may be pipelines that make batches, dicts of tensors; others are left to the Trainer. The
-    pipeline makes the batches: ``data_collator``, ``per_device_train_batch_size``,
-    ``per_device_eval_batch_size`` and ``dataloader_drop_last`` are not used. ``dataloader_num_workers``,
-    ``dataloader_prefetch_factor``, ``dataloader_persistent_workers``, ``dataloader_pin_memory`` and
-    ``dataloader_multiprocessing_context`` are.
+    arguments ``dataloader_num_workers``, ``dataloader_prefetch_factor``,
+    ``dataloader_persistent_workers``, ``dataloader_pin_memory`` and ``dataloader_multiprocessing_context``
+    hold for pipelines. ``data_collator``, batch sizes and ``dataloader_drop_last`` have no effect: the
+    pipeline makes the batches.
 
     Each checkpoint has a file "trainpipes.json" with the position in the data. ``resume_from_checkpoint``
-    goes on with the batch that would have come, on any number of ranks that divides ``num_shards``. No batch
-    is read only to skip it, whatever ``ignore_data_skip`` says.
+    goes on with the batch that would have come, on any number of ranks that divides ``num_shards``,
+    whatever ``ignore_data_skip`` says.
 
     Raises:
         ConfigError: at the start, if arguments contradict the pipeline.
@@ -83,7 +73,7 @@ class PipelineTrainerMixin(Base):
         given = inspect.signature(super().__init__).bind_partial(*arguments, **options)
         _check_given({**given.arguments, **given.kwargs})
         super().__init__(*arguments, **options)
-        self.add_callback(NotePosition)
+        self.add_callback(training.NotePosition)
 
     # Training
 
@@ -123,42 +113,32 @@ class PipelineTrainerMixin(Base):
         )
 
     def _check(self, pipe: Pipeline) -> None:
-        """Raise where arguments contradict a pipeline."""
-        self._check_ranks(pipe)
-        chain, (_, world) = pipe._session.plan.chain, pipe._data_parallel()
-        for name, on in (
-            ("auto_find_batch_size", self.args.auto_find_batch_size),
-            ("split_batches", self.args.accelerator_config.split_batches),
-        ):
-            if on:
-                raise ConfigError(
-                    f"{name} must be off where the pipeline makes the batches ({chain.batch}), got True: "
-                    "leave it out"
-                )
-        if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1 and pipe._ranks is None:
-            raise ConfigError(
-                "ranks that hold parts of one model must read the same batches, got a pipeline that gives "
-                'each its own: write pipe.distributed(mesh=mesh["dp"])'
-            )
-        if chain.ragged and world > 1:
-            raise ConfigError(
-                f'training must end at one step on all {world} ranks, got sharding_filter(tail="ragged"): '
-                "leave tail out; an evaluation needs no tail either"
-            )
-
-    def _check_ranks(self, pipe: Pipeline) -> None:
-        """Raise where each rank would train a model of its own."""
-        world = 1 if pipe._ranks is not None else data_parallel()[1]
-        if world > 1 and self.args.world_size == 1:
+        args, chain, alone = self.args, pipe._session.plan.chain, pipe._ranks is not None
+        world = 1 if alone else data_parallel()[1]
+        if world > 1 and args.world_size == 1:
             raise ConfigError(
                 f"{world} ranks read this pipeline, and the Trainer takes each process for the only one: "
                 "pass TrainingArguments(use_cpu=True) on CPUs; where each is to train a model of its own, "
                 "on all rows, pass pipe.distributed(rank=0, world_size=1)"
             )
+        rule = f"off where the pipeline makes the batches ({chain.batch})"
+        split = args.accelerator_config.split_batches
+        require(not args.auto_find_batch_size, "auto_find_batch_size", rule, True, "leave it out")
+        require(not split, "split_batches", rule, True, "leave it out")
+        if self.get_tp_size() * self.get_cp_size() * self.get_sp_size() > 1 and not alone:
+            raise ConfigError(
+                "ranks that hold parts of one model must read the same batches, got a pipeline that gives "
+                'each its own: write pipe.distributed(mesh=mesh["dp"])'
+            )
+        if chain.ragged and pipe._data_parallel()[1] > 1:
+            rule = 'tail="even" for training, which ends at one step on all ranks'
+            raise wrong(
+                "sharding_filter(tail)", rule, "ragged", "an evaluation needs no tail either"
+            )
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """As the Trainer says, from where the run starts in its data: on another number of ranks it ends
-        after as many epochs, or after ``max_steps``."""
+        """As the Trainer says, from where the run starts in its data. Resumed on another number of ranks, it
+        ends after as many epochs, or after ``max_steps``."""
         if not isinstance(dataloader, TrainingLoader):
             return super().set_initial_training_values(args, dataloader)
         self._resume(dataloader)
@@ -171,17 +151,16 @@ class PipelineTrainerMixin(Base):
             )
         elif dataloader.step >= max_steps:
             epochs = 0
-        length = EpochLength(batches, dataloader)
+        length = training.EpochLength(batches, dataloader)
         return epochs, updates, examples, samples, size, length, max_steps
 
     def _resume(self, loader: TrainingLoader) -> None:
-        """Start where the checkpoint was saved, if there is one."""
         folder = None if self._resumes_from is None else Path(self._resumes_from)
         if folder is not None and not (folder / FILE).exists():
             told = (
-                f"{folder} has no {FILE}, the position in the data: it is of another Trainer than that of "
-                "trainpipes.integrations.transformers. With ignore_data_skip=True the data begins at the "
-                "start of an epoch, or where pipe.load_state_dict(...) says"
+                f"{folder} has no {FILE}, the position in the data: it is not of this Trainer. With "
+                "ignore_data_skip=True the data begins at the start of an epoch, or where "
+                "pipe.load_state_dict(...) says"
             )
             if not self.args.ignore_data_skip:
                 raise StateError(told, path=str(folder))
@@ -192,7 +171,7 @@ class PipelineTrainerMixin(Base):
         self._training = loader
 
     def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """As the Trainer says. For want of labels a model gives no loss: the error says what to write."""
+        """As the Trainer says; where batches have no labels, the error says what to write."""
         try:
             return super().compute_loss(model, inputs, *arguments, **options)
         except ValueError as error:
@@ -205,7 +184,7 @@ class PipelineTrainerMixin(Base):
             raise
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the Trainer says. In a checkpoint the position in the data comes first: once the Trainer's own
+        """As the Trainer says. A checkpoint's position in the data is written first: once the Trainer's own
         files are there, the folder is whole."""
         loader, step = self._training, self.state.global_step
         if loader is not None and _internal_call and output_dir is not None:
@@ -225,14 +204,13 @@ class PipelineTrainerMixin(Base):
         return EvaluationLoader(self._loader(every_row(found)), self.accelerator, self._accepted)
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Every row once where the pipeline makes batches; else what the Trainer gives."""
         if _makes_batches(test_dataset):
             return self.get_eval_dataloader(test_dataset)
         return super().get_test_dataloader(test_dataset)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer says. A batch's loss is the mean of its own tokens and weighs as much as it has
-        rows, so that the loss of all is the same on any number of ranks."""
+        """As the Trainer says. A batch's loss, the mean of its tokens, weighs as much as it has rows, so that
+        the loss of all is the same on any number of ranks."""
         if not isinstance(dataloader, EvaluationLoader):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         kept = self.args.average_tokens_across_devices
@@ -261,14 +239,18 @@ class PipelineTrainerMixin(Base):
         found = int(super().get_total_train_batch_size(args))
         if not _makes_batches(self.train_dataset):
             return found
-        return found // int(args.train_batch_size) * int(_rows_of_batch(self.train_dataset))
+        return (
+            found
+            // int(args.train_batch_size)
+            * int(self.train_dataset._session.plan.chain.batch_size)
+        )
 
     def _accepted(self, batch: Any) -> Any:
         """A batch without what the model does not take, as ``remove_unused_columns`` says."""
         if not isinstance(batch, Mapping):
             raise ConfigError(
-                f"a batch is a dict of tensors for the model, and the pipeline gives {type(batch).__name__}: "
-                "end it with .pad_collate(), or with .collate(data_collator)"
+                f"a batch must be a dict of tensors, got {type(batch).__name__}; end the pipeline with "
+                ".pad_collate(), or with .collate(data_collator)"
             )
         if not self.args.remove_unused_columns:
             return batch
@@ -287,10 +269,6 @@ def _makes_batches(dataset: Any) -> bool:
     return isinstance(dataset, Pipeline) and dataset._batching() is not None
 
 
-def _rows_of_batch(pipe: Pipeline) -> int:
-    return pipe._session.plan.chain.batch_size
-
-
 def _check_given(given: dict[str, Any]) -> None:
     """Raise where a Trainer is made of what it would fail on, or would not use, later."""
     args = given.get("args") or transformers.TrainingArguments  # whose defaults it would take
@@ -299,10 +277,8 @@ def _check_given(given: dict[str, Any]) -> None:
         for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
             pipe: Any = one.pipeline if isinstance(one, Loader) else getattr(one, "dataset", None)
             if isinstance(pipe, Pipeline):
-                raise ConfigError(
-                    f"{name} must be the pipeline itself, got a {type(one).__name__} of it: write "
-                    f"{name}=pipe, and say workers by dataloader_num_workers= in the arguments"
-                )
+                way = f"write {name}=pipe, and dataloader_num_workers= in the arguments"
+                raise wrong(name, "the pipeline itself", one, way)
             if isinstance(one, Pipeline) and given.get("data_collator") is None:
                 way = f"end it with .batch({args.per_device_train_batch_size}).pad_collate(), or pass a "
                 one._need_batches(name, f"{way}data_collator to the Trainer")
@@ -311,24 +287,19 @@ def _check_given(given: dict[str, Any]) -> None:
     if not _makes_batches(pipe):
         return
     if args.max_steps <= 0 and not has_length(pipe):
-        raise ConfigError(_no_epochs(pipe, args))
-    size, rows = args.per_device_train_batch_size, _rows_of_batch(pipe)
-    if size not in (rows, transformers.TrainingArguments.per_device_train_batch_size):
+        about = ""
+        with suppress(TypeError):
+            length = estimated_length(pipe._session.plan, *pipe._data_parallel())
+            steps = args.num_train_epochs * -(-length // args.gradient_accumulation_steps)
+            about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
+        raise ConfigError(
+            "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
+            f"max_steps=...{about} ({no_length(pipe._session.plan)})"
+        )
+    size, usual = args.per_device_train_batch_size, transformers.TrainingArguments
+    if size not in (pipe._session.plan.chain.batch_size, usual.per_device_train_batch_size):
         warn_once(
             f"per_device_train_batch_size={size} has no effect: the pipeline makes the batches "
             f"({pipe._batching()}). Leave it out",
             level=4,
         )
-
-
-def _no_epochs(pipe: Pipeline, args: Any) -> str:
-    """Why epochs can't be counted in steps, and about how many those would be."""
-    about = ""
-    with suppress(TypeError):
-        length = estimated_length(pipe._session.plan, *pipe._data_parallel())
-        steps = args.num_train_epochs * -(-length // args.gradient_accumulation_steps)
-        about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
-    return (
-        "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
-        f"max_steps=...{about} ({no_length(pipe._session.plan)})"
-    )

@@ -18,19 +18,12 @@ from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.stages.order import ShardingFilter
 
-__all__ = ["EvaluationLoader", "every_row"]
-
 
 def every_row(pipe: Pipeline) -> Pipeline:
-    """A pipeline that leaves no batch out where ranks do not divide their number.
-
-    Raises:
-        ConfigError: it has no end.
-    """
+    """A pipeline that leaves no batch out where ranks do not divide their number."""
     if pipe._session.plan.chain.endless:
         raise ConfigError(
-            "an evaluation goes over its rows once, and this pipeline has no end: leave .repeat() out of "
-            f"the pipeline of eval_dataset, got\n{pipe}"
+            f"the pipeline of eval_dataset must have an end, got\n{pipe}\nleave .repeat() out"
         )
     stages = [
         stage.replaced(tail="ragged") if isinstance(stage, ShardingFilter) else stage
@@ -41,13 +34,7 @@ def every_row(pipe: Pipeline) -> Pipeline:
 
 class EvaluationLoader(DataLoaderStateMixin):
     """Gives each rank its batches, and one to fill in once it has no more: models on several ranks may have
-    to run together. What is gathered is cut to the rows that count.
-
-    Args:
-        loader: of a pipeline whose end is ragged.
-        accelerator: of the Trainer.
-        prepare: what is done to each batch.
-    """
+    to run together. What is gathered is cut to the rows that count."""
 
     def __init__(
         self, loader: Loader, accelerator: Accelerator, prepare: Callable[[Any], Any]
@@ -108,11 +95,7 @@ class EvaluationLoader(DataLoaderStateMixin):
 
     def gatherer(self, repeated: int) -> Callable[[Any], Any]:
         """A function that brings the rows of all ranks together, in the order of the batches, without those
-        that fill in.
-
-        Args:
-            repeated: how often the Trainer repeats the loss of a batch, which stands for all its rows.
-        """
+        that fill in."""
         return lambda values: tree_map(lambda value: self._gather(value, repeated), values)
 
     def _gather(self, value: Any, repeated: int) -> Any:

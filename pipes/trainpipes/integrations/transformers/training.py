@@ -15,22 +15,12 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.loader import Loader
 from trainpipes.state.cursor import is_count
 
-__all__ = ["FILE", "EpochLength", "NotePosition", "SavedPosition", "TrainingLoader"]
-
 #: The position's file in a checkpoint's folder, and the one in which the Trainer says how far it is.
 FILE = "trainpipes.json"
 TRAINER_STATE = "trainer_state.json"
 
 
 class SavedPosition(NamedTuple):
-    """Where a run stood.
-
-    Attributes:
-        step: optimizer steps that were done.
-        first_epoch: the epoch of the data that the Trainer calls 0.
-        loader: the state of all ranks.
-    """
-
     step: int
     first_epoch: int
     loader: dict[str, Any]
@@ -44,11 +34,6 @@ class SavedPosition(NamedTuple):
 
     @classmethod
     def read(cls, folder: Path) -> SavedPosition | None:
-        """The position in a folder; None where there is none.
-
-        Raises:
-            StateError: the file is damaged, or of another checkpoint.
-        """
         path = folder / FILE
         try:
             saved = cls(**json.loads(path.read_text()))
@@ -75,20 +60,7 @@ def trained(folder: Path) -> tuple[int, int]:
 
 
 class TrainingLoader:
-    """Gives the batches of one ``train()``, each epoch after the one before, and knows how far it is.
-
-    Args:
-        loader: gives the batches.
-        prepare: what is done to each.
-
-    Attributes:
-        loader: the ``trainpipes.Loader``.
-        step: optimizer steps that were done before the run.
-        epoch: the first epoch of the run, as the Trainer counts.
-        left: batches of that epoch that each rank has yet to train on; None where that is not known.
-        last: the number of the last batch of the Trainer's epoch, once the Trainer has come to its end.
-        epochs_in_all: those of the whole training, as it is resumed; None to leave it to the Trainer.
-    """
+    """Gives the batches of one ``train()``, each epoch after the one before, and knows how far it is."""
 
     def __init__(self, loader: Loader, prepare: Callable[[Any], Any]) -> None:
         self.loader = loader
@@ -117,11 +89,7 @@ class TrainingLoader:
         self._looped, self.last = epoch, None
 
     def start(self, folder: Path | None) -> None:
-        """Stand where a checkpoint was saved, or at the start.
-
-        Raises:
-            ConfigError: no epoch has a batch for each rank.
-        """
+        """Stand where a checkpoint was saved, or at the start."""
         loader = self.loader
         saved = None if folder is None else SavedPosition.read(folder)
         self.step, self.epoch = (0, 0) if folder is None else trained(folder)
@@ -140,9 +108,10 @@ class TrainingLoader:
             self.epoch += 1
             self.left = len(loader)
         if self.left == 0:
+            ranks = loader._session.ranks()[1]
             raise ConfigError(
-                "an epoch must have a batch for each rank, got one that has fewer batches than the "
-                f"{loader._session.ranks()[1]} ranks: add rows, or make smaller batches"
+                f"an epoch must have a batch for each rank, got fewer batches than the {ranks} ranks; add "
+                "rows, or make smaller batches"
             )
 
     def _left(self, state: dict[str, Any]) -> int | None:
@@ -156,15 +125,8 @@ class TrainingLoader:
         self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
     ) -> tuple[int, int]:
         """Optimizer steps of the whole training, and the epoch after the last that the Trainer runs, which
-        begins to count at ``step // updates``.
-
-        Args:
-            max_steps: what the Trainer makes of its arguments, as if all was trained by the ranks that
-                there are now.
-            updates: optimizer steps of a whole epoch.
-            accumulation: batches of a step.
-            by_epochs: whether the arguments say epochs, not steps.
-        """
+        begins to count at ``step // updates``. ``max_steps`` and ``updates`` are the Trainer's, as if the
+        ranks of now had trained all of it."""
         assert self.left is not None
         rest = math.ceil(self.left / accumulation)
         if by_epochs and self._resumed:
@@ -186,11 +148,7 @@ class TrainingLoader:
         )
 
     def epochs_beyond(self, steps: int) -> float:
-        """How far the data is, in epochs, beyond the start of the Trainer's epoch.
-
-        Args:
-            steps: batches of an epoch, or what the Trainer takes for their number.
-        """
+        """How far the data is, in epochs, beyond the start of the Trainer's epoch."""
         state = self.loader.state_dict()
         left, (_, world) = self._left(state), self.loader._session.ranks()
         done = state["m"] // world if left is None else steps - left
@@ -200,12 +158,7 @@ class TrainingLoader:
 class EpochLength(int):
     """The number of batches in an epoch, as the training loop asks for it: whether batch n is the last one,
     which is when gradients that wait are stepped, and which part of the epoch is done. The loop counts the
-    batches of a resumed epoch from the resume on, and does not know those of unknown number before the end.
-
-    Args:
-        number: of batches, or what the Trainer takes for it.
-        loader: which knows.
-    """
+    batches of a resumed epoch from the resume on."""
 
     def __new__(cls, number: int, loader: TrainingLoader) -> EpochLength:
         found = super().__new__(cls, number)
@@ -225,8 +178,6 @@ class EpochLength(int):
 
 
 class NotePosition(TrainerCallback):
-    """Notes the position after each optimizer step, which is what a checkpoint holds."""
-
     def on_train_begin(
         self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
     ) -> None:

@@ -37,11 +37,6 @@ def given_rows(
     storage_options: Mapping[str, Any] | None,
     caller: str,
 ) -> Pipeline:
-    """The rows of a pipeline, or of files whose format their names say.
-
-    Raises:
-        ConfigError: it is neither, or the names do not say one format.
-    """
     if isinstance(data, Pipeline):
         return data if columns is None else data.select(*columns)
     paths = _paths(data, caller)

@@ -1,8 +1,7 @@
 """Where rows go that are sorted, or of which only the first of equal ones stays: DuckDB finds it on disk.
 
-It gets no rows, but the columns to sort by, and hashes of 128 bits of what makes rows equal. So rows may be
-of any type. That two rows which differ have the same 128 bits happens once in 2^128 pairs: among 10 billion
-rows with a chance of 1.5 in 10^19.
+It gets the columns to sort by, and hashes of 128 bits of what makes rows equal; so rows may be of any type.
+Among 10 billion rows two different ones have the same hash with a chance of 1.5 in 10^19.
 """
 
 from __future__ import annotations
@@ -15,30 +14,19 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import to_arrow, to_numpy
-from trainpipes.columns.content_hash import HashArray, row_hashes
+from trainpipes.columns.content_hash import row_hashes
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.storage.executor import cores
 
 #: Rows at a time.
 CHUNK = 1 << 20
-#: Bytes of rows that are hashed at a time.
-HASH_BYTES = 4 << 20
 #: Bytes that DuckDB needs, and for each of its threads.
 LEAST_MEMORY = 64 << 20
 
 
 class Keys:
-    """What the order of rows depends on, in a database on disk.
-
-    Args:
-        folder: for the database and DuckDB's temporary files; its own.
-        sort: columns to sort by.
-        descending: whether the largest comes first.
-        by: columns in which equal rows are the same; () for all, None where none is dropped.
-        memory: bytes.
-        caller: for messages.
-    """
+    """What the order of rows depends on, in a database on disk."""
 
     def __init__(
         self,
@@ -55,9 +43,9 @@ class Keys:
         self._descending = descending
         self._floats: set[int] = set()
         self._rows = 0
-        memory = max(memory, LEAST_MEMORY)
+        self._memory = memory = max(memory, LEAST_MEMORY)
         config: dict[str, Any] = {
-            "memory_limit": f"{memory}B",
+            "memory_limit": f"{max(memory // 2, LEAST_MEMORY)}B",  # while rows are read, too
             "threads": max(1, min(cores(), memory // LEAST_MEMORY)),
             "temp_directory": str(folder / "spilled"),
         }
@@ -66,16 +54,21 @@ class Keys:
         self._database.execute("SET enable_progress_bar = false")
 
     def add(self, table: pa.Table) -> None:
-        """The next rows."""
         columns = {"row": to_arrow(np.arange(self._rows, self._rows + len(table)))}
         for number, name in enumerate(self._sort):
-            columns[f"key{number}"] = comparable(table[name])
+            columns[f"key{number}"] = key = comparable(table[name])
+            if not _has_order(key.type):
+                raise SchemaError(
+                    f"{self._caller}(sort): column {name!r} holds {table[name].type}, which has no "
+                    "order that DuckDB keeps: sort by columns of numbers, text, bytes, bools or times",
+                    stage=self._caller,
+                )
+            if pa.types.is_floating(key.type):
+                self._floats.add(number)
         if self._by is not None:
             some = table.select(self._by) if self._by else table
-            columns |= {f"hash{n}": to_arrow(_hashes(some, n)) for n in (1, 2)}
+            columns |= {f"hash{n}": to_arrow(row_hashes(some, n)) for n in (1, 2)}
         keys = pa.table(columns)
-        if not self._rows:
-            self._check(keys, table.schema)
         self._database.register("next_keys", keys)
         if not self._rows:
             self._database.execute("CREATE TABLE keys AS SELECT * FROM next_keys LIMIT 0")
@@ -83,29 +76,10 @@ class Keys:
         self._database.unregister("next_keys")
         self._rows += len(table)
 
-    def _check(self, keys: pa.Table, rows: pa.Schema) -> None:
-        """Raise SchemaError where DuckDB would not hold a column as it is."""
-        import duckdb
-
-        for number, name in enumerate(self._sort):
-            key = keys.select([f"key{number}"])
-            kind = key.schema.types[0]
-            if pa.types.is_floating(kind):
-                self._floats.add(number)
-            try:
-                found = self._database.from_arrow(key.slice(0, 0)).to_arrow_table().schema.types[0]
-            except (duckdb.Error, pa.ArrowException):
-                found = None
-            if found is None or pa.types.is_nested(kind) or _plain(found) != _plain(kind):
-                raise SchemaError(
-                    f"{self._caller}(sort): column {name!r} holds {rows.field(name).type}, which has no "
-                    "order that DuckDB keeps: sort by columns of numbers, text, bytes, bools or times",
-                    stage=self._caller,
-                )
-
     def order(self) -> int:
         """Find the order of all rows; gives how many stay."""
         statement = ranked(len(self._sort), self._floats, self._descending, self._by is not None)
+        self._database.execute(f"SET memory_limit = '{self._memory}B'")
         found = self._database.execute(statement)
         return int(found.fetchall()[0][0])
 
@@ -126,15 +100,7 @@ class Keys:
             yield np.full(min(CHUNK, self._rows - start), -1, dtype=np.int64)
 
     def close(self) -> None:
-        """Let the database go."""
         self._database.close()
-
-
-def _hashes(table: pa.Table, number: int) -> HashArray:
-    """Hashes of rows, few at a time: it takes words of 8 bytes for each value of a list."""
-    step = max(1, HASH_BYTES * len(table) // max(1, table.nbytes))
-    parts = [row_hashes(table.slice(at, step), number) for at in range(0, len(table), step)]
-    return np.concatenate(parts)
 
 
 def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:
@@ -144,8 +110,8 @@ def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
-    """The statement that puts the numbers of the rows that stay into a table, in their order. Equal rows
-    stay in the order of the input, NaN comes after all numbers, and null last.
+    """The statement that makes a table of the numbers of the rows that stay, in order. Equal rows stay in
+    the order of the input, NaN comes after all numbers, and null last.
 
     >>> ranked(1, set(), True, False).split(" ORDER BY ")[1]
     'key0 DESC NULLS LAST, row'
@@ -169,15 +135,11 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of text or bytes that DuckDB gives back."""
-    types = pa.types
-    if types.is_large_string(kind) or types.is_string_view(kind):
-        return pa.string()
-    if (
-        types.is_fixed_size_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-    ):
-        return pa.binary()
-    return kind
+def _has_order(kind: pa.DataType) -> bool:
+    """Whether DuckDB has a type for these values, and the same order."""
+    is_ = pa.types
+    number = is_.is_integer(kind) or is_.is_floating(kind) or is_.is_decimal128(kind)
+    text = is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind)
+    binary = is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_binary_view(kind)
+    other = is_.is_null(kind) or is_.is_boolean(kind) or is_.is_fixed_size_binary(kind)
+    return bool(number or text or binary or other)

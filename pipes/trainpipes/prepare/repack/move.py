@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,17 @@ from trainpipes.prepare.repack.passes import (
     few_rows,
 )
 from trainpipes.prepare.repack.pieces import below, discard
-from trainpipes.prepare.repack.shuffle import file_edges
 from trainpipes.sources.files.patterns import WORK
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
-from trainpipes.storage.executor import Executor, Ray, Threads
+from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import LocalPlace, Place, place_at
+from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import FILE_BYTES, ParquetForm, write_arrow
-from trainpipes.storage.writers.write import check_lengths
+from trainpipes.storage.writers.write import check_lengths, file_edges
 
 #: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
 #: keeps; and while keys are read, with what is read ahead and DuckDB's own memory.
@@ -57,14 +58,6 @@ FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 def temporary_place(
     out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
 ) -> Place:
-    """The folder of temporary files.
-
-    Args:
-        out: the folder that is written to.
-        given: a path or URL of the user's, or None.
-        storage_options: of the file system of ``out``.
-        shared: whether other machines read them.
-    """
     if given is None and (shared or isinstance(out, LocalPlace)):
         return below(out, f"{WORK}/{CALLER}")
     root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
@@ -79,24 +72,6 @@ def temporary_place(
 
 @dataclass(frozen=True)
 class Move:
-    """Moves rows.
-
-    Attributes:
-        pipeline: gives them.
-        rows: of the pipeline, not opened.
-        form: of the output files.
-        sort: columns to sort by.
-        descending: whether the largest comes first.
-        once: whether rows that are the same in all columns are dropped, or names of columns.
-        seed: of the shuffle; None for none.
-        num_files: how many output files; or
-        rows_per_file: how many rows in each.
-        memory: bytes for rows.
-        temporary: a folder of this job's.
-        storage_options: of its file system.
-        about: what is done, so that a next call knows whether it can go on.
-    """
-
     pipeline: Pipeline
     rows: EpochRows
     form: ParquetForm
@@ -112,7 +87,6 @@ class Move:
     about: Mapping[str, Any]
 
     def run(self, out: OutputFolder, executor: Executor) -> Manifest:
-        """Do it, or go on with it."""
         place = below(self.temporary, checksum(json.dumps(self.about)))
         for other in self.temporary.sizes():
             if not place.root.endswith(f"/{other}"):
@@ -125,7 +99,7 @@ class Move:
             self._check(first)
             places = Places(rows.count or 0, self.seed or 0)
             if self.sort or self.once is not False:
-                places = self._places(rows, schema, place, out.name)
+                places = self._places(rows, place)
             files = self._files(places.rows, row_bytes)
         except (ConfigError, SchemaError):
             discard(self.temporary)  # nothing could go on with it
@@ -152,7 +126,6 @@ class Move:
         return EpochRows(files.read_arrow(), CALLER)
 
     def _check(self, first: pa.Table) -> None:
-        """Raise SchemaError unless the columns that are asked for are there, and all can be written."""
         schema = first.schema
         once = [] if isinstance(self.once, bool) else self.once
         need_columns(schema.names, [*self.sort, *once], f"{CALLER}()")
@@ -171,22 +144,49 @@ class Move:
                     stage=CALLER,
                 )
 
-    def _places(self, rows: EpochRows, schema: pa.Schema, place: Place, name: str) -> Places:
+    def _places(self, rows: EpochRows, place: Place) -> Places:
         """Where rows go that are sorted, or some of which are dropped: in a file."""
-        once = [] if isinstance(self.once, bool) else self.once
-        if self.once is not True:
-            names = [*dict.fromkeys([*self.sort, *once])]
-            rows = EpochRows(self.pipeline.select(*names), CALLER) if rows is self.rows else rows
-        by = None if self.once is False else once
-        find = FindPlaces(rows, place, self.sort, self.descending, by, self.memory, self.seed)
-        placed = OutputFolder(below(place, "placed"), CALLER, {})
+        if (
+            self.once is not True and rows is self.rows
+        ):  # columns that nothing depends on are not read
+            once = [] if isinstance(self.once, bool) else self.once
+            rows = EpochRows(self.pipeline.select(*dict.fromkeys([*self.sort, *once])), CALLER)
+        find = partial(self._find_places, rows, place)
         task = PartTask(PLACES_FILE, 0, int(rows.count or 0))
-        with placed:
+        with OutputFolder(below(place, "placed"), CALLER, {}) as placed:
             made = run([task], find, placed, Threads(1), total=task.stop, job="reading keys for")
         return Places(made.rows, 0, placed.place)
 
+    def _find_places(
+        self, rows: EpochRows, place: Place, task: PartTask, file: OutputFile, _: None
+    ) -> FileInfo:
+        """Make the file that says where rows go, 8 bytes for each; -1 for those that are dropped."""
+        by = None if self.once is False else [] if self.once is True else self.once
+        with ExitStack() as stack:
+            folder = place.at("keys") if isinstance(place, LocalPlace) else None
+            if folder is None:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainpipes-"))
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            os.makedirs(folder)
+            keys = Keys(Path(folder), self.sort, self.descending, by, self.memory, CALLER)
+            stack.enter_context(closing(keys))
+            rows.open(None)
+            with closing(rows):
+                for tables in few_rows(rows, task.stop, self.memory // COPIES_OF_KEYS):
+                    table = pa.concat_tables(tables)
+                    keys.add(table)
+                    file.advance(len(table))
+            pa.default_memory_pool().release_unused()
+            kept = keys.order()
+            order = None if self.seed is None else Permutation(kept, self.seed, CALLER)
+            for places in keys.places():
+                stays = places >= 0
+                if order is not None:
+                    places[stays] = order(places[stays])
+                file.write(places.astype("<i8").tobytes())
+        return FileInfo(kept, {})
+
     def _files(self, rows: int, row_bytes: float) -> IntArray:
-        """The place of the first row of each output file, and the end."""
         files = self.num_files or max(1, min(rows, round(rows * row_bytes / FILE_BYTES)))
         check_lengths(rows, self.num_files, self.rows_per_file, CALLER)
         return file_edges(rows, files, self.rows_per_file)
@@ -208,7 +208,6 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
 
 
 def _obstacle(rows: pa.Table, form: ParquetForm) -> str | None:
-    """Why a column cannot be moved, or written to Parquet."""
     try:
         pq.ParquetWriter(pa.BufferOutputStream(), rows.schema, **form.options).close()
     except (pa.ArrowException, TypeError) as error:
@@ -218,51 +217,3 @@ def _obstacle(rows: pa.Table, form: ParquetForm) -> str | None:
     except pa.ArrowException as error:
         return f"whose rows Arrow cannot put into another order ({error})"
     return None
-
-
-@dataclass(frozen=True)
-class FindPlaces:
-    """Makes the file that says where rows go, one number of 8 bytes for each; -1 for those that are dropped.
-
-    Attributes:
-        rows: of the input, not opened; columns that nothing depends on may be missing.
-        place: of temporary files.
-        sort: columns to sort by.
-        descending: whether the largest comes first.
-        once: columns in which rows that are the same are dropped; () for all, None for none.
-        memory: bytes for DuckDB.
-        seed: of a shuffle of the rows that stay; None for none.
-    """
-
-    rows: EpochRows
-    place: Place
-    sort: Sequence[str]
-    descending: bool
-    once: Sequence[str] | None
-    memory: int
-    seed: int | None
-
-    def __call__(self, task: PartTask, file: OutputFile) -> FileInfo:
-        with ExitStack() as stack:
-            folder = self.place.at("keys") if isinstance(self.place, LocalPlace) else None
-            if folder is None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainpipes-"))
-            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
-            os.makedirs(folder)
-            keys = Keys(Path(folder), self.sort, self.descending, self.once, self.memory, CALLER)
-            stack.enter_context(closing(keys))
-            self.rows.open(None)
-            stack.enter_context(closing(self.rows))
-            for tables in few_rows(self.rows, task.stop, self.memory // COPIES_OF_KEYS):
-                table = pa.concat_tables(tables)
-                keys.add(table)
-                file.advance(len(table))
-            self.rows.close()
-            kept = keys.order()
-            order = None if self.seed is None else Permutation(kept, self.seed, CALLER)
-            for places in keys.places():
-                stays = places >= 0
-                if order is not None:
-                    places[stays] = order(places[stays])
-                file.write(places.astype("<i8").tobytes())
-        return FileInfo(kept, {})

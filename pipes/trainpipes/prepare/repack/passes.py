@@ -1,8 +1,5 @@
-"""The passes of a shuffle on disk, each a list of tasks that make files.
-
-What a file holds follows from its task alone, so tasks are done in any order, by threads, processes or a
-cluster, and again after a kill. See ``shuffle`` for the arithmetic.
-"""
+"""The passes of a shuffle on disk, each a list of tasks that make files; see ``shuffle`` for the arithmetic.
+What a file holds follows from its task alone."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.permutation import Permutation
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import DataError
 from trainpipes.prepare.repack.pieces import (
     PieceIndex,
     Pieces,
@@ -48,7 +45,7 @@ from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
 from trainpipes.storage.places import LocalPlace, Place
-from trainpipes.storage.writers.epoch_rows import EpochRows
+from trainpipes.storage.writers.epoch_rows import EpochRows, check_columns
 from trainpipes.storage.writers.formats import ParquetForm
 
 CALLER = "repack"
@@ -56,23 +53,19 @@ CALLER = "repack"
 MOST_UNIT = 512 << 20
 #: Bytes of a piece, on average at least: of a file on this machine, and of one that a server sends.
 LEAST_HERE, LEAST_THERE = 128 << 10, 1 << 20
+#: Rows of the input that are worth a task of their own.
+LEAST_PART = 8192
 #: The file that says where rows go.
 PLACES_FILE = "part-00000.places"
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where rows go, by their numbers.
-
-    Attributes:
-        rows: how many go somewhere.
-        seed: of the shuffle.
-        listed: the folder with the file that says it row by row; None where they follow from the seed.
-    """
-
     rows: int
     seed: int
-    listed: Place | None = None
+    listed: Place | None = (
+        None  # the folder of a file that says it; None where it follows from the seed
+    )
 
     @cached_property
     def _order(self) -> Permutation:
@@ -90,8 +83,6 @@ class Places:
 
 @dataclass(frozen=True)
 class PartTask:
-    """Rows of the input that one task reads."""
-
     name: str
     first: int
     stop: int
@@ -102,19 +93,10 @@ class PartTask:
 
 @dataclass(frozen=True)
 class ScatterPart:
-    """Makes a file of pieces of a part of the input.
-
-    Attributes:
-        schema: of the rows.
-        places: where they go.
-        edges: of the buckets.
-        unit: bytes of rows that are worked on at once.
-    """
-
     schema: pa.Schema
     places: Places
-    edges: IntArray
-    unit: int
+    edges: IntArray  # of the buckets
+    unit: int  # bytes of rows that are worked on at once
 
     def __call__(self, task: PartTask, file: OutputFile, rows: EpochRows) -> FileInfo:
         writer = PieceWriter(file)
@@ -122,7 +104,7 @@ class ScatterPart:
         rows.open_part(task.first, task.stop)
         with closing(rows):
             for tables in few_rows(rows, task.stop - task.first, self.unit):
-                check_columns(self.schema, tables[0].schema, at)
+                check_columns(self.schema, tables[0].schema, CALLER, f" from row {at:,} on")
                 count = sum(map(len, tables))
                 writer.write(scatter(tables, self.places(at, at + count), self.edges))
                 pa.default_memory_pool().release_unused()
@@ -134,7 +116,6 @@ class ScatterPart:
 
 
 def changed(task: PartTask, at: int) -> DataError:
-    """What to raise where the input ends at a row before it should."""
     return DataError(
         f"{CALLER}(): the input has {at - task.first:,} rows from row {task.first:,} on, and "
         f"{task.stop - task.first:,} were counted before: it has changed; call again"
@@ -157,24 +138,8 @@ def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]
         yield held
 
 
-def check_columns(schema: pa.Schema, found: pa.Schema, row: int) -> None:
-    """Raise SchemaError where rows have other columns than the first ones."""
-    if not found.equals(schema):
-        raise SchemaError(
-            f"{CALLER}(): rows must all have the same columns, got {_said(found)} from row {row:,} on, after "
-            f"{_said(schema)}; bring them in line by map(), select() or map_batches()",
-            stage=CALLER,
-        )
-
-
-def _said(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
-
-
 @dataclass(frozen=True)
 class GroupTask:
-    """Pieces of a group of buckets that one task takes apart."""
-
     name: str
     edges: IntArray
     pieces: Pieces
@@ -185,15 +150,9 @@ class GroupTask:
 
 @dataclass(frozen=True)
 class ScatterGroup:
-    """Makes a file of pieces of some of a group's pieces.
-
-    Attributes:
-        place: of the files that these are in.
-    """
-
     place: Place
 
-    def __call__(self, task: GroupTask, file: OutputFile) -> FileInfo:
+    def __call__(self, task: GroupTask, file: OutputFile, _: None) -> FileInfo:
         tables = read_pieces(self.place, task.pieces)
         places = drop_places(tables)
         file.advance(len(places))
@@ -214,8 +173,6 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True)
 class FileTask:
-    """An output file."""
-
     name: str
     buckets: list[Bucket]
 
@@ -225,19 +182,11 @@ class FileTask:
 
 @dataclass(frozen=True)
 class GatherFile:
-    """Makes an output file of pieces.
-
-    Attributes:
-        folders: that these are in.
-        schema: of the rows.
-        form: of the output file.
-    """
-
     folders: Sequence[Place]
     schema: pa.Schema
     form: ParquetForm
 
-    def __call__(self, task: FileTask, file: OutputFile) -> FileInfo:
+    def __call__(self, task: FileTask, file: OutputFile, _: None) -> FileInfo:
         writer = self.form.open(file, self.schema)
         rows = 0
         with closing(writer):
@@ -261,19 +210,8 @@ class GatherFile:
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A shuffle on disk.
-
-    Attributes:
-        rows: of the input, counted.
-        blocks: rows of each block that the input is read by, where these are read in their order.
-        row_bytes: of a row in memory, about.
-        schema: of the rows.
-        places: where they go.
-        starts: the place of the first row of each output file, and the end.
-        unit: bytes of rows that a task works on at once.
-        temporary: where files are in between.
-        form: of the output files.
-    """
+    """A shuffle on disk: ``blocks`` are rows of each block of the input, where these are read in order;
+    ``starts`` the place of the first row of each output file, and the end."""
 
     rows: EpochRows
     blocks: IntArray | None
@@ -286,16 +224,10 @@ class Shuffle:
     form: ParquetForm
 
     def run(self, out: OutputFolder, readers: Executor, executor: Executor) -> Manifest:
-        """Do it.
-
-        Args:
-            out: the folder, entered.
-            readers: does the tasks that read the input.
-            executor: does all others.
-        """
         count, rows = int(self.rows.count or 0), self.places.rows
         unit_rows = max(1, int(self.unit / self.row_bytes))
-        parts = part_edges(count, unit_rows, self.blocks)
+        share = max(LEAST_PART, -(-count // readers.workers))
+        parts = part_edges(count, min(unit_rows, share), self.blocks)
         least = LEAST_HERE if isinstance(self.temporary, LocalPlace) else LEAST_THERE
         buckets = bucket_edges(self.starts, unit_rows)
         groups = group_edges(buckets, len(parts) - 1, self.row_bytes * rows, least)
@@ -315,8 +247,7 @@ class Shuffle:
             for n, (a, b) in enumerate(pairwise(cuts.tolist()))
         )
         gather_file = GatherFile([first.place, second.place], self.schema, form)
-        notes = {"rows_in": count}
-        return run(files, gather_file, out, executor, total=rows, notes=lambda _: notes)
+        return run(files, gather_file, out, executor, total=rows, notes={"rows_in": count})
 
     def _regrouped(
         self,

@@ -1,8 +1,7 @@
 """Files of pieces: what a task of one pass writes, and tasks of the next one read from.
 
-A piece has rows of one bucket, as an Arrow stream of its own (lz4), which dictionaries within lists need. A
-file may hold more rows than memory does: it then has several runs, each with a piece for each bucket. Where
-they begin stands in the manifest.
+A piece has rows of one bucket, as an Arrow stream (lz4). A file may hold more rows than memory does: it then
+has several runs, each with a piece for each bucket. Where they begin stands in the manifest.
 """
 
 from __future__ import annotations
@@ -25,22 +24,17 @@ from trainpipes.storage.places import LocalPlace, Place
 
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
 Pieces: TypeAlias = IntArray
+#: Bytes of rows that are compressed at a time.
+BATCH_BYTES = 4 << 20
 #: Requests to a server at once.
 REQUESTS = 16
 
 
 def piece_file(number: int) -> str:
-    """Name of a file of pieces."""
     return f"part-{number:05d}.pieces"
 
 
 class PieceWriter:
-    """Writes a file of pieces.
-
-    Args:
-        file: that Arrow can write to.
-    """
-
     def __init__(self, file: Any) -> None:
         self._file = file
         self._sizes: list[list[int]] = []
@@ -55,11 +49,11 @@ class PieceWriter:
         self._sizes.append(sizes)
 
     def _write(self, piece: pa.Table) -> int:
-        sink = pa.BufferOutputStream()
+        start: int = self._file.tell()
         options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_stream(sink, piece.schema, options=options) as writer:
-            writer.write_table(piece)
-        size: int = self._file.write(sink.getvalue())
+        with pa.ipc.new_stream(self._file, piece.schema, options=options) as writer:
+            writer.write_table(piece, max(1, BATCH_BYTES * len(piece) // max(1, piece.nbytes)))
+        size: int = self._file.tell() - start
         return size
 
     def info(self) -> FileInfo:
@@ -68,13 +62,6 @@ class PieceWriter:
 
 
 class PieceIndex:
-    """Where the pieces of some files are.
-
-    Args:
-        manifest: of the files.
-        numbers: of the files; all if left out.
-    """
-
     def __init__(self, manifest: Manifest, numbers: Sequence[int] | None = None) -> None:
         numbers = range(len(manifest.entries)) if numbers is None else numbers
         files, edges = [], []
@@ -86,30 +73,37 @@ class PieceIndex:
         self._files, self._edges = np.array(files, dtype=np.int64), np.concatenate(edges)
 
     def of(self, bucket: int) -> Pieces:
-        """All pieces of a bucket."""
         found = np.column_stack([self._files, self._edges[:, bucket]])
         return found[found[:, 1] < found[:, 2]]
 
 
 def size_of(manifest: Manifest) -> int:
-    """Bytes of all rows in memory."""
     return sum(int(entry.notes["size"]) for entry in manifest.entries)
 
 
 def read_pieces(place: Place, pieces: Pieces) -> list[pa.Table]:
-    """The rows of pieces of the files in a folder."""
     files, starts, stops = pieces.T.tolist()
     names = [piece_file(number) for number in files]
     tables = []
-    contents = read_ranges(place, names, starts, stops)
-    for name, start, stop, content in zip(names, starts, stops, contents, strict=True):
+    for name, source in zip(names, _opened(place, names, starts, stops), strict=True):
         try:
-            if len(content) != stop - start:
-                raise pa.ArrowInvalid(f"{len(content):,} bytes of {stop - start:,}")
-            tables.append(pa.ipc.open_stream(pa.py_buffer(content)).read_all())
+            tables.append(pa.ipc.open_stream(source).read_all())
         except (OSError, pa.ArrowException) as error:
             raise damaged(place, f"{place.at(name)} cannot be read ({error})") from error
     return tables
+
+
+def _opened(
+    place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
+) -> Iterator[Any]:
+    """What Arrow reads pieces from; a file is read batch by batch."""
+    if isinstance(place, LocalPlace):
+        for name, start in zip(names, starts, strict=True):
+            with pa.OSFile(place.at(name)) as file:
+                file.seek(start)
+                yield file
+    else:
+        yield from map(pa.py_buffer, read_ranges(place, names, starts, stops))
 
 
 def read_ranges(
@@ -135,7 +129,6 @@ def read_ranges(
 
 
 def below(place: Place, name: str) -> Place:
-    """A folder within a folder."""
     if isinstance(place, LocalPlace):
         return LocalPlace(place.at(name), place.caller)
     return replace(place, root=place.at(name), path=f"{place.path}/{name}")
@@ -150,7 +143,6 @@ def discard(place: Place) -> None:
 
 
 def damaged(place: Place, what: str) -> DataError:
-    """What to raise over temporary files that are not what was written."""
     return DataError(
         f"{place.caller}(): the temporary files are damaged: {what}; begin anew with overwrite=True",
         path=place.root,

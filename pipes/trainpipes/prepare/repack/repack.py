@@ -19,9 +19,10 @@ from trainpipes.prepare.repack.move import Move, temporary_place
 from trainpipes.prepare.repack.passes import CALLER
 from trainpipes.sources.files.file_rows import ends_of_names
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.storage.executor import Executor, Ray, Threads, checked_executor
+from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_folder import Manifest, OutputFolder
 from trainpipes.storage.places import place_at
+from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
@@ -35,17 +36,12 @@ MOST_THREADS = 4
 
 @dataclass(frozen=True)
 class Repacked(Manifest):
-    """The files that data was rewritten to.
+    """The files that data was rewritten to, a ``Manifest``.
 
     Attributes:
-        folder: where.
-        files: paths of the files, in the order of the rows.
-        rows: how many there are in all.
-        rows_in: how many the input had.
-        bytes_in: size of the files that were read; None where rows are from elsewhere, or a server does
-            not say.
+        rows_in: rows of the input.
+        bytes_in: size of the files that were read; None where it is not known.
         seconds: that this call took.
-        kept: files that were there already.
     """
 
     rows_in: int = 0
@@ -54,7 +50,6 @@ class Repacked(Manifest):
 
     @property
     def duplicates(self) -> int:
-        """How many rows were dropped."""
         return self.rows_in - self.rows
 
 
@@ -79,56 +74,48 @@ def repack(
     storage_options: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> Repacked:
-    """Rewrite data for training: as Parquet files with row groups of one size, in a random order if asked
-    for, sorted, or without duplicates. See docs/speed.md for when that pays.
+    """Rewrite data for training: as Parquet files with row groups of one size; shuffled, sorted or without
+    duplicates, if asked for.
 
-    Rows come out as they went in, of whatever Arrow type, each once. Which rows a file has, and their order,
-    depends on the input and the options alone, and not on memory, the executor and kills. The same call goes
-    on where a killed one has ended, and does nothing once all is there.
+    Rows come out as they went in, of any Arrow type, each once. Files and order depend on the input and the
+    options alone, not on memory, executor or kills. After a kill the same call goes on; when all is there, it
+    does nothing.
 
     Args:
-        data: files (a path, folder, glob, URL, or a list of them) of one format, which the ends of their
-            names say; or a ``Pipeline`` of rows, whose order without its ``sharding_filter`` is taken.
-        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json". A path or any
-            fsspec URL; new or empty.
+        data: files of one format (a path, folder, glob, URL, or a list of them), or a ``Pipeline`` of rows,
+            whose order without its ``sharding_filter`` is taken.
+        folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json".
         shuffle: permute all rows. Any order is as likely as any other.
-        seed: of the shuffle. The order is a function of it and of the number of rows alone.
-        sort: names of columns to sort by, the first one first; equal rows stay in the order of the input.
-            Null comes after all values, NaN after all numbers. Needs DuckDB: ``pip install duckdb``.
+        seed: of the shuffle. The order is a function of it and of the number of rows.
+        sort: columns to sort by, the first one first; equal rows stay in the order of the input. NaN comes
+            after all numbers, null last. Needs DuckDB: ``pip install duckdb``.
         descending: whether the largest comes first; null and NaN stay at the end.
-        drop_duplicates: True to keep the first of rows that are the same in all columns; or names of columns,
-            to keep the first of those that are the same in these. Null equals null, NaN equals NaN. Needs
-            DuckDB.
-        columns: names of the columns to keep.
-        row_group_size: rows of each row group; if left out, 8 MiB of rows as they are in memory, and 16,384
-            rows at most: small enough to be shuffled and dealt, and large enough to be worth a request.
+        drop_duplicates: True to keep the first of rows that are the same in all columns, or names of columns.
+            Null equals null, NaN equals NaN. Needs DuckDB.
+        columns: the columns to keep.
+        row_group_size: rows of each row group; if left out, 8 MiB of rows in memory, and 16,384 rows at most.
         rows_per_file: rows of each file; or
-        num_files: how many of about as many rows. If both are left out, files are of 512 MiB of rows in
-            memory.
+        num_files: number of files of about as many rows. If both are left out, files are of 512 MiB of rows
+            in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         compression_level: of zstd, gzip or brotli; if left out, their own.
-        memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, and by all tasks
-            else; besides them stands what Python and its packages take, what reading the input does, and a
-            row group of each task.
-        temp_dir: for temporary files; a path, or a URL of fsspec's, whose credentials are those of ``folder``
-            where it is of the same kind, and else of the environment. If left out, they are in ``folder``;
-            where that is a URL and this machine does the work, in the system's folder for temporary files.
-            They are gone at the end.
-        overwrite: whether to remove what was written there before, and write everything anew.
-        storage_options: for the file systems of ``data`` and of ``folder``, where they are URLs, as fsspec
-            takes them. If the two need other ones, give ``data`` as a pipeline, whose files have their own.
-        executor: who does the tasks: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of
-            ``trainpipes.storage``; if left out, a thread for each core, and 4 at most. A pipeline's own
-            functions are called by one thread at a time.
+        memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, else by all
+            tasks. Python, its packages, reading the input and a row group of each task come on top.
+        temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``; where that
+            is a URL and this machine does the work, the system's temporary folder.
+        overwrite: whether to remove what was written there before.
+        storage_options: for the file systems of ``data`` and ``folder``. If the two need other ones, give
+            ``data`` as a pipeline.
+        executor: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of ``trainpipes.storage``; if left out,
+            a thread a core, 4 at most. A pipeline's own functions are called by one thread at a time.
 
     Raises:
         ConfigError: an option is invalid; the folder holds other files, is part of the input, or was begun
             with other options; there are no rows; the disk is full; or several nodes cannot see a path.
         SchemaError: a column is not there, has no order, or cannot be written to Parquet.
-        DataChangedError: the input has changed since the work was begun, also where all was finished, or a
-            file since it was written.
+        DataChangedError: the input has changed since the work was begun, or a file since it was written.
         MissingExtraError: DuckDB is not installed, or Ray.
-        WorkerError: a process was killed, or a task of Ray, time and again; says which.
+        WorkerError: a process was killed, or a task of Ray, time and again.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
     >>> from trainpipes.prepare import repack
@@ -216,7 +203,6 @@ def _threads() -> Threads:
 
 
 def _check_level(level: Any, compression: str | None) -> None:
-    """Raise ConfigError unless a compression has a level."""
     if level is None:
         return
     most = {"zstd": 22, "gzip": 9, "brotli": 11}.get(compression or "")

@@ -1,10 +1,9 @@
 """The arithmetic of a shuffle on disk, and its two passes over Arrow tables.
 
-Each row has a place in the result. The places are cut into buckets that fit into memory, each of which lies
-in one output file. The first pass (scatter) takes a part of the input, and writes its rows bucket by bucket.
-The second (gather) takes a bucket's rows out of what all parts have written, and sorts them. That is a read
-for each part and bucket; where these reads would be small, the first pass writes to groups of buckets, and a
-pass between the two takes each group apart.
+Each row has a place in the result. Places are cut into buckets that fit into memory, each within one output
+file. The first pass (scatter) writes the rows of a part of the input bucket by bucket; the second (gather)
+takes a bucket's rows out of what all parts have written, and sorts them. Where these reads would be small,
+the first pass writes to groups of buckets, and a pass between the two takes each group apart.
 """
 
 from __future__ import annotations
@@ -24,30 +23,15 @@ PLACE = "place"
 
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
-    """The first row of each part of the input, and the end: int64 ``[parts + 1]``.
-
-    Args:
-        rows: of the input.
-        part_rows: in a part, about.
-        blocks: rows of each block of the input, where they are read in their order. Parts then begin where a
-            block does, unless one is larger than a part: a block that two parts need would be read twice.
-    """
-    firsts = np.arange(0, rows, max(1, part_rows), dtype=np.int64)
+    """The first row of each part of the input, and the end: int64 ``[parts + 1]``. Parts begin where a block
+    does, unless one is larger than a part: a block that two parts need would be read twice."""
+    firsts = _even(0, rows, -(-rows // max(1, part_rows)))[:-1]
     if blocks is not None and blocks.sum() == rows:
         edges = np.concatenate([[0], np.cumsum(blocks)])
         block = np.searchsorted(edges, firsts, side="right") - 1
-        small = edges[block + 1] - edges[block] <= part_rows
+        small = np.diff(edges)[block] <= part_rows
         firsts = np.unique(np.where(small, edges[block], firsts))
     return np.append(firsts, rows)
-
-
-def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntArray:
-    """The place of the first row of each file, and the end."""
-    if rows_per_file is not None:
-        return np.append(np.arange(0, rows, rows_per_file, dtype=np.int64), rows)
-    count = files or 1
-    numbers = np.arange(count + 1, dtype=np.int64)
-    return numbers * (rows // count) + np.minimum(numbers, rows % count)
 
 
 def bucket_edges(edges: IntArray, bucket_rows: int) -> IntArray:
@@ -66,15 +50,8 @@ def _even(start: int, stop: int, count: int) -> IntArray:
 
 def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
     """Where the groups of buckets begin that the first pass writes to, and the end; the buckets themselves
-    where they are few enough. With as many groups as there are buckets in one, reads grow as buckets times
-    their square root.
-
-    Args:
-        buckets: where each begins, and the end.
-        parts: of the input.
-        size: bytes of all rows.
-        least: bytes of a read, on average.
-    """
+    where they are few. With as many groups as there are buckets in one, reads grow as buckets times their
+    square root."""
     count = len(buckets) - 1
     groups = max(1, isqrt(count))
     if size >= least * parts * count or 2 * reads(parts, count, groups) > reads(
@@ -86,14 +63,7 @@ def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntAr
 
 def inner_edges(first: int, stop: int, files: IntArray, units: float) -> IntArray:
     """How a group of places is cut into buckets: where files begin, and evenly, where it holds more than a
-    bucket.
-
-    Args:
-        first: of its places.
-        stop: after its last.
-        files: where each output file begins, and the end.
-        units: how many times the bytes of a bucket it has.
-    """
+    bucket."""
     within = files[np.searchsorted(files, first, "right") : np.searchsorted(files, stop)]
     rows = stop - first if units < 1.5 else int((stop - first) / units) + 1
     return bucket_edges(np.concatenate([[first], within, [stop]]), rows)
@@ -156,7 +126,6 @@ def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
 
 
 def groups_of(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows, so many at a time."""
     held: list[pa.Table] = []
     count = 0
     for table in tables:

@@ -2,6 +2,6 @@
 
 cut       which stages are done ahead, and which are left to training
 make      one task for each output file, and what makes it
-run       ``tokenize``: all of it, in a folder of whole files
+run       ``tokenize``
 ready     rows of files that are tokenized, for recipes
 """

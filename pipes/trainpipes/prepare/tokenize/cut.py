@@ -1,9 +1,8 @@
-"""Where a pipeline is cut in two: what can be done once, ahead, and what training does in every epoch.
+"""Where a pipeline is cut in two: what is done once, ahead, and what training does in every epoch.
 
 Ahead goes what treats each row by itself and always the same way, up to the last stage that makes token ids,
-and what only cuts, names or chooses columns after it. Shuffling, dealing, packing, batching, and what draws
-anew in each epoch stay with training, and so do stages that drop rows after the ids are there: blocks of rows
-are then the same for both, and so is the order.
+and what only cuts, names or chooses columns after it. Stages that drop rows after the ids stay with training:
+blocks of rows, and so the order, are then the same for both.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from trainpipes.kinds.stage_kinds import CutStage, MixingSource, RunStage
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
-from trainpipes.stages.tokenized_by import TokenizedBy
-from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 from trainpipes.storage.writers.epoch_rows import AsColumns
 
 ASKER = "tokenize()"
@@ -29,14 +27,6 @@ ASKER = "tokenize()"
 
 @dataclass(frozen=True)
 class Parts:
-    """The two parts of a pipeline.
-
-    Attributes:
-        ahead: stages from the source on, whose rows are written.
-        training: stages on these rows.
-        makers: of each stage that makes ids: what stands in its place in training.
-    """
-
     ahead: tuple[Stage, ...]
     training: tuple[Stage, ...]
     makers: tuple[TokenizedBy, ...]
@@ -50,11 +40,6 @@ class Parts:
 
 
 def cut(pipeline: Pipeline) -> Parts:
-    """Cut a pipeline in two.
-
-    Raises:
-        ConfigError: it makes no ids, or does so where it cannot be cut; says why, and the way out.
-    """
     stages = pipeline.stages
     if isinstance(stages[0], MixingSource):
         raise ConfigError(
@@ -159,15 +144,6 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
 
 
 def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
-    """The plan of what is done ahead, in this process.
-
-    Args:
-        stages: as ``cut`` gives them; the instances belong to the plan.
-        source: their source, where another process has opened it.
-
-    Raises:
-        ConfigError: the rows are not those of files, or rows are counted where some are dropped.
-    """
     stages = list(stages)
     if gives_objects(stages):
         stages.append(AsColumns(ASKER))
@@ -183,7 +159,6 @@ def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
 
 
 def files_of(plan: Plan) -> FileBlocks:
-    """The files that are prepared."""
     source = plan.inputs.source
     if not isinstance(source, FileBlocks):
         raise ConfigError(

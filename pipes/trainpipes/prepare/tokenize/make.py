@@ -1,13 +1,10 @@
-"""Makes the output files: one for each input file, of a large one several, cut between its row groups.
-
-A block of the input is read and put through the stages piece by piece. What a piece has depends on the block
-alone, so that the bytes of a file are the same wherever and whenever it is made.
-"""
+"""Makes the output files: one for each input file, of a large one several, cut between its row groups. What
+is read at once depends on the block alone, so that the bytes of a file are always the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,14 +18,14 @@ from trainpipes.columns.columns import table_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.shards.shard_runs import say_where
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import DataError
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import put_through
 from trainpipes.prepare.tokenize.cut import ASKER, files_of, open_plan
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
-from trainpipes.storage.writers.epoch_rows import compact, decoded
+from trainpipes.storage.writers.epoch_rows import check_columns, compact, decoded
 from trainpipes.storage.writers.write import FileWriter
 
 #: Rows and bytes of a piece, at most: a tokenizer's own objects take some 50 times what the text does.
@@ -41,17 +38,6 @@ FIRST_ROWS = 16
 
 @dataclass(frozen=True)
 class Task:
-    """One output file. With the pipeline it says all.
-
-    Attributes:
-        name: of the file.
-        source: the input file.
-        source_name: the same below the folder that was asked for.
-        first: the first block of it.
-        stop: the block after the last.
-        rows: that are read.
-    """
-
     name: str
     source: str
     source_name: str
@@ -64,13 +50,6 @@ class Task:
 
 
 def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
-    """The tasks of a plan, in the order of the rows.
-
-    Args:
-        plan: what is done ahead.
-        suffix: of the files' names.
-        bytes_per_file: of rows as they are read, after which another file begins.
-    """
     source, blocks = files_of(plan), plan.inputs.blocks
     count = len(source.files)
     edges = np.searchsorted(source.file_of_block, np.arange(count + 1)).tolist()
@@ -92,7 +71,6 @@ def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
 
 
 def _sizes(plan: Plan) -> IntArray:
-    """Bytes of each block, about."""
     source, blocks = files_of(plan), plan.inputs.blocks
     if source.block_bytes is None:
         return (blocks.lengths * (source.row_bytes or 1.0)).astype(np.int64)
@@ -140,63 +118,36 @@ class BareFile:
         """Nothing follows the last id."""
 
 
-@dataclass(frozen=True)
-class Opener:
-    """Opens the plan in a worker. Pickles.
-
-    Args:
-        stages: what is done ahead.
-        source: theirs, opened.
-        schemas: of rows that are Python objects.
-        open_file: begins a file with rows of a schema.
-        schema: of all rows.
-        ids: columns of token ids, which are counted.
-    """
-
-    stages: Sequence[Stage]
-    source: Any
-    schemas: dict[str, pa.Schema | None]
-    open_file: Callable[[OutputFile, pa.Schema], FileWriter]
-    schema: pa.Schema
-    ids: list[str]
-
-    def __call__(self) -> Maker:
-        plan = open_plan([stage.fresh() for stage in self.stages], self.source)
-        plan.inputs.schemas.adopt(self.schemas)
-        return Maker(plan, self)
-
-
-def make(task: Task, file: OutputFile, maker: Maker) -> FileInfo:
-    """Write the file of a task."""
-    return maker.make(task, file)
-
-
 class Maker:
-    """Makes files of one plan; one a worker."""
-
-    def __init__(self, plan: Plan, given: Opener) -> None:
-        self._plan, self._given = plan, given
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        source: Any,
+        schemas: dict[str, pa.Schema | None],
+        open_file: Callable[[OutputFile, pa.Schema], FileWriter],
+        schema: pa.Schema,
+        ids: list[str],
+    ) -> None:
+        self._plan = plan = open_plan([stage.fresh() for stage in stages], source)
+        plan.inputs.schemas.adopt(schemas)
+        self._open_file, self._schema, self._ids = open_file, schema, ids
         self._before = partial(put_through, plan.chain.steps)
-        self._source = source = files_of(plan)
-        total = max(1, int(source.lengths.sum()))
-        sizes = source.block_bytes
+        self._source = files_of(plan)
+        total = max(1, int(self._source.lengths.sum()))
+        sizes = self._source.block_bytes
         self._average = float(sizes.sum()) / total if sizes is not None else 0.0
 
     def make(self, task: Task, file: OutputFile) -> FileInfo:
-        """Write the file of a task.
-
-        Raises:
-            TrainpipesError: a row cannot be read or tokenized; says which file and row.
-        """
         rows = tokens = 0
-        reader = self._source.reader()
-        writer = self._given.open_file(file, self._given.schema)
-        try:
+        with (
+            closing(self._source.reader()) as reader,
+            closing(self._open_file(file, self._schema)) as writer,
+        ):
             if isinstance(reader, LooksAhead):
                 reader.expect(range(task.first, task.stop))
             for block in range(task.first, task.stop):
                 # A row group for each block of the input, which may have no rows.
-                parts = [pa.Table.from_batches([], self._given.schema)]
+                parts = [pa.Table.from_batches([], self._schema)]
                 for table, read in self._pieces(reader, block, task):
                     parts.append(table)
                     tokens += self._count(table)
@@ -204,36 +155,22 @@ class Maker:
                 group = pa.concat_tables(parts)
                 writer.write(group, rows)
                 rows += len(group)
-            writer.close()
-        except BaseException:
-            with suppress(Exception):
-                writer.close()
-            raise
-        finally:
-            reader.close()
         notes = {"tokens": tokens, "source": task.source_name}
         return FileInfo(rows, writer.columns, notes=notes)
 
     def _pieces(self, reader: Reader, block: int, task: Task) -> Iterator[tuple[pa.Table, int]]:
         """What the stages make of a block, and of how many rows each piece is."""
-        blocks, schema = self._plan.inputs.blocks, self._given.schema
+        blocks = self._plan.inputs.blocks
         begin = int(blocks.begins[block])
         stop, step = begin + int(blocks.lengths[block]), self._rows(block)
         while begin < stop:
             end = min(begin + step, stop)
             table = rows_of(self._plan, self._before, reader, block, begin, end)
-            if not table.schema.equals(schema):
-                raise SchemaError(
-                    f"{ASKER}: rows must all have the same columns, got {_said(table.schema)} in "
-                    f"{task.source} and {_said(schema)} in the first rows; bring them in line by map() "
-                    "or select()",
-                    path=task.source,
-                )
+            check_columns(self._schema, table.schema, "tokenize", f" in {task.source}")
             yield table, end - begin
             begin = end
 
     def _rows(self, block: int) -> int:
-        """Rows of a piece."""
         source = self._source
         row_bytes = source.row_bytes or 1024.0
         if source.block_bytes is not None and self._average:
@@ -242,7 +179,7 @@ class Maker:
         return int(min(PIECE_ROWS, max(1.0, PIECE_BYTES / row_bytes)))
 
     def _count(self, table: pa.Table) -> int:
-        return sum(len(one_chunk(table.column(name)).flatten()) for name in self._given.ids)
+        return sum(len(one_chunk(table.column(name)).flatten()) for name in self._ids)
 
 
 def rows_of(
@@ -263,12 +200,7 @@ def rows_of(
 
 
 def first_rows(plan: Plan) -> pa.Table:
-    """What the stages make of the first rows: says which columns there are.
-
-    Raises:
-        DataError: there is no row.
-        TrainpipesError: a stage fails on them.
-    """
+    """What the stages make of the first rows: says which columns there are."""
     blocks, source = plan.inputs.blocks, files_of(plan)
     there = np.flatnonzero(blocks.lengths)
     if not len(there):
@@ -277,13 +209,10 @@ def first_rows(plan: Plan) -> pa.Table:
         )
     block = int(there[0])
     begin = int(blocks.begins[block])
-    reader = source.reader()
-    try:
+    with closing(source.reader()) as reader:
         end = begin + min(FIRST_ROWS, int(blocks.lengths[block]))
         return rows_of(plan, partial(put_through, plan.chain.steps), reader, block, begin, end)
-    finally:
-        reader.close()
 
 
-def _said(schema: Any) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+def make(task: Task, file: OutputFile, maker: Maker) -> FileInfo:
+    return maker.make(task, file)

@@ -1,8 +1,5 @@
-"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids on the way.
-
-What made them is in the manifest beside the files. It is compared with what the recipe was asked for, so that
-a length, an end token or a tokenizer that has changed since is found before training.
-"""
+"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids on the way. The
+manifest beside them is compared with what the recipe was asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from trainpipes.sources.remote.retry import Requests
 from trainpipes.stages.chat_template import ChatTemplate
 from trainpipes.stages.targets import OnError
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.stages.tokenized_by import TokenizedBy
+from trainpipes.stages.tokenizing import TokenizedBy
 from trainpipes.state.identity import said
 from trainpipes.storage.output_folder import ABOUT
 from trainpipes.tokenizers.load import load
@@ -38,21 +35,7 @@ def tokenized_rows(
     on_error: OnError | None = None,
 ) -> Pipeline | None:
     """Rows of token ids with the tokenizer that made them, ready to be shuffled; None where the files are not
-    of ``tokenize``.
-
-    Args:
-        rows: of Parquet files.
-        tokenizer: whatever ``tokenize`` takes.
-        columns: that the recipe needs.
-        asker: the recipe, for messages.
-        made_by: of each stage that may have made the ids, by name, the options that it must have had; ``...``
-            for any but None.
-        on_error: what becomes of rows without a target, as ``tokenize`` takes it.
-
-    Raises:
-        ConfigError: the files are not finished, or were made with another tokenizer or other options.
-        SchemaError: they lack a column: they were made for another recipe.
-    """
+    of ``tokenize``."""
     source = Plan.of(rows.stages, quiet=True).inputs.source
     if not isinstance(source, FileBlocks) or source.schema is None:
         return None
@@ -85,7 +68,6 @@ def tokenized_rows(
 def _check(
     asker: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
 ) -> None:
-    """Raise unless a stage that made ids had these options."""
     kinds: Mapping[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
     for name in [name for name, value in options.items() if value is ...]:
         if saved.get(name) is None:

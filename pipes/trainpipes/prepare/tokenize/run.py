@@ -22,7 +22,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.prepare.tokenize.cut import Parts, cut, files_of, open_plan
 from trainpipes.prepare.tokenize.make import (
     BareFile,
-    Opener,
+    Maker,
     Task,
     first_rows,
     make,
@@ -32,7 +32,6 @@ from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.storage.executor import (
     Executor,
     Processes,
-    Ray,
     Threads,
     checked_executor,
     cores,
@@ -40,9 +39,10 @@ from trainpipes.storage.executor import (
 from trainpipes.storage.output_folder import Manifest, OutputFolder
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
+from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.formats import CODECS, ParquetForm, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
-from trainpipes.tokenizers.bytes import Bytes
+from trainpipes.tokenizers.simple import Bytes
 
 #: Bytes of an input file after which another output file begins.
 FILE_BYTES = 256 << 20
@@ -56,13 +56,13 @@ DTYPES = ("uint16", "uint32", "int32", "int64")
 
 @dataclass(frozen=True)
 class Tokenized(Manifest):
-    """Files of token ids that are whole.
+    """Files of token ids, a ``Manifest``.
 
     Attributes:
         tokens: in all files.
-        read: rows that they were made of; stages may have left some out.
+        read: rows that were read; stages may have left some out.
         format: "parquet" or "bin".
-        dtype: of the ids in files of nothing else; None in Parquet.
+        dtype: of the ids in "bin"; None in Parquet.
     """
 
     tokens: int = field(kw_only=True)
@@ -99,43 +99,38 @@ def tokenize(
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Tokenized:
-    """Do ahead what a pipeline does with each row up to its token ids, and write that, so that training reads
-    numbers only. See docs/speed.md.
+    """Do what a pipeline does with each row up to its token ids once, ahead of training, and write that.
 
-    What is done ahead are the stages up to ``tokenize`` or ``chat_template``, and those after it that only
-    cut, name or choose columns. There is one output file for each input file (several for a large one), with
-    the same rows in the same order, and in Parquet a row group for each of the input's (of text: for each
-    block that is read). So what is left of the pipeline, ``result.pipeline``, gives the same rows; and the
-    same batches in the same order, unless a stage before the ids drops rows.
+    Done ahead are the stages up to ``tokenize`` or ``chat_template``, and those after it that only cut, name
+    or choose columns. Each input file becomes one output file (a large one several) with the same rows in
+    the same order, in Parquet with the input's row groups. ``result.pipeline``, what is left, gives the same
+    rows; and the same batches, unless a stage before the ids drops rows.
 
-    A file appears once it is whole. If processes are killed, the same call makes what is missing; the bytes
-    are always the same, whatever the executor is. Once all are there it does nothing. Memory is some
-    megabytes a process, and one row group of ids.
+    A file appears when it is whole. After a kill the same call makes what is missing; when all are there, it
+    does nothing. The bytes do not depend on the executor. Memory is some megabytes a process and a row group
+    of ids.
 
     Args:
-        pipeline: of files; a recipe's, or your own. Shuffling, packing and batching are left to training.
-        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears last.
-            A path or any fsspec URL; new or empty.
-        format: "parquet"; or "bin", files of nothing but ids, one document after the other, as nanoGPT has
-            them: for ``from_memmap(dtype=, length=)`` and the recipe "tokens".
+        pipeline: of files. Shuffling, packing and batching are left to training.
+        folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json".
+        format: "parquet"; or "bin", files of nothing but ids, as nanoGPT has them: for
+            ``from_memmap(dtype=, length=)`` and the recipe "tokens".
         dtype: of ids in "bin"; "uint16" if left out, where the tokenizer's ids fit, else "uint32".
         compression: of Parquet: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         bytes_per_file: of an input file, after which another output file begins, between two row groups.
-        overwrite: whether to remove what was written there before, and write everything anew.
-        executor: what does the work, a file at a time each: ``trainpipes.storage.Processes(n)``, which a
-            script uses below ``if __name__ == "__main__":``, ``Threads(n)``, or ``Ray(address)``. Left out,
-            as many processes as there are cores and work for; with ``Threads(1)`` this thread does it.
-        storage_options: of the folder's file system, where it is a URL. Those of the input are given where
-            its files are.
+        overwrite: whether to remove what was written there before.
+        executor: ``trainpipes.storage.Processes(n)``, which a script uses below
+            ``if __name__ == "__main__":``, ``Threads(n)`` or ``Ray(address)``. If left out, as many
+            processes as there are cores and work for.
+        storage_options: of the folder's file system.
 
     Raises:
         ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, or those of
             another pipeline or other options; or it cannot be written, or workers cannot get at it.
-        DataChangedError: the input has changed since the work was begun, also where all was finished, or a
-            file since it was written.
+        DataChangedError: the input has changed since the work was begun, or a file since it was written.
         DataError: a row cannot be tokenized; says which file and row.
-        WorkerError: a process was killed, on Ray four times; says which file it was at.
-        UnreachableError: a server does not answer, or denies access; or no Ray cluster answers.
+        WorkerError: a process was killed, on Ray four times.
+        UnreachableError: a server or Ray cluster does not answer, or denies access.
         MissingExtraError: Ray, or a package for the URL, is not installed.
 
     >>> import pathlib, tempfile, trainpipes as tp
@@ -184,8 +179,8 @@ def tokenize(
         options |= {"compression": compression} if is_parquet else {"dtype": dtype}
         about = {"options": options, "pipeline": json.loads(plan.identity)}
         about |= {"tokenized": {"ids": ids}, **about_inputs(source)}
-        opener = Opener(
-            parts.ahead, source, plan.inputs.schemas.known(),
+        opener = partial(
+            Maker, parts.ahead, source, plan.inputs.schemas.known(),
             partial(BareFile, dtype) if dtype else _form(compression, schema).open, schema, ids,
         )  # fmt: skip
         with OutputFolder(place, "tokenize", about, overwrite=overwrite) as out:
@@ -236,7 +231,6 @@ def _checked_format(
 
 
 def _check_bare(schema: pa.Schema) -> None:
-    """Raise unless there is nothing but ids."""
     if schema.names != ["input_ids"]:
         raise ConfigError(
             'tokenize(format="bin") writes ids and nothing besides, and rows have columns '

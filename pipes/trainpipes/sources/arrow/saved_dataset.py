@@ -106,7 +106,7 @@ def _named(files: FileList, members: list[int], folder: str, state: Any) -> list
             raise ValueError(f"{names!r:.100} are no names of files beside it")
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnreadableError(
-            f"{path} does not say which files there are in the way of save_to_disk; mend it, or remove it to "
+            f"{path} does not say which files there are in the way of save_to_disk; fix it, or remove it to "
             "read all .arrow files beside it",
             path=path,
         ) from error
@@ -146,7 +146,7 @@ def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(
-            f"{path} is not JSON that can be read ({error}); mend it, or remove it to read all .arrow files "
+            f"{path} is not JSON that can be read ({error}); fix it, or remove it to read all .arrow files "
             "beside it",
             path=path,
         ) from error

@@ -1,7 +1,4 @@
-"""``concat``: the rows of several sources, one after the other.
-
-A ``Joined`` owns the sources of all pipelines, and any thread may ask it.
-"""
+"""``concat``: the rows of several sources, one after the other."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trainpipes.columns.arrays import parts_of
 from trainpipes.columns.payload import Payload, join_payloads, take_payload
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RandomAccessSource
@@ -18,20 +16,15 @@ from trainpipes.sources.files.row_names import file_names
 
 
 class Concat(JoiningSource):
-    """The rows of several pipelines, one after the other in file order, as one source.
+    """The rows of several pipelines, one after the other, as one source.
 
-    Out: rows of the first pipeline, then of the second, … An epoch is cut, dealt and shuffled over all of
-    them together. Cursor: as for any source. Costs nothing.
+    An epoch is cut, dealt and shuffled over all of them together. Each pipeline needs a source whose blocks
+    are known in advance, and stages that keep all rows, such as ``select`` and ``rename``, or ``take`` and
+    ``skip``; all others come after ``concat``. Use ``mix`` to mix by weights, ``zip`` to put columns side by
+    side, and a list in ``list_files`` for files of one kind.
 
-    Each pipeline needs a source whose blocks are known in advance, and only stages that keep all rows, such
-    as ``select`` and ``rename`` to give all the same columns; ``take`` and ``skip`` are allowed too. Stages
-    that all have in common, and those that drop, order, deal or batch rows, come after ``concat``. Use
-    ``mix`` to mix by weights, ``zip`` to put columns side by side, and a list in ``list_files`` for files of
-    one kind.
-
-    A column that has several types becomes the type that holds all values: int64 for int32 and int64,
-    float64 for integers and floats, large_string for string and large_string, any type for nulls. Rows that
-    are Python objects or tensors become columns where another source gives columns.
+    A column that has several types becomes the type that holds all values, such as int64 for int32 and int64.
+    Rows that are Python objects or tensors become columns where another source gives columns.
 
     Args:
         pipelines: in this order.
@@ -52,12 +45,7 @@ class Concat(JoiningSource):
 
 
 class Joined(JoinedRows):
-    """The blocks of several sources, one after the other.
-
-    Attributes:
-        file_of_block: the file that each block is in, numbered over all sources; a source without files
-            counts as one. int64 ``[blocks]``.
-    """
+    """The blocks of several sources, one after the other."""
 
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
@@ -114,15 +102,8 @@ class JoinedByNumber(Joined, RandomAccessSource):
     """Several sources whose rows can be had by number."""
 
     def take(self, index: IntArray) -> Payload:
-        which = np.searchsorted(self.firsts, index, side="right") - 1
-        order = np.argsort(which, kind="stable")
-        found, edges = np.unique(which[order], return_index=True)
-        parts = []
-        for number, places in zip(found.tolist(), np.split(order, edges[1:]), strict=True):
-            part, first = self.parts[number], int(self.firsts[number])
-            parts.append(part.take(index[places] - first, first))
-        if len(parts) < 2:
-            return parts[0] if parts else []
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return take_payload(join_payloads(parts), back)
+        parts, back = parts_of(self.firsts, index)
+        found = [self.parts[n].take(places, int(self.firsts[n])) for n, places in parts]
+        if back is None:
+            return found[0]
+        return take_payload(join_payloads(found), back) if found else []

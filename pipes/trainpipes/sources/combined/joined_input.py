@@ -1,14 +1,10 @@
-"""One of several pipelines whose rows are read as one source: what ``concat`` and ``zip`` have in common.
-
-``JoiningSource`` is a stage: options, and nothing that runs. A ``JoinedInput`` owns the source of one
-pipeline; any thread may ask it.
-"""
+"""One of several pipelines whose rows are read as one source: what ``concat`` and ``zip`` have in common."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -30,7 +26,7 @@ from trainpipes.kinds.source import (
     read_rows,
 )
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import RunStage, Source, put_through
+from trainpipes.kinds.stage_kinds import CombiningSource, RunStage, Source, put_through
 from trainpipes.sources.combined.common_columns import CommonColumns, Joined
 from trainpipes.storage.caching.contents import cache_key
 
@@ -48,15 +44,8 @@ class Cut(NamedTuple):
     stretches: Sequence[tuple[int, int, int]]
 
 
-class JoiningSource(Source):
-    """A stage that reads the rows of several pipelines as those of one source.
-
-    Args:
-        pipelines: in this order.
-
-    Attributes:
-        joined: what the rows of each are to those of the others.
-    """
+class JoiningSource(CombiningSource):
+    """A stage that reads the rows of several pipelines as those of one source."""
 
     joined: ClassVar[Joined] = "one sequence"
 
@@ -68,42 +57,33 @@ class JoiningSource(Source):
             raise ConfigError(f"{self.name}(...) takes pipelines, got none")
         for number, pipeline in enumerate(self.pipelines):
             if not hasattr(pipeline, "stages"):
-                raise ConfigError(
-                    f"{self.name}(...) takes pipelines, got {type(pipeline).__name__}"
-                )
+                got = type(pipeline).__name__
+                raise ConfigError(f"{self.name}(...) takes pipelines, got {got}")
             if getattr(pipeline, "_ranks", None) is not None:
                 raise ConfigError(
                     f"{self.name}(...): source {number} is distributed(): put that after {self.name}()"
                 )
-        for number, chain in enumerate(self._chains):
+        for number, chain in enumerate(self.chains):
             _check_chain(chain, number, self.name)
 
     @cached_property
-    def _chains(self) -> list[Sequence[Stage]]:
+    def chains(self) -> Sequence[Sequence[Stage]]:
         return [pipeline.stages for pipeline in self.pipelines]
 
     @property
-    def runs_user_code(self) -> bool:
-        return any(stage.runs_user_code for chain in self._chains for stage in chain)
-
-    @property
-    def in_caller(self) -> bool:  # type: ignore[override]
-        return any(stage.in_caller for chain in self._chains for stage in chain)
-
-    @property
     def makes_objects(self) -> bool:  # type: ignore[override]
-        return all(map(gives_objects, self._chains))
+        return all(map(gives_objects, self.chains))
 
     @property
     def has_blocks(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).has_blocks for chain in self._chains)
+        return all(_opener(chain).has_blocks for chain in self.chains)
 
     @property
     def random_access(self) -> bool:  # type: ignore[override]
-        return all(_opener(chain).random_access for chain in self._chains)
+        return all(_opener(chain).random_access for chain in self.chains)
 
     def open(self) -> RowSource:
-        return self.opened([None] * len(self._chains))
+        return self.opened([None] * len(self.chains))
 
     def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
         """The rows of all; of pipelines whose source is open already, that one's."""
@@ -111,7 +91,7 @@ class JoiningSource(Source):
         columns = CommonColumns(self.name, str(self), chains, self.joined)
         found = [
             JoinedInput(n, chain, source, self.name, columns)
-            for n, (chain, source) in enumerate(zip(self._chains, sources, strict=True))
+            for n, (chain, source) in enumerate(zip(self.chains, sources, strict=True))
         ]
         chains.update((part.number, (part.inputs, part.inputs.chain.steps)) for part in found)
         return self.rows_of(found)
@@ -122,12 +102,12 @@ class JoiningSource(Source):
 
     def identity(self) -> dict[str, Any]:
         chains = [
-            [stage.identity() for stage in chain if stage.role != "files"] for chain in self._chains
+            [stage.identity() for stage in chain if stage.role != "files"] for chain in self.chains
         ]
         return {"stage": self.name, "sources": chains}
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join('.'.join(map(repr, chain)) for chain in self._chains)})"
+        return f"{self.name}({', '.join('.'.join(map(repr, chain)) for chain in self.chains)})"
 
 
 def _opener(chain: Sequence[Stage]) -> Source:
@@ -155,12 +135,7 @@ def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
 
 
 class JoinedRows(RowSource):
-    """The rows of several pipelines. Can be pickled if their sources can.
-
-    Args:
-        stage: which opens it.
-        parts: of each pipeline.
-    """
+    """The rows of several pipelines. Can be pickled if their sources can."""
 
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         self.stage = stage
@@ -168,7 +143,7 @@ class JoinedRows(RowSource):
         self.joined_inputs = [part.inputs for part in parts]
 
     def __reduce__(self) -> Any:
-        return _reopened, (self.stage, [part.source for part in self.parts])
+        return self.stage.opened, ([part.source for part in self.parts],)
 
     @abstractmethod
     def cut(self, block: int, start: int, stop: int) -> list[Cut]:
@@ -234,71 +209,37 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
     return join_payloads(parts)
 
 
-def _reopened(stage: JoiningSource, sources: Sequence[RowSource]) -> RowSource:
-    return stage.opened(sources)
-
-
 class JoinedInput:
-    """The rows of one of the pipelines, in blocks, with the stages that they go through.
-
-    Args:
-        number: of the pipeline, from 0.
-        stages: of the pipeline.
-        source: the pipeline's, if it is open already.
-        asker: the name of the stage that joins them, for messages.
-        columns: of the rows of all.
-
-    Attributes:
-        inputs: what the pipeline reads.
-        source: its source.
-        lengths: rows of each block that are used: all, but for ``take`` and ``skip``. int64 ``[blocks]``.
-        edges: number of the first of these, and of all, int64 ``[blocks + 1]``.
-        skipped: rows of the source before the first one that is used.
-    """
+    """The rows of one of the pipelines, in blocks, with the stages that they go through. Row 0 is the first
+    that is used, after ``skipped`` rows of the source; ``columns`` are those of all pipelines."""
 
     def __init__(
-        self,
-        number: int,
-        stages: Sequence[Stage],
-        source: RowSource | None,
-        asker: str,
+        self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
         columns: CommonColumns,
-    ) -> None:
-        self.number = number
-        self.columns = columns
+    ) -> None:  # fmt: skip
+        self.number, self.columns, self._asker = number, columns, asker
         self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
         if not isinstance(self.inputs.source, RowSource):
+            to_files = "write its rows to files first, by write_parquet()"
+            chained = "chain the iterables yourself, or write them to files first"
             raise ConfigError(
                 f"{asker}(...) takes sources whose rows are counted before they are read, and source "
                 f"{number}, {self.inputs.chain.stages[0]}, is a stream: "
-                + (
-                    "chain the iterables yourself, or write them to files first"
-                    if asker == "concat"
-                    else "write its rows to files first, by write_parquet()"
-                )
+                + (chained if asker == "concat" else to_files)
             )
         self.source = self.inputs.source
-        self._asker = asker
         blocks = self.inputs.blocks
+        # Of each block, rows that are used: all, but for ``take`` and ``skip``.
+        self._begins, self.lengths = blocks.begins, blocks.lengths
         self._starts = blocks.firsts[:-1] + blocks.begins  # each block's first row that is used
-        self._begins = blocks.begins
-        self.lengths = blocks.lengths
         self.edges: IntArray = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         used = np.flatnonzero(self.lengths)
         self.skipped = int(self._starts[used[0]]) if len(used) else 0
-        self._apply = partial(put_through, self.inputs.chain.steps)
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
-        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages.
-
-        Args:
-            reader: of the source.
-            block: which.
-            start: the first row.
-            stop: the row after the last.
-            first: the number of this input's first row among those of all.
-        """
+        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages;
+        ``first`` is the number of this input's first row among those of all."""
         begin, own = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
@@ -310,15 +251,10 @@ class JoinedInput:
         return self.finished(self.source.take(own), own, first)
 
     def finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
-        """Rows of the source after the pipeline's stages.
-
-        Args:
-            data: the rows.
-            rows: their numbers in file order within the source, int64 ``[rows]``.
-            first: as ``read`` takes it.
-        """
+        """Rows of the source after the pipeline's stages."""
         try:
-            return self.columns.of(self.number, self._apply(Block(data, rows))).data
+            block = put_through(self.inputs.chain.steps, Block(data, rows))
+            return self.columns.of(self.number, block).data
         except Exception as error:
             mark = getattr(error, "_trainpipes", None)
             if mark is not None and mark[1] is not None:

@@ -1,21 +1,19 @@
-"""Of what kind a pipeline's rows are: as far as that is known before any is read, and by its first row.
-
-Pure functions, called by the thread that looks.
-"""
+"""Of what kind a pipeline's rows are: as far as that is known before any is read, and by its first row."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from trainpipes.columns.payload import Payload
+from trainpipes.columns.row_types import NoColumn
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.as_columns import gives_objects, known_columns
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.first_rows import first_rows
-from trainpipes.errors import TrainpipesError
+from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage, is_ours
 
@@ -47,25 +45,18 @@ def difference(wanted: Any, found: Any, names_only: bool = False) -> tuple[str, 
     if wanted.equals(found):
         return None
     for name in [*wanted.names, *found.names]:
-        types: list[Any] = [
-            schema.field(name).type if name in schema.names else None for schema in (wanted, found)
-        ]
-        lacks = types[0] is None or types[1] is None
-        if lacks or not (names_only or types[0].equals(types[1])):
-            one, other = [
-                f"no column {name!r}" if kind is None else f"column {name!r} as {kind}"
-                for kind in types
-            ]
-            return one, other
+        one, other = (s.field(name).type if name in s.names else None for s in (wanted, found))
+        if one is None or other is None or not (names_only or one.equals(other)):
+            return _typed(name, one), _typed(name, other)
     return None
 
 
-def in_columns(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table with columns of the same names as they are wanted: in that order, and in those types.
+def _typed(name: str, kind: pa.DataType | None) -> str:
+    return f"no column {name!r}" if kind is None else f"column {name!r} as {kind}"
 
-    Raises:
-        pa.ArrowException: a value is not to be had in its type without a loss.
-    """
+
+def in_columns(table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    """A table with columns of the same names as they are wanted: in that order, and in those types."""
     same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
     return table if same else table.select(wanted.names).cast(wanted)
 
@@ -94,13 +85,7 @@ def is_python(inputs: Inputs) -> bool:
 
 def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
     """Of what kind the rows are that come out of some stages: what ``columns_of`` tells, or ``ONCE``; None
-    where there are none.
-
-    Args:
-        inputs: what the pipeline reads.
-        steps: the stages.
-        asker: who asks, for messages.
-    """
+    where there are none."""
     known = known_columns(inputs, steps)
     if known is not None:
         empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
@@ -118,81 +103,23 @@ def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
     return None if data is None else columns_of(data)
 
 
-class Clash(Exception):
-    """Two sources have a column of one name.
-
-    Args:
-        name: of the column.
-        sources: numbers of the two.
-    """
-
-    def __init__(self, name: str, sources: tuple[int, int]) -> None:
-        super().__init__(name)
-        self.name = name
-        self.sources = sources
-
-
-class NoColumns(Exception):
-    """Rows that cannot stand beside others, in words."""
-
-
-def check_names(names: Sequence[Sequence[str]]) -> None:
-    """Raise Clash unless all columns, listed for each source, have names of their own.
-
-    >>> check_names([["x", "y"], ["z"]])
-    """
-    owner: dict[str, int] = {}
-    for number, own in enumerate(names):
-        for name in own:
-            if owner.setdefault(name, number) != number:
-                raise Clash(name, (owner[name], number))
-
-
-def side_by_side(parts: Sequence[Payload]) -> Payload:
-    """As many rows as each of the parts has, with the columns of all.
-
-    Rows that are Python objects are dicts, or tuples, in all parts.
-
-    Raises:
-        Clash: two parts have a column of one name.
-        NoColumns: the rows are of different kinds, or of one without columns.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, pa.Table) for part in parts):
-        tables: Any = parts
-        check_names([table.column_names for table in tables])
-        fields = [field for table in tables for field in table.schema]
-        columns = [column for table in tables for column in table.columns]
-        return pa.table(columns, schema=pa.schema(fields))
-    if all(isinstance(part, TensorRows) for part in parts):
-        tensors: Any = parts
-        return _tensors(tensors)
-    if all(isinstance(part, list) for part in parts):
-        rows: Any = parts
-        return [_row(row) for row in zip(*rows, strict=True)]
-    raise NoColumns("rows of different kinds")
-
-
-def _tensors(parts: Sequence[TensorRows]) -> TensorRows:
-    tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    names = [part.names for part in parts if part.names is not None]
-    if not names:
-        return TensorRows(tensors, None)
-    if len(names) < len(parts):
-        raise NoColumns("tensors with names beside tensors without")
-    check_names(names)
-    return TensorRows(tensors, tuple(name for own in names for name in own))
-
-
-def _row(rows: Sequence[Any]) -> Any:
-    """One row of those of all sources."""
-    if all(isinstance(row, tuple) for row in rows):
-        return tuple(value for row in rows for value in row)
-    if not all(isinstance(row, Mapping) for row in rows):
-        odd = next(row for row in rows if not isinstance(row, Mapping))
-        raise NoColumns(f"a row that is no dict, but a {type(odd).__name__}")
-    found = {name: value for row in rows for name, value in row.items()}
-    if len(found) < sum(map(len, rows)):
-        check_names([list(row) for row in rows])
-    return found
+def united(
+    schemas: Mapping[Any, pa.Schema],
+    unlike: Callable[[Any, str, Any, str], SchemaError],
+    wider: Callable[[pa.Field, pa.Field], pa.Field],
+) -> pa.Schema:
+    """The columns that hold the rows of all."""
+    (first, schema), *others = schemas.items()
+    fields = {field.name: (field, first) for field in schema}
+    for name, own in others:
+        odd = difference(schema, own, names_only=True)
+        if odd is not None:
+            raise unlike(name, odd[1], first, odd[0])
+        for field in own:
+            known, whose = fields[field.name]
+            try:
+                fields[field.name] = wider(known, field), whose
+            except NoColumn:
+                has, other = (f"column {f.name!r} as {f.type}" for f in (field, known))
+                raise unlike(name, has, whose, other) from None
+    return pa.schema([field for field, _ in fields.values()])

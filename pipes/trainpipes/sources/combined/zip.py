@@ -1,11 +1,8 @@
-"""``zip``: the columns of several sources, side by side.
-
-A ``Zipped`` owns the sources of all pipelines, and any thread may ask it.
-"""
+"""``zip``: the columns of several sources, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,30 +10,25 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.payload import Payload
+from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.sources.combined.common_columns import Joined
 from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRows, JoiningSource
-from trainpipes.sources.combined.row_kinds import Clash, NoColumns, check_names, side_by_side
 
 
 class Zip(JoiningSource):
     """The columns of several pipelines side by side: row k of each is part of row k.
 
-    In: pipelines with equal numbers of rows, such as features in one set of files and labels in another.
-    Out: rows with the columns of all. Cursor: as for any source. Costs a reference to each column. Blocks are
-    those of one source, as a rule the one with the largest. Where such a block ends within a block of another
-    source, a shuffle decodes the other block twice; sources that are read by number, such as memory maps,
-    are read from anywhere at no cost.
+    Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such
+    as ``tokenize``, ``map`` or ``select``, or ``take`` and ``skip``; all others come after ``zip``, so that
+    rows stay together. Blocks are those of one source, as a rule the one with the largest; where such a block
+    ends within one of another source, a shuffle decodes that twice.
 
-    Each pipeline needs a source whose rows are counted in advance, and only stages that keep all rows, such
-    as ``tokenize``, ``map`` or ``select``; ``take`` and ``skip`` are allowed too. Stages that drop, order,
-    deal or batch rows come after ``zip``, so that rows stay together.
-
-    Arrow columns stay as they are. Tensors and Python objects become columns where another source gives
-    columns; where all give dicts, or tuples, these are joined row by row. ``split`` and ``sample``
-    without a key choose a row by its place in the first pipeline.
+    Tensors and Python objects become columns where another source gives columns; where all give dicts, or
+    tuples, these are joined row by row. ``split`` and ``sample`` without a key choose a row by its place in
+    the first pipeline.
 
     Args:
         pipelines: their columns come in this order.
@@ -73,29 +65,20 @@ class Zip(JoiningSource):
 
 
 class Zipped(JoinedRows):
-    """The columns of several sources.
-
-    Attributes:
-        edges: number of each block's first row, and of all rows, int64 ``[blocks + 1]``.
-        schema: of all rows, where that of each source is known.
-    """
+    """The columns of several sources."""
 
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
         self.named_by = parts[0].inputs, parts[0].skipped
-        self.edges = parts[
-            _best([part.edges for part in parts], [_by_number(p) for p in parts])
-        ].edges
+        anywhere = [isinstance(part.source, RandomAccessSource) for part in parts]
+        self.edges = parts[_best([part.edges for part in parts], anywhere)].edges
         self.lengths = np.diff(self.edges)
         sizes = [part.source.row_bytes for part in parts]
         if None not in sizes:
             self.row_bytes = sum(size for size in sizes if size is not None)
         self.block_bytes = self._block_bytes()
         known = parts[0].columns.known()
-        try:
-            check_names([[] if schema is None else schema.names for schema in known])
-        except Clash as clash:
-            raise self._clashing(clash) from None
+        self._check_names([[] if schema is None else schema.names for schema in known])
         if None not in known:
             self.schema = pa.schema([field for schema in known for field in schema])  # type: ignore[union-attr]
 
@@ -146,32 +129,57 @@ class Zipped(JoinedRows):
             lines.append(("blocks", f"{count:,} of up to {self.lengths.max():,} rows"))
         return [*lines, *(line for part in self.parts for line in part.describe())]
 
-    def joined(self, parts: Sequence[Payload]) -> Payload:
-        """The columns of some rows of each source.
+    def joined(self, parts: Sequence[Any]) -> Payload:
+        """The columns of some rows of each source."""
+        if len(parts) == 1:
+            return parts[0]
+        if all(isinstance(part, pa.Table) for part in parts):
+            self._check_names([part.column_names for part in parts])
+            fields = [field for part in parts for field in part.schema]
+            columns = [column for part in parts for column in part.columns]
+            return pa.table(columns, schema=pa.schema(fields))
+        if all(isinstance(part, TensorRows) for part in parts):
+            tensors = tuple(tensor for part in parts for tensor in part.tensors)
+            names = [part.names for part in parts if part.names is not None]
+            if 0 < len(names) < len(parts):
+                raise self._unlike("tensors with names beside tensors without")
+            self._check_names(names)
+            return TensorRows(tensors, tuple(n for own in names for n in own) if names else None)
+        if all(isinstance(part, list) for part in parts):
+            return [self._row(row) for row in zip(*parts, strict=True)]
+        raise self._unlike("rows of different kinds")
 
-        Raises:
-            ConfigError: two sources have a column of one name.
-            SchemaError: rows have no columns.
-        """
-        try:
-            return side_by_side(parts)
-        except Clash as clash:
-            raise self._clashing(clash) from None
-        except NoColumns as error:
-            raise SchemaError(
-                "zip(...) puts columns side by side, so that rows are dicts in all sources, or tuples in "
-                f"all, got {error}: make dicts with map() first",
-                stage=str(self.stage),
-            ) from None
+    def _row(self, rows: Sequence[Any]) -> Any:
+        """One row of those of all sources."""
+        if all(isinstance(row, tuple) for row in rows):
+            return tuple(value for row in rows for value in row)
+        odd = next((row for row in rows if not isinstance(row, Mapping)), None)
+        if odd is not None:
+            raise self._unlike(f"a row that is no dict, but a {type(odd).__name__}")
+        found = {name: value for row in rows for name, value in row.items()}
+        if len(found) < sum(map(len, rows)):
+            self._check_names([list(row) for row in rows])
+        return found
 
-    def _clashing(self, clash: Clash) -> ConfigError:
-        one, other = clash.sources
-        return ConfigError(
-            f"zip(...): sources {one} and {other} both have a column {clash.name!r}: give it another name in "
-            f"one of them, .rename({{{clash.name!r}: ...}}), or leave it out there, by select() or "
-            "drop_columns()",
+    def _unlike(self, found: str) -> SchemaError:
+        return SchemaError(
+            "zip(...) puts columns side by side, so that rows are dicts in all sources, or tuples in "
+            f"all, got {found}: make dicts with map() first",
             stage=str(self.stage),
         )
+
+    def _check_names(self, names: Sequence[Sequence[str]]) -> None:
+        """Raise unless all columns, listed for each source, have names of their own."""
+        owner: dict[str, int] = {}
+        for number, own in enumerate(names):
+            for name in own:
+                if owner.setdefault(name, number) != number:
+                    raise ConfigError(
+                        f"zip(...): sources {owner[name]} and {number} both have a column {name!r}: give it "
+                        f"another name in one of them, .rename({{{name!r}: ...}}), or leave it out there, by "
+                        "select() or drop_columns()",
+                        stage=str(self.stage),
+                    )
 
 
 class ZippedByNumber(Zipped, RandomAccessSource):
@@ -206,18 +214,9 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
     return found
 
 
-def _by_number(part: JoinedInput) -> bool:
-    """Whether a block of a source can be entered anywhere."""
-    return isinstance(part.source, RandomAccessSource)
-
-
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
     """The source whose blocks are those of all: the one at whose ends the fewest rows of others are decoded
     twice. The first of several.
-
-    Args:
-        edges: of each source the number of each block's first row, and of all rows.
-        anywhere: whether blocks of a source can be entered anywhere at no cost.
 
     >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
     1

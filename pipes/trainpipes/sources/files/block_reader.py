@@ -1,8 +1,5 @@
 """Reads rows of blocks in order, of any format: goes to a row, gives all files the same columns and types,
-says what is wrong and where, and fetches ahead what is on other machines.
-
-A ``BlockReader`` is one place in the files, for one thread at a time.
-"""
+says what is wrong and where, and fetches ahead what is on other machines."""
 
 from __future__ import annotations
 
@@ -17,13 +14,12 @@ import pyarrow as pa
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataChangedError, DataError, UnreachableError
+from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
-from trainpipes.sources.files.file_errors import changed, gone, located, unreachable, unreadable
+from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
 from trainpipes.sources.files.format import OtherBytesError
 from trainpipes.sources.files.index_store import forget
-from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
 
@@ -38,20 +34,28 @@ FETCHED = 16 << 20
 
 
 class BlockReader:
-    """One place in files. Not for two threads at once.
-
-    Args:
-        source: the files and blocks.
-    """
+    """One place in files. Not for two threads at once."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
-        self._requests = Requests(source.files.retry_seconds)
-        weakref.finalize(self, self._requests.stop)
+        requests = self._requests = Requests(source.files.retry_seconds)
+        weakref.finalize(self, requests.stop)
+        wanted: dict[int, list[int]] = {}
+
+        # These do not refer to the reader: it goes, with what it has open, when nobody else does.
+        def fetch(first: int) -> Any:
+            file, numbers = int(source.file_of_block[first]), wanted.get(first, [])
+            data, layout = source.data(file, requests), source.layouts[file]
+            return source.format.fetch(data, layout, numbers, source.columns)
+
+        def size(first: int) -> float:
+            file, numbers = int(source.file_of_block[first]), wanted.get(first, [])
+            return source.format.fetched_bytes(source.layouts[file], numbers, source.columns)
+
         most = source.files.prefetch_bytes
         self._largest = max(FETCHED, most // 4)
-        self._wanted = _Wanted(source, self._requests)
-        self._ahead = Ahead(self._wanted.fetch, self._wanted.size, most)
+        #: The format's blocks that are fetched at once, by the first block that needs them.
+        self._wanted, self._ahead = wanted, Ahead(fetch, size, most)
         self._first: dict[int, int] = {}  # of blocks that are fetched at once, for each
         self._block = self._file = -1
         self._opened: Any = None  # the file, as the format has it
@@ -63,21 +67,29 @@ class BlockReader:
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which blocks will be read next, in order: those on other machines are fetched, several side by
-        side, and small ones that follow each other at once."""
-        source = self._source
+        side, and small ones that follow each other at once. What is fetched already, and is expected still,
+        stays."""
+        source, form = self._source, self._source.format
+        if source.is_local:
+            return
+        fetched = {b: first for b, first in self._first.items() if first in self._ahead}
         wanted: dict[int, list[int]] = {}
         self._first = {}
         file, last, before, total = -1, -1, -2, 0.0
-        for block in blocks:
+        for block in dict.fromkeys(blocks):
             own = int(source.file_of_block[block])
-            if is_local(source.files.system(own)):
+            if source.is_here(own):
+                continue
+            if block in fetched:
+                first = self._first[block] = fetched[block]
+                wanted[first] = self._wanted[first]
                 continue
             if own != file:
                 file, last, before = own, -1, -2
             numbers = [n for n in source.decoded_blocks(block, block) if n != last]
             last = numbers[-1] if numbers else last
-            size = source.fetched_bytes(file, numbers)
-            large = size > self._largest and not source.format.fetches_parts
+            size = form.fetched_bytes(source.layouts[file], numbers, source.columns)
+            large = size > self._largest and not form.fetches_parts
             if block == self._block or not size or large:
                 continue
             if block - 1 == before and size < SMALL and total + size <= TOGETHER:
@@ -86,21 +98,15 @@ class BlockReader:
                 first, total = block, size
             wanted.setdefault(first, []).extend(numbers)
             self._first[block], before = first, block
-        if source.format.fetches_parts and [len(one) for one in wanted.values()] == [1]:
-            wanted = {}  # nothing is read meanwhile, and less is held of it as it is read
-        self._wanted.numbers = wanted
+        if form.fetches_parts and [len(one) for one in wanted.values()] == [1]:
+            # Nothing is read meanwhile, and less is held of it as it is read.
+            wanted = {first: one for first, one in wanted.items() if first in self._ahead}
+        self._wanted.clear()
+        self._wanted.update(wanted)
         self._ahead.expect(list(wanted))
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        """Rows ``start`` to ``stop`` of a block.
-
-        Costs nothing extra where the last call ended. What is before ``start`` is decoded and dropped, from
-        the beginning of what the format calls a block; for an earlier place that is decoded anew.
-
-        Raises:
-            DataError: they cannot be had; says why and where.
-            UnreachableError: the server does not answer, or denies access.
-        """
+        """Rows ``start`` to ``stop`` of a block."""
         source = self._source
         begin = source.begin_of(block, start, stop)
         row, end = begin + start, begin + stop
@@ -207,56 +213,23 @@ class BlockReader:
 
     def _explained(self, block: int, row: int, error: BaseException) -> BaseException:
         """What is wrong with a file, in our words; other errors as they are."""
-        source = self._source
+        source, file = self._source, int(self._source.file_of_block[block])
         place = source.place(block, row)
-        if isinstance(error, Exception) and not isinstance(
-            error, DataError | MemoryError | OSError
+        if not isinstance(error, DataError | MemoryError | OSError) and isinstance(
+            error, Exception
         ):
             forget(source.kept_in)  # it may be what is wrong
-            try:
-                change = self._change(int(source.file_of_block[block]))
+            try:  # how the file differs from the one that was listed and scanned
+                data = source.data(file, self._requests)
+                data.read([(0, min(1, data.size))])
+                change = source.format.change(data, source.layouts[file])
             except Exception as failed:
-                return explanation(failed, place, source.failed, source.kept_in, (Exception,))
+                error, change = failed, ""
             if change:
                 return changed(place, change)
         if isinstance(error, _OtherRowsError):
             return source.other_rows(place, *error.args)
-        return explanation(error, place, source.failed, source.kept_in, (Exception,))
-
-    def _change(self, file: int) -> str:
-        """How a file that cannot be read differs from the one that was listed and scanned."""
-        source = self._source
-        data = source.data(file, self._requests)
-        data.read([(0, min(1, data.size))])
-        return source.format.change(data, source.layouts[file])
-
-
-class _Wanted:
-    """What is fetched ahead. Not a part of the reader: that goes, with what it has open, when nobody refers
-    to it.
-
-    Args:
-        source: the files.
-        requests: makes those to servers.
-
-    Attributes:
-        numbers: the format's blocks that are fetched at once, by the first block that needs them.
-    """
-
-    def __init__(self, source: FileSource, requests: Requests) -> None:
-        self._source, self._requests = source, requests
-        self.numbers: dict[int, list[int]] = {}
-
-    def fetch(self, first: int) -> Any:
-        """A file with bytes that are needed from a block on; in any thread."""
-        source, file = self._source, int(self._source.file_of_block[first])
-        data, numbers = source.data(file, self._requests), self.numbers.get(first, [])
-        return source.format.fetch(data, source.layouts[file], numbers, source.columns)
-
-    def size(self, first: int) -> float:
-        """Bytes of these."""
-        file = int(self._source.file_of_block[first])
-        return self._source.fetched_bytes(file, self.numbers.get(first, ()))
+        return explanation(error, place, source.failed, source.kept_in)
 
 
 def _part(batch: Any, first: int, last: int) -> Any:
@@ -275,50 +248,34 @@ def _close(opened: Any) -> None:
 def explanation(
     error: BaseException,
     place: Place,
-    what: str,
-    kept_in: str | None,
-    kinds: tuple[type[Exception], ...],
+    what: str = "the rows here cannot be read",
+    kept_in: str | None = None,
+    kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> BaseException:
-    """What is wrong with a file, in our words, and where; other errors as they are.
-
-    Args:
-        error: what was raised as the file was read.
-        place: where.
-        what: what could not be done there.
-        kept_in: the index that tells what to read, if one is kept: it may be what is wrong.
-        kinds: errors for which the file is damaged.
-    """
-    if isinstance(error, UnreachableError):
-        return unreachable(place, error)
-    if isinstance(error, DataChangedError) and error.row is None:
-        return located(place, error)
-    if isinstance(error, DataError | MemoryError):
+    """What is wrong with a file, in our words, and where; other errors as they are."""
+    if isinstance(error, UnreachableError | DataChangedError) and error.row is None:
+        return located(place, error)  # type: ignore[no-any-return]
+    if isinstance(error, TrainpipesError | MemoryError):
         return error
-    if isinstance(error, OtherBytesError):
-        forget(kept_in)
-        return changed(place, str(error))
     if isinstance(error, FileNotFoundError):
         return gone(place)
     if isinstance(error, PermissionError):
         return unreadable(place, "permission denied")
-    if not isinstance(error, kinds):
+    if not isinstance(error, Exception) or not isinstance(error, (OtherBytesError, *kinds)):
         return error
     forget(kept_in)
+    if isinstance(error, OtherBytesError):
+        return changed(place, str(error))
     return unreadable(place, f"{what}: {reason(error)}")
 
 
 @contextmanager
-def explained(
-    place: Place,
-    what: str = "the rows here cannot be read",
-    kept_in: str | None = None,
-    kinds: tuple[type[Exception], ...] = (BadFileError, OSError, EOFError, ValueError),
-) -> Iterator[None]:
+def explained(place: Place, *how: Any, **more: Any) -> Iterator[None]:
     """Raise errors of what is done as ``explanation`` says."""
     try:
         yield
     except BaseException as error:
-        found = explanation(error, place, what, kept_in, kinds)
+        found = explanation(error, place, *how, **more)
         if found is error:
             raise
         raise found from error

@@ -1,9 +1,7 @@
-"""Bytes of remote files, kept on a disk of this machine, so that each is fetched once.
+"""Bytes of remote files, kept on a disk of this machine in chunks of 4 MiB, found by URL, size and version.
 
-They are kept in chunks of 4 MiB, each in a file with its checksum, found by the URL, size and version of
-the file that it is of. All processes of the machine share a folder and its limit: the chunks that were
-used least recently go first. What is kept is for its owner alone. A disk that is full, or that cannot be
-written, costs no row: bytes are then fetched and not kept.
+All processes of the machine share a folder and its limit. A disk that is full, or that cannot be written,
+costs no row: bytes are then fetched and not kept.
 """
 
 from __future__ import annotations
@@ -11,24 +9,26 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.secrets import known_name
-from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, open_stream
+from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, cut
+from trainpipes.storage.cache import CHUNK as SUFFIX
+from trainpipes.storage.cache import make_room
 from trainpipes.storage.caching.private_file import FileLock, make_file, open_file
 
 log = logging.getLogger("trainpipes")
 T = TypeVar("T")
 
+#: Where chunks are in the folder, among what else is kept there.
+KIND = "bytes"
 #: Bytes of a chunk; of its checksum.
 CHUNK, CHECK = 4 << 20, 4
 #: What is left of the limit when chunks were removed.
@@ -58,7 +58,7 @@ class DiskCache:
 
     def path(self, digest: str, chunk: int) -> Path:
         """Where a chunk of a file is kept."""
-        return Path(self.folder, "bytes", digest[:2], f"{digest[2:]}-{chunk}.chunk")
+        return Path(self.folder, KIND, digest[:2], f"{digest[2:]}-{chunk}{SUFFIX}")
 
     def get(self, path: Path, size: int) -> memoryview | None:
         """A chunk of so many bytes; None if it is not here, or damaged."""
@@ -89,10 +89,12 @@ class DiskCache:
                     rest = rest[os.write(handle, rest) :]
 
         try:
-            with self._alone() as mine:
+            with FileLock(Path(self.folder, KIND, "lock")).held(PATIENCE, TICK) as mine:
                 if mine:
-                    self._make_room(size)
-                    self._counter.write_text(str(self._used() + size))
+                    used = self._used()
+                    if not 0 <= used <= self.most - size:
+                        used = make_room(Path(self.folder), int(LEFT * self.most) - size, KIND)
+                    self._counter.write_text(str(used + size))
                     make_file(path, fill)
         except OSError as error:
             _full.add(self.folder)
@@ -102,20 +104,9 @@ class DiskCache:
                 ("bytes", self.folder),
             )
 
-    @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Whether no other process of this machine keeps a chunk meanwhile."""
-        lock, end = FileLock(Path(self.folder, "bytes", "lock")), time.monotonic() + PATIENCE
-        while not (mine := lock.take()) and time.monotonic() < end:
-            time.sleep(TICK)
-        try:
-            yield mine
-        finally:
-            lock.leave()
-
     @property
     def _counter(self) -> Path:
-        return Path(self.folder, "bytes", "used")
+        return Path(self.folder, KIND, "used")
 
     def _used(self) -> int:
         """Bytes that are kept, at most; -1 if that is not known."""
@@ -124,37 +115,9 @@ class DiskCache:
         except (OSError, ValueError):
             return -1
 
-    def _make_room(self, size: int) -> None:
-        """Remove what was used least recently, if there is no room for so many bytes more."""
-        if 0 <= self._used() <= self.most - size:
-            return
-        there = []
-        for folder in Path(self.folder, "bytes").glob("??"):
-            with suppress(OSError), os.scandir(folder) as entries:
-                for entry in entries:
-                    with suppress(OSError):
-                        about = entry.stat(follow_symlinks=False)
-                        there.append((about.st_mtime_ns, about.st_size, entry.path))
-        used = sum(size for _, size, _ in there)
-        if used + size > self.most:
-            for _, old, path in sorted(there):
-                if used + size <= LEFT * self.most:
-                    break
-                with suppress(OSError):
-                    os.unlink(path)
-                used -= old
-        self._counter.write_text(str(used))
 
-
-class CachedBytes:
-    """A remote file whose bytes are kept.
-
-    Args:
-        source: the file.
-        cache: where.
-    """
-
-    local = False
+class CachedBytes(FileBytes):
+    """A remote file whose bytes are kept."""
 
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
         self.name, self.size = source.name, source.size
@@ -168,16 +131,8 @@ class CachedBytes:
         numbers = {n for a, b in ranges if a < b for n in range(a // CHUNK, (b - 1) // CHUNK + 1)}
         chunks = self._chunks(sorted(numbers))
         self._last = {n: chunks[n] for n in sorted(chunks)[-1:]}
-        return [_cut(chunks, start, stop) for start, stop in ranges]
-
-    def stream(self, start: int = 0) -> BinaryIO:
-        return open_stream(self, start)
-
-    def check(self) -> None:
-        pass
-
-    def mapped(self) -> None:
-        return None
+        parts, starts = [chunks[n] for n in sorted(chunks)], [n * CHUNK for n in sorted(chunks)]
+        return [cut(parts, starts, start, stop) for start, stop in ranges]
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         return self._source.once(key, make)
@@ -220,10 +175,3 @@ class CachedBytes:
                 self._cache.put(self._cache.path(self._digest, n), data)
                 found[n] = data
         return found
-
-
-def _cut(chunks: dict[int, memoryview], start: int, stop: int) -> memoryview:
-    """A range, of chunks; copied only where it lies in several."""
-    edges = [start, *range((start // CHUNK + 1) * CHUNK, stop, CHUNK), stop]
-    parts = [chunks[a // CHUNK][a % CHUNK : a % CHUNK + b - a] for a, b in pairwise(edges) if a < b]
-    return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

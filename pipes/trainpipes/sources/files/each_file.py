@@ -1,15 +1,14 @@
-"""Calls a function for each file of a data set, in several threads, and names all files for which it fails.
-
-Called by the thread that opens a pipeline, before any row is read.
-"""
+"""Calls a function for each file of a data set, in several threads; names all files for which it fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextlib import nullcontext
 from time import perf_counter
 from typing import TypeVar
+
+from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.progress import Progress
 from trainpipes.engine.interrupts import result_of
@@ -41,65 +40,6 @@ class BadFileError(Exception):
     """Why a file cannot be read, as text."""
 
 
-def in_threads(
-    work: Callable[[int], None],
-    count: int,
-    progress: Progress | None,
-    requests: Requests,
-    most: int = MAX_THREADS,
-    least: int = 4,
-    quick: bool = False,
-) -> None:
-    """``work(n)`` for every n, a few at a time in each thread.
-
-    Args:
-        work: what is done.
-        count: how many numbers there are.
-        progress: counts those done; None where ``work`` does.
-        requests: are stopped if it fails.
-        most: threads at most.
-        least: numbers that are worth another thread.
-        quick: begin in this thread alone, and go on so until one takes longer than ``QUICK``.
-    """
-    first = 0
-    while quick and first < count:
-        began = perf_counter()
-        work(first)
-        first += 1
-        if progress is not None:
-            progress.advance()
-        quick = perf_counter() - began < QUICK
-    if first == count:
-        return
-    count, work = count - first, partial(_from, first, work)
-    threads = max(1, min(most, -(-count // least)))
-    share = max(1, min(64, count // (4 * threads)))
-
-    def several(start: int) -> None:
-        for n in range(start, min(count, start + share)):
-            work(n)
-            if progress is not None:
-                progress.advance()
-
-    if threads == 1:
-        for n in range(0, count, share):
-            several(n)
-        return
-    with ThreadPoolExecutor(threads, "trainpipes-files") as pool:
-        try:
-            parts = [pool.submit(several, start) for start in range(0, count, share)]
-            for part in parts:
-                result_of(part)
-        except BaseException:
-            requests.stop()  # nobody waits for what is under way
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _from(first: int, work: Callable[[int], None], n: int) -> None:
-    work(first + n)
-
-
 def each_file(
     files: FileList,
     look: Callable[[int, Requests], T],
@@ -110,36 +50,14 @@ def each_file(
     job: str | None = None,
     progress: Progress | None = None,
     most: int | None = None,
-    least: int = 4,
 ) -> dict[int, T]:
-    """What ``look`` finds in each file, by the file's number; several files at a time.
-
-    Args:
-        files: the files.
-        look: is given a file's number, and what makes requests to servers.
-        asker: the stage, for messages.
-        kind: the format that the files should have, such as "Arrow".
-        wanted: numbers of the files; None for all.
-        job: what a progress bar says.
-        progress: one that ``look`` advances itself, in place of one that counts files.
-        most: threads at most; 16 if all files are local, else 64.
-        least: files that are worth another thread.
-
-    Raises:
-        DataError: the one that ``look`` raised, for the first of such files.
-        UnreadableError: names all files in which it failed otherwise, each with the reason.
-        UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
-    """
+    """What ``look`` finds in each file, by the file's number; several files at a time."""
     numbers = range(len(files)) if wanted is None else wanted
     found: dict[int, T] = {}
     failures: dict[int, Exception] = {}
     requests = Requests(files.retry_seconds)
-    here = all(map(is_local, files.systems))
-    if most is None:
-        most = MAX_THREADS if here else MAX_REQUESTS
 
-    def work(n: int) -> None:
-        file = numbers[n]
+    def work(file: int) -> None:
         try:
             found[file] = look(file, requests)
         except Stopped:
@@ -150,12 +68,16 @@ def each_file(
             failures[file] = error
             if isinstance(error, UnreachableError):
                 requests.stop()
+        if own is not None:
+            own.advance()
 
-    if progress is not None:
-        in_threads(work, len(numbers), None, requests, most, least, here)
-    else:
-        with Progress(job or f"looking at {kind} files", len(numbers), "files") as own:
-            in_threads(work, len(numbers), own, requests, most, least, here)
+    made = Progress(job or f"looking at {kind} files", len(numbers), "files")
+    with nullcontext() if progress is not None else made as own:
+        here = all(map(is_local, files.systems))
+        most = most or (MAX_THREADS if here else MAX_REQUESTS)
+        if any(isinstance(system, CachingFileSystem) for system in files.systems):
+            most = 1  # what it notes of its files is not made for several threads
+        _in_threads(work, numbers, requests, most)
     for _, failure in sorted(failures.items()):
         if isinstance(failure, DataError):  # which says it all
             raise failure
@@ -164,15 +86,37 @@ def each_file(
     return dict(sorted(found.items()))
 
 
-def failed(files: FileList, failures: dict[int, Exception], asker: str, what: str) -> Exception:
-    """The error that names all files which could not be read.
+def _in_threads(
+    work: Callable[[int], None], numbers: Sequence[int], requests: Requests, most: int
+) -> None:
+    """``work`` for each number; while it is quick, or if ``most`` is 1, in this thread."""
+    first, quick = 0, True
+    while quick and first < len(numbers):
+        began = perf_counter()
+        work(numbers[first])
+        first += 1
+        quick = most == 1 or perf_counter() - began < QUICK
+    most = min(most, len(numbers) - first)
+    if not most:
+        return
+    share = max(1, min(64, (len(numbers) - first) // (4 * most)))
 
-    Args:
-        files: the data set.
-        failures: why, by the number of the file.
-        asker: the stage, for messages.
-        what: what they should be, as in "Parquet".
-    """
+    def several(start: int) -> None:
+        for number in numbers[start : start + share]:
+            work(number)
+
+    with ThreadPoolExecutor(most, "trainpipes-files") as pool:
+        try:
+            for part in [pool.submit(several, n) for n in range(first, len(numbers), share)]:
+                result_of(part)
+        except BaseException:
+            requests.stop()  # nobody waits for what is under way
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def failed(files: FileList, failures: dict[int, Exception], asker: str, what: str) -> Exception:
+    """The error that names all files which could not be read."""
     for _, failure in sorted(failures.items()):
         if isinstance(failure, UnreachableError):
             failure.stage = asker

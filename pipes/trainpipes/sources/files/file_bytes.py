@@ -1,9 +1,9 @@
-"""The bytes of a file: ranges of it, or all from a place on, alike for files here and on other machines.
+"""The bytes of a file, alike for files here and on other machines.
 
 What is read is of the file that was listed. One that has changed since, also to the same size, is a
-``DataChangedError`` before any byte of it is given: on this machine by inode, time of change and size;
-on S3 and over HTTP by the version that each reply tells; elsewhere by its size, and by what the store
-lists of it after a request that had to be made again.
+``DataChangedError`` before any byte of it is given: on this machine by inode, time of change and size; on S3
+and over HTTP by the version that each reply tells; elsewhere by its size, and by what the store lists of it
+after a request that had to be made again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import io
 import os
 import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
 
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
     from trainpipes.sources.files.list_files import FileList
 
 T = TypeVar("T")
-#: Bytes of one request at most, so that several connections share the work; two ranges closer to each
-# other than
+#: Bytes of one request at most, so that several connections share the work; ranges closer to each other than
 #: the gap are fetched as one: about what the wait for a request costs in bytes.
 PART_BYTES, GAP = 4 << 20, 64 << 10
 #: Bytes that a stream reads at a time, at least.
@@ -42,9 +42,14 @@ for _name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"):
     FLAGS |= getattr(os, _name, 0)
 #: Files that stay mapped, at most.
 MAPPED = 256
+#: Bytes of a remote file that stays in memory once it was fetched whole, and of all of these, at most: what
+#: small files hold is not asked for again.
+SMALL_FILE, SMALL_FILES = 64 << 10, 32 << 20
+#: Small files that are fetched by one call.
+AT_ONCE = 512
 
 
-class FileBytes(Protocol):
+class FileBytes(ABC):
     """The bytes of one file, for any thread.
 
     Attributes:
@@ -60,47 +65,60 @@ class FileBytes(Protocol):
 
     name: str
     size: int
+    version: str
     checked: bool
-    local: bool
+    local = False
 
-    @property
-    def version(self) -> str: ...
-
+    @abstractmethod
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Bytes ``start`` to ``stop`` of each range."""
-        ...
+
+    @abstractmethod
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """What ``make`` finds out about the file: called once in a process, while it is read."""
+
+    def here(self, start: int, stop: int) -> memoryview:
+        """What needs no request of a range, from its start on."""
+        return memoryview(b"")
 
     def stream(self, start: int = 0) -> BinaryIO:
         """All bytes from a place on; it can be sought in."""
-        ...
+        held = 2 * BUFFER_BYTES if self.local else None
+        return cast(BinaryIO, io.BufferedReader(RangeFile(self, held).follow(start), BUFFER_BYTES))
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  (replies of servers are checked as they come)
         """Raise if what was read so far without ``read`` may be of another version."""
-        ...
 
     def mapped(self) -> pa.Buffer | None:
         """All of it, mapped into memory; None for a file on another machine."""
-        ...
+        return None
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        """What ``make`` finds out about the file: called once in a process, while it is read."""
-        ...
+
+def fetch_small(
+    files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
+) -> None:
+    """Have small files of stores in memory, many by one call, which takes half the time. What cannot be had
+    is left to those who read it."""
+    by_system: dict[int, list[int]] = {}
+    for n in numbers if not all(map(is_local, files.systems)) else ():
+        system = int(files.system_of[n])
+        if 0 < files.sizes[n] <= SMALL_FILE and is_checked(files.system(n), files.stamps[n]):
+            by_system.setdefault(system, []).append(n)
+    for some in by_system.values():
+        for which in (some[at : at + AT_ONCE] for at in range(0, len(some), AT_ONCE)):
+            wanted = [(files.paths[n], files.stamps[n], int(files.sizes[n])) for n in which]
+            if not kept.has_room(sum(size for *_, size in wanted)):
+                break
+            found = requests.files(files.system(which[0]), wanted, most)
+            for n, (*_, size), content in zip(which, wanted, found, strict=True):
+                if isinstance(content, bytes) and len(content) == size:
+                    kept.keep(n, content)
 
 
 def open_bytes(
     files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
 ) -> FileBytes:
-    """The bytes of a file of a list.
-
-    Args:
-        files: the files.
-        file: which.
-        requests: makes those to servers, and can be stopped.
-        kept: what readers of the files share.
-
-    Raises:
-        UnreadableError: the server does not say how large it is.
-    """
+    """The bytes of a file of a list."""
     if is_local(files.system(file)):
         return LocalBytes(files, file, kept or KeptFiles())
     remote = RemoteBytes(
@@ -109,7 +127,7 @@ def open_bytes(
     return remote if files.cache is None else files.cache.keeping(remote)
 
 
-class LocalBytes:
+class LocalBytes(FileBytes):
     """A file of this machine, or of one that this machine has mounted."""
 
     checked = local = True
@@ -118,31 +136,22 @@ class LocalBytes:
         self._files, self._file, self._kept = files, file, kept
         self.name, self.size = files.paths[file], int(files.sizes[file])
         self._listed = files.inode(file), int(files.stamps[file]), self.size
-
-    @property
-    def version(self) -> str:
-        return " ".join(map(str, self._listed))
+        self.version = " ".join(map(str, self._listed))
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        handle = os.open(self.name, FLAGS)  # half the time of open()
+        found, handle = [], os.open(self.name, FLAGS)
         try:
-            found = [_read_at(handle, start, stop) for start, stop in ranges]
-            about = os.fstat(handle)
+            with open(handle, "rb") as file:
+                for start, stop in ranges:
+                    file.seek(start)
+                    found.append(memoryview(file.read(stop - start)))
         except OSError:
             self.check()  # a pipe in place of the file
             raise
-        finally:
-            os.close(handle)
-        if self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
-            self.check()
+        self.check()
         if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
             raise changed(Place(self.name), "it has become shorter")
         return found
-
-    def stream(self, start: int = 0) -> BinaryIO:
-        self.check()
-        raw = _LocalStream(self, start)
-        return cast(BinaryIO, io.BufferedReader(raw, BUFFER_BYTES))
 
     def mapped(self) -> pa.Buffer | None:
         self.check()
@@ -160,49 +169,6 @@ class LocalBytes:
             check_unchanged(self._files, self._file, Place(self.name))  # which says what it is
 
 
-def _read_at(handle: int, start: int, stop: int) -> memoryview:
-    found = _pread(handle, stop - start, start)
-    while len(found) < stop - start:
-        more = _pread(handle, stop - start - len(found), start + len(found))
-        if not more:
-            break
-        found += more
-    return memoryview(found)
-
-
-def _pread(handle: int, count: int, start: int) -> bytes:
-    if hasattr(os, "pread"):
-        return os.pread(handle, count, start)
-    os.lseek(handle, start, os.SEEK_SET)
-    return os.read(handle, count)
-
-
-class _LocalStream(io.FileIO):
-    """A local file that was listed: of one that is written meanwhile, nothing is given."""
-
-    def __init__(self, source: LocalBytes, start: int) -> None:
-        handle = os.open(source.name, FLAGS)
-        super().__init__(handle, closefd=False)  # which warns of one that is let go of
-        self.name, self._source = source.name, source
-        self.seek(start)
-
-    def close(self) -> None:
-        handle = -1 if self.closed else self.fileno()
-        super().close()
-        if handle >= 0:
-            os.close(handle)
-
-    def readinto(self, buffer: Any) -> int | None:
-        count = super().readinto(buffer)
-        self._source.check()
-        return count
-
-    def readall(self) -> bytes:
-        found = super().readall()
-        self._source.check()
-        return found
-
-
 def as_bytes(view: memoryview) -> bytes:
     """Bytes of a view, copied only if they are a part of others."""
     whole = view.obj
@@ -218,11 +184,13 @@ def mapped(path: str) -> pa.Buffer:
 
 
 class KeptFiles:
-    """What the readers of a process share of files: local ones that are mapped, and what was found out about
-    any. Any thread may ask. Pickled, it is empty."""
+    """What the readers of a process share of files: local ones that are mapped, small remote ones, and what
+    was found out about any. Any thread may ask. Pickled, it is empty."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, pa.Buffer] = {}
+        self.whole: dict[int, memoryview] = {}  # small remote files
+        self._left = SMALL_FILES
         self._found: dict[tuple[int, Any], Any] = {}
         self._locks: dict[int, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -240,6 +208,20 @@ class KeptFiles:
                     del self._buffers[next(iter(self._buffers))]
             return found
 
+    def has_room(self, size: int) -> bool:
+        return size <= self._left
+
+    def keep(self, file: int, content: bytes) -> None:
+        """Keep a small file, if there is room."""
+        with self._lock:
+            if (
+                len(content) <= SMALL_FILE
+                and self.has_room(len(content))
+                and file not in self.whole
+            ):
+                self.whole[file] = memoryview(content)
+                self._left -= len(content)
+
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` has found of a file, which is called once; by one thread for a file at a time."""
         found = self._found
@@ -253,10 +235,8 @@ class KeptFiles:
         return result
 
 
-class RemoteBytes:
+class RemoteBytes(FileBytes):
     """A file on another machine."""
-
-    local = False
 
     def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
         self._file, self._kept = file, kept
@@ -271,12 +251,20 @@ class RemoteBytes:
         self.checked = is_checked(self._system, self.version)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        starts, stops = _requests_for(ranges)
-        if not starts:
+        whole = self._kept.whole.get(self._file)
+        if whole is not None:
+            return [whole[start:stop] for start, stop in ranges]
+        spans = merged([one for one in ranges if one[0] < one[1]], GAP)
+        asked = [
+            (start, min(start + PART_BYTES, stop))
+            for first, stop in spans
+            for start in range(first, stop, PART_BYTES)
+        ]
+        if not asked:
             return [memoryview(b"")] * len(ranges)
         try:
             parts, tries = self._requests.ranges(
-                self._system, self._path, starts, stops, self.size, self.version
+                self._system, self._path, asked, self.size, self.version
             )
         except DataChangedError as error:
             raise changed(
@@ -284,16 +272,10 @@ class RemoteBytes:
             ) from error
         if tries > 1:
             self.confirm()
-        return [_cut(parts, starts, start, stop) for start, stop in ranges]
-
-    def stream(self, start: int = 0) -> BinaryIO:
-        return open_stream(self, start)
-
-    def check(self) -> None:
-        pass
-
-    def mapped(self) -> pa.Buffer | None:
-        return None
+        if asked == [(0, self.size)]:
+            self._kept.keep(self._file, parts[0])
+        starts = [start for start, _ in asked]
+        return [cut(parts, starts, start, stop) for start, stop in ranges]
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         return self._kept.once(self._file, key, make)
@@ -314,29 +296,36 @@ class RemoteBytes:
         return ""
 
 
-def merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, those that touch as one.
+def merged(ranges: Sequence[tuple[int, int]], gap: int = 0) -> list[tuple[int, int]]:
+    """Ranges in order, those that are no further apart than ``gap`` as one.
 
-    >>> merged([(5, 9), (0, 3), (3, 4)])
-    [(0, 4), (5, 9)]
+    >>> merged([(5, 9), (0, 3), (3, 4)]), merged([(5, 9), (0, 3)], gap=2)
+    ([(0, 4), (5, 9)], [(0, 9)])
     """
     found: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
-        if found and start <= found[-1][1]:
+        if found and start - found[-1][1] <= gap:
             start, stop = found[-1][0], max(stop, found.pop()[1])
         found.append((start, stop))
     return found
 
 
-class FetchedBytes:
-    """The bytes of a file, some of which are here.
+def cut(
+    parts: Sequence[memoryview | bytes], starts: Sequence[int], start: int, stop: int
+) -> memoryview:
+    """A range, of parts that begin at ``starts``; copied only where it lies in several."""
+    if start >= stop:
+        return memoryview(b"")
+    n = bisect_right(starts, start) - 1
+    found = [memoryview(parts[n])[start - starts[n] : stop - starts[n]]]
+    while (at := start + sum(map(len, found))) < stop:
+        n += 1
+        found.append(memoryview(parts[n])[at - starts[n] : stop - starts[n]])
+    return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
-    Args:
-        data: the file.
-        ranges: what is fetched.
-    """
 
-    local = False
+class FetchedBytes(FileBytes):
+    """The bytes of a file, some of which are here."""
 
     def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
         self.name, self.size, self.version = data.name, data.size, data.version
@@ -345,97 +334,26 @@ class FetchedBytes:
         self._parts = data.read(self._ranges)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = [self._part(*one) for one in ranges]
-        missing = [n for n, part in enumerate(found) if part is None]
-        for n, part in zip(missing, self._data.read([ranges[n] for n in missing]), strict=True):
-            found[n] = part
-        return [part for part in found if part is not None]
+        found = [self.here(*one) for one in ranges]
+        rest = [(a + len(part), b) for (a, b), part in zip(ranges, found, strict=True)]
+        if all(start >= stop for start, stop in rest):
+            return found
+        more = self._data.read(rest)
+        return [
+            cut([a, b], [0, len(a)], 0, len(a) + len(b)) for a, b in zip(found, more, strict=True)
+        ]
 
-    def _part(self, start: int, stop: int) -> memoryview | None:
+    def here(self, start: int, stop: int) -> memoryview:
         n = bisect_right(self._ranges, (start, self.size)) - 1
-        if n < 0 or stop > self._ranges[n][1]:
-            return None
-        first = self._ranges[n][0]
-        return self._parts[n][start - first : stop - first]
+        if n < 0:
+            return memoryview(b"")
+        first, last = self._ranges[n]
+        return self._parts[n][min(start, last) - first : stop - first]
 
     def stream(self, start: int = 0) -> BinaryIO:
-        n = bisect_right(self._ranges, (start, self.size)) - 1
-        if n < 0 or start >= self._ranges[n][1]:
-            return self._data.stream(start)
-        first, last = self._ranges[n]
-        return cast(BinaryIO, _PartAndRest(self._parts[n][start - first :], self._data, last))
-
-    def check(self) -> None:
-        self._data.check()
-
-    def mapped(self) -> pa.Buffer | None:
-        return None
+        return cast(
+            BinaryIO, RangeFile(self).follow(start)
+        )  # a buffer would be filled beyond what is here
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
         return self._data.once(key, make)
-
-
-class _PartAndRest(io.RawIOBase):
-    """Bytes that are here, and then those behind them, which are fetched when they are needed."""
-
-    def __init__(self, part: memoryview, data: FileBytes, stop: int) -> None:
-        super().__init__()
-        self._part, self._data, self._stop = part, data, stop
-        self._rest: BinaryIO | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if len(self._part):
-            found = bytes(self._part[: len(buffer)])
-            self._part = self._part[len(found) :]
-        elif self._stop >= self._data.size:
-            return 0
-        else:
-            self._rest = self._rest or self._data.stream(self._stop)
-            found = self._rest.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
-
-    def close(self) -> None:
-        super().close()
-        if self._rest is not None:
-            self._rest.close()
-
-
-def open_stream(source: FileBytes, start: int) -> BinaryIO:
-    """Bytes from a place on, fetched some MB at a time."""
-    raw = RangeFile(source)
-    raw.follow(start)
-    return cast(BinaryIO, io.BufferedReader(raw, BUFFER_BYTES))
-
-
-def _requests_for(ranges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Starts and stops of the requests that fetch ranges, in order."""
-    merged: list[list[int]] = []
-    for start, stop in sorted(one for one in ranges if one[0] < one[1]):
-        if merged and start - merged[-1][1] <= GAP:
-            merged[-1][1] = max(merged[-1][1], stop)
-        else:
-            merged.append([start, stop])
-    starts = [at for start, stop in merged for at in range(start, stop, PART_BYTES)]
-    ends = [
-        at for start, stop in merged for at in [*range(start + PART_BYTES, stop, PART_BYTES), stop]
-    ]
-    return starts, ends
-
-
-def _cut(parts: Sequence[bytes], starts: Sequence[int], start: int, stop: int) -> memoryview:
-    """A range, of the parts that were fetched; copied only where it lies in several."""
-    if start >= stop:
-        return memoryview(b"")
-    n = bisect_right(starts, start) - 1
-    first = memoryview(parts[n])[start - starts[n] : stop - starts[n]]
-    if len(first) == stop - start:
-        return first
-    found = [first]
-    while (at := start + sum(map(len, found))) < stop:
-        n += 1
-        found.append(memoryview(parts[n])[at - starts[n] : stop - starts[n]])
-    return memoryview(b"".join(found))

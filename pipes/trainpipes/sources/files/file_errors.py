@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainpipes._internal.secrets import hidden
 from trainpipes.errors import (
     DataChangedError,
     MissingFilesError,
-    UnreachableError,
     UnreadableError,
 )
 from trainpipes.kinds.source import Place
@@ -22,23 +21,12 @@ if TYPE_CHECKING:
 MOUNTS = "/proc/self/mountinfo"
 
 
-def check_unchanged(files: FileList, file: int, place: Place, handle: int | None = None) -> None:
-    """Raise if the size or the time of change of a local file is not that of when it was listed.
-
-    Args:
-        files: the files as they were listed.
-        file: which one.
-        place: where in it the caller is.
-        handle: the file, if it is open already.
-
-    Raises:
-        MissingFilesError: it is gone.
-        DataChangedError: it has changed.
-    """
+def check_unchanged(files: FileList, file: int, place: Place) -> None:
+    """Raise if the size or the time of change of a local file is not that of when it was listed."""
     if not is_local(files.system(file)):
         return
     try:
-        stat = os.stat(files.paths[file] if handle is None else handle)
+        stat = os.stat(files.paths[file])
     except FileNotFoundError as error:
         raise gone(place) from error
     size = int(files.sizes[file])
@@ -78,25 +66,17 @@ def changed(place: Place, how: str) -> DataChangedError:
     )
 
 
-def located(place: Place, error: DataChangedError) -> DataChangedError:
-    """The error for a file that has changed, with the row at which that was seen."""
+def located(place: Place, error: Any) -> Any:
+    """The error for a file that has changed, or a server that does not answer, with the row at which that was
+    seen."""
+    told = {name: getattr(error, name) for name in ("attempts", "seconds") if hasattr(error, name)}
     said = error.message.removeprefix(hidden(f"{place.path}: "))
-    return DataChangedError(f"{place}: {said}", **vars(place))
+    return type(error)(f"{place}: {said}", **told, **vars(place))
 
 
 def unreadable(place: Place, what: str) -> UnreadableError:
     """The error for a file that has not changed, and that is damaged or may not be read."""
     return UnreadableError(
         f"{place}: {what}; replace the file, or leave it out with .filter(lambda path: ...) after list_files",
-        **vars(place),
-    )
-
-
-def unreachable(place: Place, error: UnreachableError) -> UnreachableError:
-    """The error for a server that does not answer, with the row at which it did not."""
-    return UnreachableError(
-        f"{place}: {error.message.removeprefix(hidden(f'{place.path}: '))}",
-        attempts=error.attempts,
-        seconds=error.seconds,
         **vars(place),
     )

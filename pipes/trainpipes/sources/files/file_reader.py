@@ -44,16 +44,7 @@ class FileReader(Source):
         """The rows of the files that the stages below list and let through."""
 
     def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:
-        """The files that the stages below list and let through.
-
-        Args:
-            stages: first one first.
-            suffixes: of a folder, files whose names end like this; those of this reader if left out.
-
-        Raises:
-            ConfigError: there is no ``list_files`` below.
-            MissingFilesError: there are no files, or none is let through.
-        """
+        """The files that the stages below list and let through."""
         if not stages or not isinstance(stages[0], ListFiles):
             raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
         found = stages[0].files(self.options["storage_options"], suffixes or suffixes_of(self.name))

@@ -12,6 +12,7 @@ from trainpipes._internal.text import amount
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import RowSource
 from trainpipes.sources.files.list_files import FileList, digests
+from trainpipes.sources.files.listing import is_local
 
 
 def cut_evenly(rows: int, block_rows: int) -> IntArray:
@@ -46,6 +47,11 @@ class FileBlocks(RowSource):
     def _relative_names(self) -> list[str]:
         """Names of the files below the folder that holds them all."""
         return self.files.relative_names()
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether all files are on this machine."""
+        return all(map(is_local, self.files.systems))
 
     def fingerprint_of(self, lines: Sequence[str]) -> dict[str, Any]:
         """The fingerprint of files, from a line about each."""

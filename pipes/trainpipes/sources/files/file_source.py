@@ -19,7 +19,7 @@ from trainpipes.errors import ConfigError, DataError, SchemaError
 from trainpipes.kinds.source import Place, RandomAccessSource, Reader
 from trainpipes.kinds.stage import is_ours
 from trainpipes.sources.files.block_reader import BlockReader, explained
-from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, open_bytes
+from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
 from trainpipes.sources.files.file_errors import unreadable
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.sources.files.format import Format, Layout
@@ -35,18 +35,6 @@ class FileSource(FileBlocks):
 
     A block of the source is a range of rows of one file: one of the format's blocks, unless ``edges`` says
     otherwise.
-
-    Args:
-        store: the files, all of which were scanned.
-        format: what reads one of them.
-        layouts: of each file; None for those of the store.
-        edges: of each file the first row of each block, and its number of rows, int64 ``[blocks + 1]``.
-        columns: names of columns; None for all.
-        schema: columns and types of all rows.
-        row_bytes: of an average row in memory.
-        block_bytes: of each block; None to tell by their place in files.
-        known: names the format in keys of a cache.
-        besides: what a state knows the rows by besides the files.
 
     Attributes:
         format: see above.
@@ -78,7 +66,7 @@ class FileSource(FileBlocks):
     ) -> None:
         self.format, self.columns, self._known = format, columns, known
         self._besides = dict(besides or {})
-        self._kept = KeptFiles()
+        self._kept = store.kept
         self.layouts = store.layouts() if layouts is None else layouts
         self.kept_in, self.schema, self.row_bytes = store.kept_in, schema, row_bytes
         self.files, self.sizes, self.blocks_called = store.files, store.sizes, format.blocks_called
@@ -115,6 +103,10 @@ class FileSource(FileBlocks):
         """The bytes of a file."""
         return open_bytes(self.files, file, requests, self._kept)
 
+    def is_here(self, file: int) -> bool:
+        """Whether a file is read without a server."""
+        return is_local(self.files.system(file)) or file in self._kept.whole
+
     def opened(self, file: int, requests: Requests) -> Any:
         """A file as the format has it."""
         return self.format.open(self.data(file, requests), self.layouts[file])
@@ -133,10 +125,6 @@ class FileSource(FileBlocks):
         stop = int(self.begins[last] + self.lengths[last])
         begin = int(np.searchsorted(ends, self.begins[first], side="right"))
         return range(begin, int(np.searchsorted(ends, stop)) + 1)
-
-    def fetched_bytes(self, file: int, numbers: Sequence[int]) -> float:
-        """Bytes that are fetched for some of the format's blocks; 0 if they are not fetched ahead."""
-        return self.format.fetched_bytes(self.layouts[file], numbers, self.columns)
 
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
@@ -266,7 +254,7 @@ class NumberedFiles(FileSource, RandomAccessSource):
     def _taken(self, file: int, rows: IntArray | slice) -> Payload:
         first = rows.start if isinstance(rows, slice) else int(rows[0]) if len(rows) else None
         place = Place(self.files.names[file], row=first)
-        with explained(place, self.failed, self.kept_in, (Exception,)):
+        with explained(place, self.failed, self.kept_in):
             data, layout = self.data(file), self.layouts[file]
             found = self.format.take(data, layout, rows, self.columns)
             if isinstance(found, TensorRows):
@@ -288,19 +276,7 @@ def scanned(
     known: Any = None,
     **how: Any,
 ) -> FileSource:
-    """The rows of files of a format that nothing else is known of.
-
-    Args:
-        files: which.
-        format: what reads one of them.
-        asker: the stage, for messages.
-        reader: its name.
-        columns: names of columns; None for all.
-        schema: columns and types of all rows; None for those that the files have.
-        index: where layouts are kept; see ``IndexStore``.
-        known: names the format in keys of a cache, and in the index.
-        how: options of ``IndexStore.complete``.
-    """
+    """The rows of files of a format that nothing else is known of."""
     store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
     store.complete(lambda job: format.scan(job.data), asker, **how)
     kind = NumberedFiles if format.random_access else FileSource

@@ -1,8 +1,7 @@
 """What is in folders: of this machine, and of the stores that fsspec knows.
 
-On this machine links are followed, but for those back to a folder above them. Stores are asked by ``info``,
-``ls`` and ``find``; not by ``glob``, nor by a ``find`` that walks the folders: those of fsspec leave out,
-without a word, what could not be listed.
+Stores are asked by ``info``, ``ls`` and ``find``; not by ``glob``, nor by a ``find`` that walks the folders:
+those of fsspec leave out, without a word, what could not be listed.
 """
 
 from __future__ import annotations
@@ -62,12 +61,7 @@ class LocalFolders:
         return Entry(path, os.path.isdir(path)) if there else None
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
-        """What is in a folder.
-
-        Args:
-            folder: its path.
-            all_below: whether all folders below it will be asked for, too.
-        """
+        """What is in a folder."""
         with os.scandir(folder) as found:
             return [Entry(one.path, one.is_dir()) for one in found if not _leads_back(one)]
 
@@ -95,12 +89,7 @@ class LocalFolders:
 
 
 class StoreFolders:
-    """The folders of a store.
-
-    Args:
-        system: its fsspec file system.
-        requests: makes those to it.
-    """
+    """The folders of a store."""
 
     def __init__(self, system: Any, requests: Requests) -> None:
         self._system = system

@@ -1,11 +1,7 @@
-"""What was found in files when they were first looked at, kept in a small file, so that a later start opens
-none of them.
+"""Layouts of files, kept in a small Arrow file, so that a later start opens none of them.
 
-The file is an Arrow table with a row for each data file: where it is, its size and time of change (or etag),
-and its ``Layout``. A row counts only while size and stamp are those of the listing. An index that is damaged,
-or not ours, is ignored. Of several processes of a machine that need the same index one scans the files and
-the others wait for it; if it is killed, the next one does. Used by the thread that opens a pipeline, before
-any row is read.
+A row counts only while size and stamp are those of the listing. Of several processes of a machine that need
+the same index one scans the files and the others wait for it; if it is killed, the next one does.
 """
 
 from __future__ import annotations
@@ -27,8 +23,8 @@ from trainpipes._internal.progress import Progress
 from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
-from trainpipes.sources.files.each_file import each_file
-from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
+from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
+from trainpipes.sources.files.file_bytes import FileBytes, KeptFiles, fetch_small, open_bytes
 from trainpipes.sources.files.format import Layout, checked_layout
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
@@ -49,18 +45,14 @@ OTHERS, SOME_OTHERS = 4, 10_000
 LOOK, PATIENCE = 0.05, 2.0
 #: Seconds after which one that has read nothing meanwhile is no longer waited for.
 HUNG = 300.0
-#: More rows or bytes than a data set has.
-MOST = 2.0**62
-
+#: A row for each file: its blocks' rows, starts and stops as one array, and what else its layout holds.
 COLUMNS = pa.schema(
     [
         ("path", pa.string()),
         ("stamp", pa.string()),
         ("size", pa.int64()),
-        ("rows", pa.large_list(pa.int64())),
-        ("start", pa.large_list(pa.int64())),
-        ("stop", pa.large_list(pa.int64())),
         ("schema", pa.dictionary(pa.int32(), pa.binary())),
+        ("blocks", pa.large_binary()),
         ("extra", pa.large_binary()),
     ]
 )
@@ -100,19 +92,11 @@ class _Signs(Progress):
 class IndexStore:
     """Layouts of the files of a data set, of earlier runs and from now on.
 
-    Args:
-        files: the data set.
-        reader: the stage that reads them, for messages.
-        format: what the files are, such as "Parquet".
-        key: options on which layouts depend.
-        index: where they are kept: a file, or a folder for several; True for the cache; None for the cache if
-            it pays; False for nowhere.
-        least_bytes: local files that are together smaller than this are not worth keeping anything of.
-
     Attributes:
         path: the file in which layouts are kept; None if they are not.
         sizes: bytes of each file, int64 ``[files]``.
         scanned: numbers of the files that were scanned now.
+        kept: what stays in memory of files, for those that read them.
     """
 
     def __init__(
@@ -125,11 +109,12 @@ class IndexStore:
         least_bytes: float = float("inf"),
     ) -> None:
         self.files, self._reader, self._format = files, reader, format
-        self._about = {"layouts": 2, "format": format, "key": key}
+        self._about = {"layouts": 3, "format": format, "key": key}
         self._own = not isinstance(index, str)
         self.path = self._path(index, key, least_bytes)
         self.sizes: IntArray = files.sizes.copy()
         self.scanned: set[int] = set()
+        self.kept = KeptFiles()
         self._found: dict[int, Layout] = {}
 
     def _path(self, index: str | bool | None, key: str, least_bytes: float) -> Path | None:
@@ -171,21 +156,7 @@ class IndexStore:
         progress: Callable[[list[int]], Progress] | None = None,
         **how: Any,
     ) -> None:
-        """Find what is kept, scan the files of which that is not enough, and keep what was found.
-
-        Args:
-            scan: looks at one file; called by several threads.
-            asker: the stage, for messages.
-            wanted: numbers of the files that are to be known; None for all.
-            enough: whether all is known of a file that is wanted; if left out, any layout is enough.
-            alone: whether other processes wait until this one is done.
-            progress: makes what counts bytes, of the numbers of files to scan; None to count files.
-            how: options of ``each_file``.
-
-        Raises:
-            UnreadableError: names all files that could not be scanned, each with the reason.
-            UnreachableError: a server does not answer, or denies access.
-        """
+        """Find what is kept, scan the files of which that is not enough, and keep what was found."""
 
         def lacking() -> list[int]:
             numbers = range(len(self.files)) if wanted is None else wanted
@@ -207,7 +178,7 @@ class IndexStore:
                     said = None if bar is None else _Signs(bar, lock)
 
                     def look(file: int, requests: Requests) -> None:
-                        data = open_bytes(self.files, file, requests)
+                        data = open_bytes(self.files, file, requests, self.kept)
                         self._found[file] = scan(
                             Scan(file, data, self._found.get(file), requests, said)
                         )
@@ -216,6 +187,9 @@ class IndexStore:
                         self.sizes[file] = data.size
                         self.scanned.add(file)
 
+                    if self.files.cache is None:
+                        asked = Requests(self.files.retry_seconds)
+                        fetch_small(self.files, missing, self.kept, asked, MAX_REQUESTS)
                     each_file(
                         self.files, look, asker, self._format, wanted=missing, progress=bar, **how
                     )
@@ -246,7 +220,7 @@ class IndexStore:
         if self.path is None:
             return None
         try:
-            return checked_file.read(self.path, self._about, own=self._own, check=_is_sound)
+            return checked_file.read(self.path, self._about, own=self._own)
         except checked_file.ForeignError as error:
             raise ConfigError(
                 f"{self._reader}(index={str(self.path)!r}) names a file that exists, but is not an index of "
@@ -293,11 +267,7 @@ class IndexStore:
 
     def _save(self, read: int) -> None:
         """Keep what is known, beside what is kept of other files. If it cannot be written, nothing is raised:
-        it would only save time.
-
-        Args:
-            read: when the first of the files was read, ns.
-        """
+        it would only save time."""
         files = self.files
         known = [n for n in sorted(self._found) if self._can_be_kept(n)]
         # A local file may have changed once more without another time.
@@ -343,81 +313,42 @@ def _settled(files: FileList, which: Sequence[int]) -> int:
 def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) -> pa.Table:
     """Layouts of some files as a table."""
     names = files.kept_names()
-    schemas: dict[int, int] = {}  # objects that many files share
+    numbers: dict[int, int] = {}  # of objects that many files share
     written: dict[bytes, int] = {}
-    numbers = []
     for layout in layouts:
-        schema = layout.schema
-        if id(schema) not in schemas:
-            content = schema.serialize().to_pybytes()
-            schemas[id(schema)] = written.setdefault(content, len(written))
-        numbers.append(schemas[id(schema)])
+        if id(layout.schema) not in numbers:
+            content = layout.schema.serialize().to_pybytes()
+            numbers[id(layout.schema)] = written.setdefault(content, len(written))
+    blocks = [np.concatenate([one.rows, one.start, one.stop]).tobytes() for one in layouts]
     columns = {
         "path": python_to_arrow([names[n] for n in which], pa.string()),
         "stamp": python_to_arrow([files.stamps[n] for n in which], pa.string()),
         "size": to_arrow(files.sizes[list(which)]),
-        **{
-            name: _lists([getattr(layout, name) for layout in layouts])
-            for name in ("rows", "start", "stop")
-        },
         "schema": pa.DictionaryArray.from_arrays(
-            python_to_arrow(numbers, pa.int32()), python_to_arrow(list(written), pa.binary())
+            python_to_arrow([numbers[id(one.schema)] for one in layouts], pa.int32()),
+            python_to_arrow(list(written), pa.binary()),
         ),
-        "extra": python_to_arrow([layout.extra for layout in layouts], pa.large_binary()),
+        "blocks": python_to_arrow(blocks, pa.large_binary()),
+        "extra": python_to_arrow([one.extra for one in layouts], pa.large_binary()),
     }
     return pa.table(columns, schema=COLUMNS)
-
-
-def _lists(values: Sequence[IntArray]) -> pa.Array:
-    ends = np.cumsum([0, *map(len, values)], dtype=np.int64)
-    whole = np.concatenate(values).astype(np.int64)
-    return pa.LargeListArray.from_arrays(to_arrow(ends), to_arrow(whole))
-
-
-def _flat(table: pa.Table, name: str) -> tuple[IntArray, IntArray]:
-    """All numbers of a column of lists, and where each row's begin, int64 ``[rows + 1]``."""
-    values, ends = apart(one_chunk(table.column(name)))
-    return to_numpy(values), ends.astype(np.int64)
-
-
-def _schemas(table: pa.Table) -> list[pa.Schema]:
-    """The different schemas of a table's layouts."""
-    if not len(table):
-        return []
-    return [
-        pa.ipc.read_schema(each.as_buffer())
-        for each in one_chunk(table.column("schema")).dictionary
-    ]
 
 
 def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
     """Layouts of files by their numbers, of these rows of a table."""
     if not rows:
         return {}
-    (counts, ends), (start, _), (stop, _) = (_flat(table, n) for n in ("rows", "start", "stop"))
-    schemas = _schemas(table)
-    schema_of = to_numpy(one_chunk(table.column("schema")).indices).tolist()
-    extra, places = apart(one_chunk(table.column("extra")))
-    content = extra.tobytes()
+    schema = one_chunk(table.column("schema"))
+    schemas = [pa.ipc.read_schema(each.as_buffer()) for each in schema.dictionary]
+    schema_of = to_numpy(schema.indices).tolist()
+    (blocks, ends), (extra, places) = (
+        apart(one_chunk(table.column(name))) for name in ("blocks", "extra")
+    )
+    numbers, content = np.frombuffer(blocks.tobytes(), np.int64), extra.tobytes()
+    ends, places = (ends // 8).tolist(), places.tolist()
     found = {}
     for file, row in rows.items():
-        own = slice(int(ends[row]), int(ends[row + 1]))
-        more = content[int(places[row]) : int(places[row + 1])]
-        schema = schemas[schema_of[row]]
-        found[file] = checked_layout(counts[own], start[own], stop[own], schema, more)
+        rows_of, start, stop = numbers[ends[row] : ends[row + 1]].reshape(3, -1)
+        more = content[places[row] : places[row + 1]]
+        found[file] = checked_layout(rows_of, start, stop, schemas[schema_of[row]], more)
     return found
-
-
-def _is_sound(table: pa.Table) -> bool:
-    """Whether a table can be one of layouts: nothing is missing, and blocks end behind their beginning."""
-    if not table.schema.equals(COLUMNS) or any(column.null_count for column in table.columns):
-        return False
-    table.validate(full=True)
-    (rows, ends), (start, starts), (stop, stops) = (
-        _flat(table, n) for n in ("rows", "start", "stop")
-    )
-    if not (np.array_equal(ends, starts) and np.array_equal(ends, stops)):
-        return False
-    _schemas(table)
-    good = not len(rows) or min(rows.min(), start.min()) >= 0
-    return bool(good and (start <= stop).all() and rows.sum(dtype=np.float64) < MOST)

@@ -43,13 +43,8 @@ MAX_DIGESTS = 16
 
 @dataclass(frozen=True)
 class Listed:
-    """A folder or a pattern that was listed.
-
-    Args:
-        url: as it was given.
-        system: the file system.
-        wanted: which files it stands for.
-    """
+    """A folder or a pattern that was listed: as it was given, its file system, and which files it stands
+    for."""
 
     url: str
     system: Any
@@ -110,10 +105,7 @@ class FileList:
         return int(self.inodes[file]) if here and self.inodes is not None else 0
 
     def system(self, file: int) -> Any:
-        """The file system of a file, usable in this process.
-
-        A connection does not survive a fork: a child makes its own.
-        """
+        """The file system of a file: connections do not survive a fork, so that a child makes its own."""
         if self._process != os.getpid():
             self.systems = tuple(map(_made_again, self.systems))
             self._process = os.getpid()
@@ -146,48 +138,42 @@ def _made_again(system: Any) -> Any:
 
 
 class ListFiles(Source):
-    """Lists files by path, folder, glob or URL.
+    """Lists files by path, folder, glob or URL: their names are the rows, or with a reader such as
+    ``read_parquet`` after it, their rows. Nothing is listed before the first row, ``len()`` or state is asked
+    for.
 
-    Out: the files' names, or with a reader such as ``read_parquet`` after it, their rows. Nothing is listed
-    before the first row, ``len()`` or state is asked for. Cursor: none of its own. Costs one listing of each
-    folder, about 20 µs a local file, and 200 bytes of memory a file.
-
-    - A folder stands for all files of the reader's format in it and its subfolders (``.parquet`` and
-      ``.pq`` without a reader). Hidden files and folders, and those whose names begin with ``_``
-      (``_SUCCESS``, ``_metadata``, ``_delta_log``), are left out. The files of a Delta Lake or Iceberg table
-      may be outdated: list those that its own library names.
-    - Output of trainpipes below a folder that holds other files, too, is refused: it was mostly made of them.
+    - A folder stands for all files of the reader's format in it and its subfolders (``.parquet`` and ``.pq``
+      without a reader). Hidden files and folders, and those whose names begin with ``_`` (``_SUCCESS``,
+      ``_metadata``, ``_delta_log``), are left out. The files of a Delta Lake or Iceberg table may be
+      outdated: list those that its own library names.
+    - A folder that holds files and, below them, output of trainpipes is refused: it was mostly made of them.
       Output that is not finished is logged.
     - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all that it matches,
-      whatever its ending; hidden names only where the pattern begins with ``.`` or ``_``. A folder that
-      matches stands for the files in it.
-    - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained URLs) is any of these in
-      that file system.
+      hidden names only where the pattern begins with ``.`` or ``_``. A folder that matches stands for the
+      files in it.
+    - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained URLs) is any of these in that file
+      system.
 
     Files come in natural order, ``part-2`` before ``part-10``, folder by folder; the items of a list come in
-    the order given. A file that is named twice is refused: to see rows more often, use ``mix``.
+    the order given. To see rows more often, use ``mix``.
 
     Args:
         urls: a path, folder, glob or URL, or a list of them.
         suffix: take files in folders whose names end with this, instead of the endings of the reader's
             format; one or several, ``""`` for all files. Case does not matter.
-        storage_options: options of the fsspec file system, credentials for instance. They are
-            neither shown nor part of a state.
-        retry: how long requests to list and read are tried again while a server does not answer, breaks
-            off, or is busy. Errors that waiting does not cure, such as denied access, are raised at
-            once; local files are never tried again.
-        cache_dir: a folder on a disk of this machine, in which bytes of remote files are kept, so that
-            later epochs and runs do not fetch them again. They are kept by URL and version (ETag): what
-            has changed is fetched again.
+        storage_options: options of the fsspec file system, such as credentials. They are neither shown nor
+            part of a state.
+        retry: how long requests are tried again while a server does not answer, breaks off, or is busy.
+        cache_dir: a folder on a disk of this machine that keeps bytes of remote files by URL and version
+            (ETag), so that later epochs and runs do not fetch them again.
         cache_bytes: the limit of that folder, for all processes of the machine together, such as
             ``"500GB"``. What was used least recently goes first.
         prefetch_bytes: how much of remote files a process fetches before it is read, such as ``"1GB"``.
-            Like the three above no part of a state.
 
     Raises:
-        ConfigError: not a path, an empty list, or a file named twice. (When the files are listed:) a folder
-            holds files, and below it output made of them.
-        MissingFilesError: nothing matches; says what is there. (When the files are listed.)
+        ConfigError: not a path, an empty list, or a file named twice; or, when the files are listed, a
+            folder with files and output made of them.
+        MissingFilesError: nothing matches; says what is there.
         UnreachableError: a server does not answer, or denies access.
         MissingExtraError: the package for a protocol is not installed.
 
@@ -215,20 +201,14 @@ class ListFiles(Source):
 
     @staticmethod
     def of(files: FileList, urls: Sequence[str]) -> ListFiles:
-        """The stage for files that are listed already.
-
-        Args:
-            files: the files.
-            urls: what they were listed by.
-        """
+        """The stage for files that were listed by ``urls`` already."""
         stage = ListFiles(urls=list(urls))
         vars(stage)["_known"] = files
         return stage
 
     def check(self) -> None:
-        single = isinstance(self.urls, str | os.PathLike)
         self._set(
-            urls=_text(self.urls) if single else _texts(self.urls),
+            urls=_checked_urls(self.urls),
             retry=Retry.of(self.retry, "list_files(retry)"),
             cache_dir=self.cache_dir and local_path(self.cache_dir, "list_files(cache_dir)"),
         )
@@ -262,12 +242,7 @@ class ListFiles(Source):
         storage_options: Mapping[str, Any] | None = None,
         suffixes: Sequence[str] = SUFFIXES,
     ) -> FileList:
-        """The files; listed at the first call.
-
-        Args:
-            storage_options: more options for the file systems, a reader's.
-            suffixes: what names of files in folders end with for that reader.
-        """
+        """The files, listed at the first call: with a reader's options, and the ends of its files' names."""
         if self._known is not None:
             return self._known
         options = {**(self.storage_options or {}), **(storage_options or {})}
@@ -291,12 +266,11 @@ class ListFiles(Source):
             except BaseException:
                 requests.stop()  # nobody waits for what is under way
                 raise
-        systems: dict[int, Any] = {}
+        systems = list({id(system): system for system, _ in opened}.values())
         names: dict[str, str] = {}
-        paths, system_of, about = [], [], []
-        for url, (system, _), (files, _) in zip(urls, opened, found, strict=True):
-            systems.setdefault(id(system), system)
-            number = list(systems).index(id(system))
+        paths, system_of, about, listed = [], [], [], []
+        for url, (system, _), (files, wanted) in zip(urls, opened, found, strict=True):
+            number = next(n for n, one in enumerate(systems) if one is system)
             for path, told in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
                 if name in names:
@@ -307,27 +281,23 @@ class ListFiles(Source):
                     )
                 names[name] = url
                 paths.append(path)
-                system_of.append(number)
                 about.append(told)
+            system_of += [number] * len(files)
+            if wanted is not None:
+                listed.append(Listed(url, system, wanted))
         _say_versions(names, about)
-        sizes = [-1 if one.size is None else one.size for one in about]
-        listed = tuple(
-            Listed(url, system, wanted)
-            for url, (system, _), (_, wanted) in zip(urls, opened, found, strict=True)
-            if wanted is not None
-        )
         return FileList(
             list(names),
             paths,
-            np.array(sizes, dtype=np.int64),
+            np.array([-1 if one.size is None else one.size for one in about], dtype=np.int64),
             np.array(system_of, dtype=np.int64),
-            tuple(systems.values()),
+            tuple(systems),
             [one.stamp for one in about],
             np.array([one.inode for one in about], dtype=np.int64),
             seconds,
             self._cache(),
             byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
-            listed,
+            tuple(listed),
         )
 
     def _cache(self) -> DiskCache | None:
@@ -376,8 +346,7 @@ class PathSource(RowSource):
 
 
 def digests(lines: Sequence[str]) -> list[str]:
-    """Up to 16 short SHA-256 digests, each of a contiguous group of lines; one a line while there
-    are no more than 16."""
+    """Up to 16 short SHA-256 digests, each of a contiguous group of lines."""
     edges = np.linspace(0, len(lines), min(MAX_DIGESTS, len(lines)) + 1).astype(int).tolist()
     groups = ("\n".join(lines[a:b]) for a, b in pairwise(edges))
     return [hashlib.sha256(os.fsencode(group)).hexdigest()[:16] for group in groups]
@@ -397,26 +366,21 @@ def checked_options(value: Any, option: str) -> StorageOptions:
     return StorageOptions(value)
 
 
-def _text(url: Any) -> str:
-    text = os.fspath(url) if isinstance(url, os.PathLike) else url
-    if not isinstance(text, str):
-        raise ConfigError(
-            f"list_files(urls) takes paths and URLs as text or Path, got {shown(text)} "
-            f"({type(text).__name__})"
-        )
-    if not text.strip():
-        raise ConfigError("list_files(urls) needs a path, folder, glob or URL, got ''")
-    return text
-
-
-def _texts(urls: Any) -> list[str]:
+def _checked_urls(given: Any) -> str | list[str]:
+    urls = [given] if isinstance(given, str | os.PathLike) else given
+    what = (
+        "list_files(urls) takes a path, folder, glob or URL as text or Path, or a list of them, got"
+    )
     if not isinstance(urls, list | tuple):
-        raise ConfigError(
-            "list_files(urls) takes a path, folder, glob or URL, or a list of them, got "
-            f"{urls!r} ({type(urls).__name__})"
-        )
+        raise ConfigError(f"{what} {given!r} ({type(given).__name__})")
     if not urls:
         raise MissingFilesError(
             "list_files(urls) needs at least one path, folder, glob or URL, got an empty list"
         )
-    return [_text(url) for url in urls]
+    found = [os.fspath(url) if isinstance(url, os.PathLike) else url for url in urls]
+    for url in found:
+        if not isinstance(url, str):
+            raise ConfigError(f"{what} {shown(url)} ({type(url).__name__})")
+        if not url.strip():
+            raise ConfigError("list_files(urls) needs a path, folder, glob or URL, got ''")
+    return found if urls is given else found[0]

@@ -60,26 +60,17 @@ def is_local(system: Any) -> bool:
 
 
 def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
-    """The fsspec file system of a URL or path, and the path in it.
-
-    Args:
-        url: what to open.
-        options: for the file system.
-        seconds: how long its requests will be tried again.
-
-    Raises:
-        MissingExtraError: the package that speaks this protocol is not installed.
-        ConfigError: there is no file system for the protocol, it does not take these options, or it makes up
-            data.
-    """
+    """The fsspec file system of a URL or path, and the path in it."""
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
-        plain = "::" not in url
-        if plain and url.startswith(("http://", "https://")):
+        if "::" not in url and url.startswith(("http://", "https://")):
             options = _http_options(seconds, options)
-        elif plain and url.startswith(("s3://", "s3a://")):
-            options = _s3_options(options)
+        elif "::" not in url and url.startswith(("s3://", "s3a://")):
+            # botocore does not try again by itself, and has a connection for each part.
+            own = {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
+            given = options.get("config_kwargs") or {}
+            options = {**options, "config_kwargs": {**own, **given}}
         system, path = fsspec.url_to_fs(url, **options)
         try_once(system)
     except ImportError as error:
@@ -91,15 +82,14 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         ) from clean(error)
     except (TypeError, ValueError) as error:
         protocol = url.split("://")[0].split("::")[-1]
+        said = f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
         if protocol not in known_implementations and protocol not in fsspec.available_protocols():
             hint = nearest(protocol, sorted(known_implementations))
-            raise ConfigError(
+            said = (
                 f"{url!r}: fsspec has no file system for the protocol {protocol!r}{hint}; one of your own is "
                 "known once it is registered by fsspec.register_implementation()"
-            ) from clean(error)
-        raise ConfigError(
-            f"{url!r} cannot be opened with storage_options {sorted(options)}: {error}"
-        ) from clean(error)
+            )
+        raise ConfigError(said) from clean(error)
     if type(system) is CachingFileSystem:
         raise ConfigError(
             f"{url!r}: once a request fails, 'blockcache::' returns zeros in place of the data; take "
@@ -107,12 +97,6 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
         )
     system.invalidate_cache()  # a listing of earlier may not be what is there now
     return system, path.rstrip("/") or path
-
-
-def _s3_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by which botocore does not try again by itself, and has a connection for each part."""
-    own = {"retries": {"total_max_attempts": 1}, "max_pool_connections": CONNECTIONS}
-    return {**options, "config_kwargs": {**own, **(options.get("config_kwargs") or {})}}
 
 
 def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,19 +128,7 @@ def expand(
     url: str, opened: tuple[Any, str], suffixes: tuple[str, ...], requests: Requests
 ) -> tuple[Found, Wanted | None]:
     """The files that a path, folder, glob or URL stands for, in natural order; and the rule by which they
-    were found, None for a file.
-
-    Args:
-        url: what to look for.
-        opened: what ``open_system`` gave for it.
-        suffixes: what the names of files found in folders end with, in lower case.
-        requests: makes those to servers.
-
-    Raises:
-        MissingFilesError: there are none; says what is there instead.
-        UnreachableError: a server does not answer, or denies access.
-        UnreadableError: a folder or bucket cannot be listed.
-    """
+    were found, None for a file."""
     system, path = opened
     folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
     found: Found = {}
@@ -189,12 +161,7 @@ def _wanted(system: Any, path: str, folder: Entry | None, suffixes: tuple[str, .
 
 
 def _walk(folders: Folders, wanted: Wanted) -> Found:
-    """The files that are meant, level by level.
-
-    Raises:
-        FileNotFoundError: the root is not there.
-        ConfigError: output of trainpipes is among other files.
-    """
+    """The files that are meant, level by level."""
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
@@ -247,18 +214,17 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
 def _unlistable(url: str, error: Exception) -> UnreadableError:
     if isinstance(error, UnreadableError):
         return error
-    path = getattr(error, "filename", None) or url
-    if isinstance(error, PermissionError):
-        return UnreadableError(
-            f"permission to list {path} is denied ({error}); change it, or give credentials by "
-            "storage_options={...}",
-            path=str(path),
-        )
-    return UnreadableError(
+    said = (
         f"{url} cannot be listed: {type(error).__name__}: {error}; is the address right, and "
-        "are credentials given (environment, or storage_options={...})?",
-        path=url,
+        "are credentials given (environment, or storage_options={...})?"
     )
+    if isinstance(error, PermissionError):
+        url = str(getattr(error, "filename", None) or url)
+        said = (
+            f"permission to list {url} is denied ({error}); change it, or give credentials by "
+            "storage_options={...}"
+        )
+    return UnreadableError(said, path=url)
 
 
 def _nothing(

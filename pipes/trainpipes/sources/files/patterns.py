@@ -30,19 +30,7 @@ def hidden(name: str) -> bool:
 
 
 def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> None:
-    """Look for output of trainpipes among the files that a folder stands for.
-
-    What is not finished is logged. Output below other files was mostly made of them, so that their rows would
-    come twice.
-
-    Args:
-        folder: its path.
-        files: their paths.
-        marks: paths of the manifests and work folders that are there.
-
-    Raises:
-        ConfigError: there is output below the folder, and other files too.
-    """
+    """Look for output of trainpipes among the files that a folder stands for."""
     counts: dict[str, int] = {}
     written: dict[str, int] = {}
     for file in files:

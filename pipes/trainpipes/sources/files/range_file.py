@@ -1,7 +1,7 @@
 """The bytes of a file as a file that Arrow reads: several places of it in turn, each of them forward.
 
-fsspec's own file objects keep one block of 5 to 50 MB and read on from wherever they were asked last.
-The columns of a row group lie far apart and are read in turn, so most of such blocks would be thrown away.
+fsspec's own files keep one block of 5 to 50 MB: the columns of a row group lie far apart, so most of such
+blocks would be thrown away.
 """
 
 from __future__ import annotations
@@ -52,10 +52,6 @@ class RangeFile(io.RawIOBase):
 
     Whatever is fetched, is fetched for all expected parts at once, so that the columns of a row group wait
     for the server once, not in turn.
-
-    Args:
-        source: the bytes.
-        held: how many of them are held, about; 16 MiB unless it is given.
     """
 
     def __init__(self, source: FileBytes, held: int | None = None) -> None:
@@ -73,10 +69,11 @@ class RangeFile(io.RawIOBase):
         steps = [max(LEAST_BYTES, int((stop - start) * share)) for start, stop in ranges]
         self._parts = [_Part(*one, n, n) for one, n in zip(ranges, steps, strict=True)]
 
-    def follow(self, start: int) -> None:
+    def follow(self, start: int) -> RangeFile:
         """Go to a place, from which on most will be read: more is fetched each time."""
         self._parts = [_Part(0, self._source.size, LEAST_BYTES, self._held // 2)]
         self.seek(start)
+        return self
 
     def fetch(self) -> None:
         """Fetch what is expected before it is read."""
@@ -106,7 +103,9 @@ class RangeFile(io.RawIOBase):
             return b""
         inside = (s for s in self._parts if s.start <= start and stop <= s.stop)
         part = next(inside, None)
-        if part is None:
+        if here := self._source.here(start, stop):
+            found = bytes(here)
+        elif part is None:
             found = bytes(self._source.read([(start, stop)])[0])
         else:
             if start < part.first or stop > part.end:

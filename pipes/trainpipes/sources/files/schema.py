@@ -40,18 +40,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 def chosen(
     schema: pa.Schema, columns: Sequence[str] | None, asker: str, path: str
 ) -> dict[str, pa.Field]:
-    """The chosen columns of one file, in the order asked for.
-
-    Args:
-        schema: the file's Arrow schema.
-        columns: names; ``"a.b"`` for field b of struct a, ``"a.list.element.b"`` for that of the structs in
-            list a. None for all.
-        asker: the stage, for messages.
-        path: the file, for messages.
-
-    Raises:
-        SchemaError: a column is missing, or there are two of its name.
-    """
+    """The chosen columns of one file, in the order asked for."""
     names: list[str] = schema.names
     twice = sorted(name for name in repeated(names) if columns is None or name in columns)
     if twice:
@@ -83,12 +72,7 @@ def chosen(
 
 
 def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The columns of a table that are asked for, in order: for each the paths in it, "" for all of it.
-
-    Args:
-        columns: names, or paths such as "a.b".
-        names: of the table's columns.
-    """
+    """The columns of a table that are asked for, in order: for each the paths in it, "" for all of it."""
     wanted: dict[str, list[str]] = {}
     known = frozenset(names)
     for column in columns:
@@ -163,19 +147,7 @@ def _paths(field: pa.Field, path: str) -> list[str]:
 def one_schema(
     files: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None, asker: str
 ) -> pa.Schema:
-    """The schema that the chosen columns of all files can be cast to without loss.
-
-    Types that differ are widened by Arrow's permissive promotion (int32 and int64, null and anything,
-    string and large_string, …). Metadata is dropped.
-
-    Args:
-        files: path and schema of the first file, and of the first file of each other schema.
-        columns: names to choose; None for those of the first file, which all must have then.
-        asker: the stage, for messages.
-
-    Raises:
-        SchemaError: a file lacks a column or has it with another type; names that file and the first.
-    """
+    """The schema that the chosen columns of all files can be cast to without loss."""
     first_path, first = files[0]
     fields = chosen(first, columns, asker, first_path)
     for path, schema in files[1:]:
@@ -207,16 +179,7 @@ def different_schemas(
 
 
 def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa.Array:
-    """A column of one file in the type that it has over all files.
-
-    Args:
-        column: as the file has it.
-        field: its name, and the type.
-        place: says where it is.
-
-    Raises:
-        SchemaError: a value does not fit.
-    """
+    """A column of one file in the type that it has over all files."""
     if column.type.equals(field.type):
         return column
     try:

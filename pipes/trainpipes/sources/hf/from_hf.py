@@ -22,19 +22,16 @@ from trainpipes.sources.hf.table import HFTable
 class FromHf(Source):
     """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.
 
-    A ``Dataset`` gives rows as Arrow, straight from its tables, as its ``select``, ``shuffle``, ``filter``,
-    ``sort`` and ``shard`` chose and ordered them. Cursor: a row number; rows can be chosen by number
-    (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Costs what the dataset costs, which is
-    memory-mapped as a rule. Columns that its format leaves out are left out; images and audio come as
-    they are stored, a struct of bytes and path, and not decoded. A state holds a fingerprint of the dataset's
-    number of rows, columns and indices, and of all rows if they are in memory, else of some.
+    A ``Dataset`` gives rows as Arrow, as its ``select``, ``shuffle``, ``filter``, ``sort`` and ``shard``
+    chose and ordered them; they can be chosen by number (``shuffle(scope="global")``,
+    ``shuffle(sampler=...)``). Columns that its format leaves out are left out. Images and audio come as
+    they are stored, not decoded.
 
-    An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts. Cursor: the dataset's
-    own ``state_dict``, and the number of rows used since. If the dataset itself shuffles, it cannot save its
-    position: a resume reads the rows again from the epoch's start. Leave that shuffle out, and put
-    ``.shuffle(buffer_size)`` after ``from_hf``. Each rank and worker reads the whole stream and takes its
-    share of the rows, however many shards the dataset has. For Parquet files on the Hub,
-    ``tp.list_files("hf://datasets/...").read_parquet()`` reads in each rank only what it needs.
+    An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts, and resumes from
+    its own ``state_dict``. One that shuffles is read again from the epoch's start: put
+    ``.shuffle(buffer_size)`` after ``from_hf`` instead. Each rank and worker reads the whole stream and
+    takes its share of the rows; of Parquet files on the Hub,
+    ``tp.list_files("hf://datasets/...").read_parquet()`` reads only what a rank needs.
 
     Args:
         dataset: the dataset; or a ``DatasetDict``, with ``split``.
@@ -42,8 +39,8 @@ class FromHf(Source):
         block_rows: rows of a ``Dataset`` in a block (a shuffle permutes blocks first).
 
     Raises:
-        ConfigError: that is no dataset, or a split is not chosen; or the dataset has a transform, which would
-            not run, or was cut by ``split_dataset_by_node``.
+        ConfigError: that is no dataset, or a split is not chosen; or the dataset has a transform, which
+            would not run, or was cut by ``split_dataset_by_node``.
 
     ``tp.from_hf(load_dataset("my/dataset"), split="train").shuffle(40_960).batch(32)``
     """

@@ -49,12 +49,6 @@ def _copied(dataset: Any) -> Any:
 
 
 class HFStream(RowStream):
-    """An ``IterableDataset`` as a stream.
-
-    Args:
-        dataset: the dataset.
-    """
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         features = getattr(dataset, "features", None)
@@ -96,14 +90,6 @@ class HFStream(RowStream):
 
 
 class HFReader(StreamReader):
-    """One pass over an ``IterableDataset``.
-
-    Args:
-        dataset: one of its own.
-        schema: of the rows as Arrow; None for dicts.
-        state: of an earlier reader.
-    """
-
     def __init__(
         self, dataset: Any, schema: pa.Schema | None, state: dict[str, Any] | None
     ) -> None:

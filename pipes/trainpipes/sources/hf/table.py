@@ -24,15 +24,7 @@ SAMPLED = 16
 
 
 class HFTable(RandomAccessSource):
-    """A dataset's rows, in blocks. Can be pickled, as the dataset can.
-
-    Args:
-        dataset: the dataset.
-        block_rows: rows of a block.
-
-    Attributes:
-        schema: Arrow schema of all tables that come out.
-    """
+    """A dataset's rows, in blocks. Can be pickled, as the dataset can."""
 
     def __init__(self, dataset: Any, block_rows: int) -> None:
         self._dataset = dataset

@@ -29,14 +29,8 @@ from trainpipes.stages.pad_columns import Ragged, of_arrow
 
 
 class TokenRows(TensorRows):
-    """Rows of "input_ids", and with them of "labels", the tokens after them: int64 ``[rows, length]`` for
-    whoever looks, and as narrow as in their file until then. ``tensors`` makes all rows wide each time that
-    it is asked for, ``part`` those that are asked for.
-
-    Args:
-        packed: ids in their file's dtype, ``[rows, length]``, of rows with labels ``[rows, length + 1]``.
-        labels: whether a row has the tokens after it.
-    """
+    """Rows of "input_ids" and, if asked for, "labels", the tokens after them: int64 ``[rows, length]`` when
+    they are looked at, and until then as narrow as in their file."""
 
     packed: Array
     labels: bool
@@ -90,25 +84,24 @@ BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 class MemmapDataset(Dataset[Any]):
     """Rows of memory-mapped files as a map-style dataset.
 
-    ``ds[i]`` is a row: a dict of tensors, or a tuple of them where ``write_memmap`` was given no names;
-    ``ds[i:j]`` and ``ds[array]`` are several, each column stacked to ``[rows, ...]`` and a ragged one
-    a list of tensors. All are copies, so you may change them. Opening reads headers, and the offsets of
-    ragged columns, 8 bytes a row. All processes of a machine share what was read, in the page cache. A
-    pickle holds paths and manifests, no rows.
+    ``ds[i]`` is a row: a dict of tensors, or a tuple where ``write_memmap`` was given no names; ``ds[i:j]``
+    and ``ds[array]`` are several, each column stacked to ``[rows, ...]``, a ragged one a list of tensors.
+    All are copies. Opening reads headers, and the offsets of ragged columns, 8 bytes a row. All processes of
+    a machine share what was read. A pickle holds paths and manifests, no rows.
 
     Args:
-        path: a folder of ``write_memmap``; a folder that holds such folders, a glob or a list of them, one
-            after the other. With ``dtype``, files.
+        path: a folder of ``write_memmap``; a folder of such folders, a glob or a list of them. With
+            ``dtype``, files.
         columns: names of columns; None for all.
         transform: function of a row, applied when it is read; ``ds[i:j]`` is then a list.
         version: names the function in checkpoints instead of its module and name.
-        dtype: type of the numbers in files that hold nothing else (token files of nanoGPT and others):
-            "uint8", "uint16", "uint32", "int32" or "int64". Rows are then dicts with ``input_ids``, int64
-            ``[length]``; numbers at a file's end that fill no row are left out.
+        dtype: "uint8", "uint16", "uint32", "int32" or "int64", for files of bare numbers (nanoGPT and
+            others). Rows are then dicts with ``input_ids``, int64 ``[length]``; numbers that fill no row are
+            left out.
         length: with ``dtype``, numbers in a row.
-        labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``: at each place the
-            number that follows in the file.
-        verify: compare all data with its checksums now, as ``verify()`` does later.
+        labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``: the numbers that
+            follow.
+        verify: whether to compare all data with its checksums now.
 
     Raises:
         MissingFilesError: there is no such file.
@@ -191,7 +184,6 @@ class MemmapDataset(Dataset[Any]):
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of an average row."""
         total = sum(file.row_bytes * file.rows for file in self.files)
         return float(total / max(1, len(self)))
 
@@ -323,11 +315,6 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
 def check_options(
     path: Any, columns: Any, transform: Any, version: Any, dtype: Any, length: Any, labels: Any
 ) -> dict[str, Any]:
-    """The options of a memory map as plain values.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
     if transform is not None and not callable(transform):
         raise ConfigError(f"read_memmap(transform) is a function of a row, got {shown(transform)}")
     if columns is not None and (isinstance(columns, str) or not columns):
@@ -370,7 +357,6 @@ def check_options(
 
 
 def _tensors(column: Array | Ragged) -> Any:
-    """A column that is a copy as a tensor; a ragged one as a tensor for each row."""
     if not isinstance(column, Ragged):
         return torch.from_numpy(np.ascontiguousarray(column))
     cells = np.split(column.values, np.cumsum(column.lengths))[:-1]
@@ -378,7 +364,6 @@ def _tensors(column: Array | Ragged) -> Any:
 
 
 def tensor_rows(table: pa.Table) -> list[dict[str, torch.Tensor]]:
-    """Rows of a table as dicts of tensors."""
     found = (of_arrow(table.column(name), name) for name in table.column_names)
     columns = [_tensors(c if isinstance(c, Ragged) else np.array(c.values)) for c in found]
     return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -26,11 +26,7 @@ CHECK_ROWS = 1 << 20
 
 
 def open_folder(path: str) -> list[MappedRows]:
-    """Map all columns of a memory map, part by part. Headers and offsets are read.
-
-    Raises:
-        UnreadableError: the manifest is damaged, or a file is missing or not what the manifest says.
-    """
+    """Map all columns of a memory map, part by part. Headers and offsets are read."""
     headers = read_headers(path)
     if len(headers) == 1:
         return [_opened(path, part, header) for part, header in headers.items()]
@@ -55,7 +51,6 @@ def _opened(name: str, part: str, header: Header) -> MappedRows:
 
 
 def _check_offsets(path: str, offsets: IntArray, values: int) -> None:
-    """Raise unless offsets go up from 0 to the number of values."""
     bad = [n for n, must in ((0, 0), (len(offsets) - 1, values)) if offsets[n] != must]
     for start in range(0, len(offsets), CHECK_ROWS):
         part = offsets[start : start + CHECK_ROWS + 1]

@@ -33,11 +33,8 @@ BLOCK_ROWS = 8192
 
 
 class FromMemmap(Source):
-    """Rows of memory-mapped files.
-
-    Out: dicts or tuples of tensors where all columns have a fixed shape, gathered and not stacked row
-    by row; with a ragged column, rows as Arrow, which ``pad_collate`` pads. Cursor: a row number.
-    Costs the pages that are read, and a shuffle's buffer costs its rows; ``shuffle(scope="global")`` has no
+    """Rows of memory-mapped files: dicts or tuples of tensors where all columns have a fixed shape; with a
+    ragged column, rows as Arrow. A shuffle's buffer costs its rows; ``shuffle(scope="global")`` has no
     buffer.
 
     Args: those of ``MemmapDataset``.
@@ -106,8 +103,6 @@ class Unpack(RunStage):
 
 
 class MemmapSource(RandomAccessSource):
-    """Memory-mapped rows, in blocks of up to 1 MiB within each file."""
-
     by_number = True
     holds_numbers = True
 
@@ -171,7 +166,6 @@ class MemmapSource(RandomAccessSource):
         return Place(path, row=int(self._begins[block]) + row)
 
     def relative_names(self) -> list[str]:
-        """Names of the files, as row identities have them."""
         return self._dataset.relative_names()
 
     def fingerprint(self) -> dict[str, Any]:

@@ -39,18 +39,6 @@ def mapped(
 
 @dataclass(frozen=True)
 class MappedRows:
-    """The rows of one memory map.
-
-    Args:
-        path: the folder or file.
-        rows: how many.
-        layout: what a row is.
-        columns: its columns.
-        values: of each column, in the file: ``[rows, ...]``, of a ragged one ``[values, ...]``.
-        offsets: of a ragged column, where its rows start in the values, and their end: int64 ``[rows + 1]``.
-        row_bytes: of an average row.
-    """
-
     path: str
     rows: int
     layout: Layout
@@ -60,11 +48,9 @@ class MappedRows:
     row_bytes: float
 
     def identity(self) -> list[Any]:
-        """What tells its content, of JSON types."""
         return [[str(c), c.values, c.crc32, c.offsets_crc32] for c in self.columns]
 
     def verify(self) -> None:
-        """Read all of it; raise UnreadableError if it is not what was written."""
         for column, values, offsets in zip(self.columns, self.values, self.offsets, strict=True):
             same = crc32_of(values) == column.crc32
             if not same or (column.ragged and crc32_of(offsets) != column.offsets_crc32):

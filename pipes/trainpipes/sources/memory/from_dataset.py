@@ -7,24 +7,21 @@ from dataclasses import KW_ONLY
 from operator import length_hint
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from trainpipes._internal.checks import checked_schema
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import checked_schema, require
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
-from trainpipes.kinds.source import Place, RandomAccessSource, RowSource, RowStream, even_blocks
+from trainpipes.kinds.source import RowsInMemory, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
 from trainpipes.stages.torch_samplers import keys_of, reorders
 
-BLOCK_ROWS = 8192
 #: Datasets whose ``__getitem__`` is no code of the user's: many rows of them are fetched at once.
 PLAIN = (list, tuple, range)
 
@@ -32,21 +29,17 @@ PLAIN = (list, tuple, range)
 class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
-    Out: the items, unchanged until ``collate``. Cursor: a row number. Indices are shuffled and dealt,
-    and a rank or worker fetches only its own; a shuffle's buffer costs 8 bytes a row. Without ``batch``,
-    items are fetched one by one; with it, a micro-batch at a time.
-
-    A state knows the dataset by its class and length only. So it also loads with other items in a dataset of
-    the same class and length.
+    Indices are shuffled and dealt, and a rank or worker fetches only its own. Without ``batch``, items are
+    fetched one by one; with it, a batch at a time. A state knows the dataset by its class and length
+    only.
 
     Args:
         dataset: the dataset; ``len(dataset)`` items.
         sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. For samplers of
             ``trainpipes.samplers`` see ``shuffle(sampler=...)``. Torch's samplers draw with another
-            seed each epoch, and not from the global generator; a ``DistributedSampler`` gives the
-            indices of all its replicas, which ``sharding_filter`` deals to ranks. A resume draws the epoch's
-            keys again and drops those used.
-        batch_sampler: gives a list of keys for each micro-batch, in place of ``batch``. Each item is then a
+            seed each epoch; a ``DistributedSampler`` gives the indices of all its replicas, which
+            ``sharding_filter`` deals to ranks. A resume draws the epoch's keys again and drops those used.
+        batch_sampler: gives a list of keys for each batch, in place of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 
@@ -66,33 +59,29 @@ class FromDataset(Source):
 
     def check(self) -> None:
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
+        given, what = type(dataset).__name__, "from_dataset(dataset) takes"
         if isinstance(dataset, IterableDataset):
             raise ConfigError(
-                f"from_dataset(dataset) takes a map-style dataset, got {type(dataset).__name__}, which is "
-                "an IterableDataset: use from_iterable(dataset)"
+                f"{what} a map-style dataset, got {given}, which is an IterableDataset: use "
+                "from_iterable(dataset)"
             )
         if not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                "from_dataset(dataset) takes an object with __len__ and __getitem__, got "
-                f"{type(dataset).__name__}"
-            )
+            raise ConfigError(f"{what} an object with __len__ and __getitem__, got {given}")
         if sampler is not None and batch_sampler is not None:
             raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
-        if isinstance(sampler, RowSampler | BatchSampler) or isinstance(
-            batch_sampler, RowSampler | BatchSampler
-        ):
-            raise ConfigError(
-                f"{type(sampler or batch_sampler).__name__} is of rows by number: write "
-                "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
-            )
+        for one in (sampler, batch_sampler):
+            if isinstance(one, RowSampler | BatchSampler):
+                raise ConfigError(
+                    f"{type(one).__name__} is of rows by number: write "
+                    "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
+                )
         keys = self.keys
         if keys is None and not isinstance(dataset, Sized):
             raise ConfigError(
-                f"from_dataset(dataset) needs len(dataset), and {type(dataset).__name__} has none: give "
-                "a sampler"
+                f"from_dataset(dataset) needs len(dataset), and {given} has none: give a sampler"
             )
-        if keys is not None and not isinstance(keys, Iterable):
-            raise ConfigError(f"from_dataset(sampler) is an iterable of indices, got {shown(keys)}")
+        good = keys is None or isinstance(keys, Iterable)
+        require(good, "from_dataset(sampler)", "an iterable of indices", keys)
         checked_schema(self.schema, "from_dataset(schema)")
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
@@ -142,12 +131,7 @@ class FromDataset(Source):
 
 
 class Fetch(RunStage):
-    """Items of a dataset for their keys.
-
-    Args:
-        dataset: where they are.
-        batched: whether a key is a list of keys, and what comes out a list of items.
-    """
+    """Items of a dataset for their keys."""
 
     dataset: Any
     batched: bool = False
@@ -184,34 +168,26 @@ class Fetch(RunStage):
         return f"{type(self.dataset).__name__}[…]"
 
 
-class IndexSource(RandomAccessSource):
-    """The indices of a dataset, in blocks."""
-
-    by_number = True
+class IndexSource(RowsInMemory):
+    """The indices of a dataset."""
 
     row_bytes = 8.0
 
     def __init__(self, dataset: Any) -> None:
-        self._rows = len(dataset)
-        self._name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
-        self._starts = even_blocks(self._rows, BLOCK_ROWS)
-        self.lengths = np.diff(self._starts)
+        super().__init__(len(dataset))
+        self._name = _named(dataset)
 
-    def read(self, block: int, start: int, stop: int) -> Payload:
-        first = int(self._starts[block])
-        return list(range(first + start, first + stop))
+    def slice(self, start: int, stop: int) -> Payload:
+        return list(range(start, stop))
 
     def take(self, index: IntArray) -> Payload:
         return index.tolist()
 
-    def place(self, block: int, row: int) -> Place:
-        return Place(row=int(self._starts[block]) + row)
-
     def fingerprint(self) -> dict[str, Any]:
-        return {"rows": self._rows, "dataset": self._name}
+        return {"rows": self.rows, "dataset": self._name}
 
     def describe(self) -> list[tuple[str, str]]:
-        return [("dataset", self._name), ("rows", f"{self._rows:,}")]
+        return [("dataset", self._name), *super().describe()]
 
 
 class SamplerStream(RowStream):
@@ -219,7 +195,7 @@ class SamplerStream(RowStream):
 
     def __init__(self, sampler: Iterable[Any], dataset: Any) -> None:
         self._sampler = sampler
-        self._name = f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+        self._name = _named(dataset)
 
     @property
     def length(self) -> int | None:
@@ -235,3 +211,8 @@ class SamplerStream(RowStream):
 
     def describe(self) -> list[tuple[str, str]]:
         return [("dataset", self._name), ("rows", f"{self.length} an epoch, by a sampler")]
+
+
+def _named(dataset: Any) -> str:
+    """What a state knows a dataset by."""
+    return f"{type(dataset).__module__}.{type(dataset).__qualname__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any
 
@@ -22,9 +22,9 @@ from trainpipes.kinds.stage_kinds import Source
 class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.
 
-    Out: the items, unchanged. Cursor: a count. An iterable cannot seek: a resume makes it again and drops
-    the items already used, and with ``sharding_filter`` every rank and worker reads all of it. The factory
-    must give the same items in the same order each time.
+    An iterable cannot seek: a resume makes it again and drops the items already used, and with
+    ``sharding_filter`` every rank and worker reads all of it. It must give the same items in the same order
+    each time.
 
     Args:
         factory: function without arguments that returns a fresh iterable; or a re-iterable object
@@ -47,21 +47,15 @@ class FromIterable(Source):
     schema: pa.Schema | None = None
 
     def check(self) -> None:
-        factory = self.factory
-        if isinstance(factory, Iterator):
-            raise ConfigError(
-                "from_iterable(factory) takes a function that returns a fresh iterable, got an iterator "
-                f"({type(factory).__name__}), which is empty after one epoch: pass lambda: ... instead"
-            )
-        if isinstance(factory, set | frozenset):
-            raise ConfigError(
-                "from_iterable(factory) needs data in a fixed order, got a set, whose order differs "
-                "between processes: pass sorted(...)"
-            )
-        if not callable(factory) and not isinstance(factory, Iterable):
-            raise ConfigError(
-                f"from_iterable(factory) takes a function that returns an iterable, got {shown(factory)}"
-            )
+        factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
+        good = (callable(factory) or isinstance(factory, Iterable)) and not isinstance(
+            factory, Iterator
+        )
+        way = "an iterator is empty after one epoch" if isinstance(factory, Iterator) else ""
+        self._require(good, "factory", takes, way and f"{way}: pass lambda: ... instead")
+        is_set = isinstance(factory, set | frozenset)
+        way = "not a set, whose order differs between processes: pass sorted(...)"
+        self._require(not is_set, "factory", "data in a fixed order", way)
         checked_schema(self.schema, "from_iterable(schema)")
 
     def open(self) -> IterableStream:
@@ -74,48 +68,40 @@ class FromIterable(Source):
         return text if len(text) < 120 else f"from_iterable({type(self.factory).__name__})"
 
 
+@dataclass(eq=False)
 class IterableStream(RowStream):
     """An iterable made anew for each pass."""
 
-    def __init__(
-        self, factory: Callable[[], Iterable[Any]] | Iterable[Any], version: str | None
-    ) -> None:
-        self._factory = factory
-        self._version = version
+    factory: Callable[[], Iterable[Any]] | Iterable[Any]
+    version: str | None
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> IterableReader:
-        factory = self._factory
-        if callable(factory) and not isinstance(factory, IterableDataset):
-            found = factory()
+        found: Any = self.factory
+        if callable(found) and not isinstance(found, IterableDataset):
+            found = found()
             if not isinstance(found, Iterable):
                 raise ConfigError(
-                    f"from_iterable(factory) takes a function that returns an iterable, and {show(factory)} "
-                    f"returned {shown(found)}"
+                    "from_iterable(factory) must be a function that returns an iterable, and "
+                    f"{show(self.factory)} returned {shown(found)}"
                 )
-            return IterableReader(iter(found))
-        assert isinstance(factory, Iterable)
-        return IterableReader(iter(factory))
+        return IterableReader(iter(found))
 
     def fingerprint(self) -> dict[str, Any]:
-        if self._version is not None:
-            return {"iterable": f"version {self._version}"}
-        factory = self._factory
+        if self.version is not None:
+            return {"iterable": f"version {self.version}"}
+        factory = self.factory
         return {"iterable": identify(factory) if callable(factory) else type(factory).__qualname__}
 
     def describe(self) -> list[tuple[str, str]]:
-        return [
-            (
-                "rows",
-                "an iterable: number of rows unknown; a resume reads and drops the rows already used",
-            )
-        ]
+        rows = "an iterable: number of rows unknown; a resume reads and drops the rows already used"
+        return [("rows", rows)]
 
 
+@dataclass(eq=False)
 class IterableReader(StreamReader):
     """One pass over an iterable."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
+    items: Iterator[Any]
 
     def read(self, rows: int) -> Payload | None:
-        return list(islice(self._items, rows)) or None
+        return list(islice(self.items, rows)) or None

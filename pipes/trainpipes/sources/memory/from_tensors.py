@@ -6,27 +6,21 @@ import hashlib
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require, wrong
 from trainpipes.columns.content import tensor_digest
-from trainpipes.columns.lone_copy import gathered
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
-from trainpipes.kinds.source import Place, RandomAccessSource
+from trainpipes.kinds.source import RowsInMemory
 from trainpipes.kinds.stage_kinds import Source
-
-BLOCK_ROWS = 8192
 
 
 class FromTensors(Source):
     """Rows of tensors that share their first dimension.
 
-    Out: tuples of tensors, or dicts where the tensors are given by name. Cursor: a row number. Costs
-    the tensors; batches are gathered, not stacked row by row. The first state costs one pass over them,
-    about 1 GB/s in each thread, since a state knows tensors by all of their numbers.
+    A row is a tuple of tensors, or a dict where the tensors are given by name. The first state costs one pass
+    over them, about 1 GB/s in each thread, since a state knows tensors by all of their numbers.
 
     Args:
         tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.
@@ -48,20 +42,15 @@ class FromTensors(Source):
     names: tuple[str, ...] | None = None
 
     def check(self) -> None:
-        if not self.tensors:
-            raise ConfigError("from_tensors(...) takes one tensor or more, got none")
+        require(self.tensors, "from_tensors(...)", "one tensor or more", self.tensors)
         try:
             converted = tuple(torch.as_tensor(t) for t in self.tensors)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(
-                "from_tensors(...) takes tensors, arrays or lists of numbers, got "
-                f"{shown(self.tensors, 60)}: {error}"
-            ) from error
+            rule = "tensors, arrays or lists of numbers"
+            raise wrong("from_tensors(...)", rule, self.tensors, str(error)) from error
         shapes = [tuple(t.shape) for t in converted]
-        if any(not s for s in shapes) or len({s[0] for s in shapes}) > 1:
-            raise ConfigError(
-                f"from_tensors(...) takes tensors of the same first dimension, got shapes {shapes}"
-            )
+        alike = all(shapes) and len({s[0] for s in shapes if s}) < 2
+        require(alike, "from_tensors(...)", "tensors of the same first dimension", shapes)
         self._set(tensors=converted)
 
     @cached_property
@@ -78,28 +67,19 @@ class FromTensors(Source):
         return f"from_tensors({', '.join(shapes)})"
 
 
-class TensorSource(RandomAccessSource):
-    """Tensors in memory, in blocks."""
-
-    by_number = True
+class TensorSource(RowsInMemory):
+    """Tensors in memory."""
 
     def __init__(self, rows: TensorRows) -> None:
+        super().__init__(len(rows))
         self._rows = rows
-        self._starts = np.arange(0, max(1, len(rows)), BLOCK_ROWS, dtype=np.int64)
-        self.lengths = np.diff(np.append(self._starts, len(rows)))
-        total = sum(t.nbytes for t in rows.tensors)
-        self.row_bytes = total / len(rows) if len(rows) else None
+        self.row_bytes = rows.nbytes / len(rows) if len(rows) else None
 
-    def read(self, block: int, start: int, stop: int) -> TensorRows:
-        first = int(self._starts[block])
-        return self._rows.slice(first + start, first + stop)
+    def slice(self, start: int, stop: int) -> TensorRows:
+        return self._rows.slice(start, stop)
 
     def take(self, index: IntArray) -> TensorRows:
-        tensors = tuple(gathered(tensor, index) for tensor in self._rows.tensors)
-        return TensorRows(tensors, self._rows.names)
-
-    def place(self, block: int, row: int) -> Place:
-        return Place(row=int(self._starts[block]) + row)
+        return self._rows.take(index)
 
     def block_key(self, block: int) -> Any:
         """A digest of all rows, and which of them are meant."""
@@ -113,12 +93,5 @@ class TensorSource(RandomAccessSource):
             for row in tensor[:: max(1, len(self._rows) // 4)][:5]:
                 digest.update(repr(row.tolist()).encode())
         content = hashlib.sha256("".join(map(tensor_digest, self._rows.tensors)).encode())
-        return {
-            "rows": len(self._rows),
-            "tensors": shapes,
-            "sample": digest.hexdigest()[:16],
-            "content": content.hexdigest()[:16],
-        }
-
-    def describe(self) -> list[tuple[str, str]]:
-        return [("rows", f"{len(self._rows):,}")]
+        sample, known = digest.hexdigest()[:16], content.hexdigest()[:16]
+        return {"rows": self.rows, "tensors": shapes, "sample": sample, "content": known}

@@ -1,8 +1,4 @@
-"""``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours.
-
-A node stands at one position. When several pipelines of a process read the same node, each moves it to its
-own position before it reads. Called by the thread that reads a stream.
-"""
+"""``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.source import RowStream, StreamReader
@@ -36,16 +32,9 @@ _KNOWN = {
     frozenset({"source", "batch_idx"}): "source",
     frozenset({"it_state"}): "it_state",
     frozenset({"snapshot", "steps_since_snapshot"}): "snapshot",
-    frozenset(
-        {
-            "datasets_exhausted",
-            "dataset_node_states",
-            "epoch",
-            "num_yielded",
-            "weighted_sampler_state",
-        }
-    ): "dataset_node_states",
-}
+    frozenset({"datasets_exhausted", "dataset_node_states", "epoch", "num_yielded",
+               "weighted_sampler_state"}): "dataset_node_states",
+}  # fmt: skip
 
 
 def plain(value: Any) -> Any:
@@ -65,14 +54,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return {"__tuple__": [plain(inner) for inner in value]}
     if isinstance(value, bytes):
-        return {"__bytes__": text_of(value)}
+        return {"__bytes__": _text(value)}
     if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
         array = np.asarray(value)
-        return {"__array__": [array.dtype.str, list(array.shape), text_of(array.tobytes())]}
+        return {"__array__": [array.dtype.str, list(array.shape), _text(array.tobytes())]}
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         # Not a plain reshape: a tensor of one value has no dimension to be viewed as bytes.
         flat = value.detach().cpu().contiguous().reshape(-1)
-        data = text_of(flat.view(torch.uint8).numpy().tobytes())
+        data = _text(flat.view(torch.uint8).numpy().tobytes())
         return {"__tensor__": [str(value.dtype).removeprefix("torch."), list(value.shape), data]}
     return value
 
@@ -108,17 +97,13 @@ def is_wrapped(value: Any) -> bool:
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _KINDS
 
 
-def text_of(data: bytes) -> str:
-    """Bytes as text."""
+def _text(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
 def tells_start(state: Any) -> bool:
-    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch.
-
-    That of an iterable may not: if it goes to its start with the first item only, its state says until
-    then where the epoch before was left. Who is not known may be such a one.
-    """
+    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch: that of an
+    iterable which goes to its start with the first item only says where the epoch before was left."""
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
     below = _KNOWN.get(frozenset(state))
@@ -138,17 +123,12 @@ _making = threading.Lock()
 class FromTorchdata(Source):
     """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
 
-    Out: the items, untouched. Cursor: the node's state; it may hold what JSON can, tuples, bytes, arrays and
-    tensors, such as that of a random generator. A resume costs what the node's ``reset(state)`` costs. Items
-    are drawn a batch, or a shuffle's buffer, ahead of use.
+    The position is the node's state, which may hold what JSON can, tuples, bytes, arrays and tensors. Epoch 0
+    is what the node gives after its first ``reset()``. For each later one it is reset again after one item of
+    the epoch before was read, which is how torchdata's nodes count epochs.
 
-    Epoch 0 is what the node gives after its first ``reset()``. For each later one it is reset again after one
-    item of the epoch before was read, which is how torchdata's nodes count epochs. So an epoch is the same
-    whether or not the one before it was read to its end, in this process or another.
-
-    One rank and no workers: each of several ranks or workers would have its own copy of the node, one
-    that gives all items again. That holds for a node that knows its rank, too. Where there are more, read the
-    same files by ``list_files``, or the same data by ``from_dataset``.
+    One rank and no workers: each of several would have its own copy of the node, one that gives all items
+    again. Where there are more, read the same files by ``list_files``, or the same data by ``from_dataset``.
 
     Args:
         node: the node, of which nothing was read before.
@@ -174,22 +154,15 @@ class FromTorchdata(Source):
     node: BaseNode[Any]
 
     def check(self) -> None:
-        from torchdata.nodes import (
-            BaseNode,  # here, since to import it takes as long as pyarrow does
-        )
+        # Here, since to import it takes as long as pyarrow does.
+        from torchdata.nodes import BaseNode
 
-        from trainpipes.stage_node import StageNode
+        from trainpipes.nodes import StageNode
 
-        if isinstance(self.node, StageNode):
-            raise ConfigError(
-                "from_torchdata(node) takes a node of torchdata or of your own, got one of "
-                "trainpipes.nodes: write that as a pipeline"
-            )
-        if not isinstance(self.node, BaseNode):
-            raise ConfigError(
-                f"from_torchdata(node) takes a torchdata.nodes.BaseNode, got {shown(self.node)}; "
-                "for any other iterable use from_iterable()"
-            )
+        ours, rule = isinstance(self.node, StageNode), "a node of torchdata or of your own"
+        self._require(not ours, "node", rule, "of trainpipes.nodes, write that as a pipeline")
+        good, way = isinstance(self.node, BaseNode), "for any other iterable use from_iterable()"
+        self._require(good, "node", "a torchdata.nodes.BaseNode", way)
 
     def open(self) -> TorchdataStream:
         return TorchdataStream(self.node)
@@ -198,37 +171,26 @@ class FromTorchdata(Source):
         return f"from_torchdata({type(self.node).__name__})"
 
 
+@dataclass(eq=False)
 class TorchdataStream(RowStream):
-    """A node as a stream that can go where its state says.
+    """A node as a stream that can go where its state says."""
 
-    Args:
-        node: the node.
-    """
-
-    def __init__(self, node: BaseNode[Any]) -> None:
-        self._node = node
-
-    @property
-    def seekable(self) -> bool:
-        return True
+    node: BaseNode[Any]
+    seekable = True
 
     def open(self, epoch: int, state: dict[str, Any] | None) -> NodeReader:
-        place = place_of(self._node)
+        place = place_of(self.node)
         first = place.start(0)  # before the node goes anywhere else
         if state is None:
             state = place.start(epoch) if epoch else first
         return NodeReader(place, state)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"node": type(self._node).__qualname__}
+        return {"node": type(self.node).__qualname__}
 
     def describe(self) -> list[tuple[str, str]]:
-        return [
-            (
-                "rows",
-                f"items of {type(self._node).__name__}: their number is unknown; resumed by its state",
-            )
-        ]
+        name = type(self.node).__name__
+        return [("rows", f"items of {name}: their number is unknown; resumed by its state")]
 
 
 def place_of(node: BaseNode[Any]) -> NodePlace:
@@ -240,11 +202,7 @@ def place_of(node: BaseNode[Any]) -> NodePlace:
 
 
 class NodePlace:
-    """Where a node stands, and where its epochs start.
-
-    Args:
-        node: the node.
-    """
+    """Where a node stands, and where its epochs start."""
 
     def __init__(self, node: BaseNode[Any]) -> None:
         self._node = weakref.ref(node)
@@ -323,12 +281,7 @@ class NodePlace:
 
 
 class NodeReader(StreamReader):
-    """One pass over a node.
-
-    Args:
-        place: where the node stands.
-        start: the position before the first read.
-    """
+    """One pass over a node."""
 
     def __init__(self, place: NodePlace, start: dict[str, Any]) -> None:
         self._place = place

@@ -1,8 +1,7 @@
 """A Python list that worker processes share without copying it bit by bit.
 
-Each look at a Python object changes its count of references, and so a page of memory that a forked
-worker shared with its parent becomes its own: over some epochs every worker has a copy of the whole
-list. Here the items lie pickled, one after the other, in memory that nobody counts.
+A look at a Python object changes its count of references, so that a forked worker gets its own copy of that
+page of memory. Here items lie pickled, in memory that nobody counts.
 """
 
 from __future__ import annotations
@@ -23,12 +22,6 @@ LEAST_ITEMS = 1000
 
 class PackedList(Sequence[Any]):
     """The items of a list, each made anew when it is asked for.
-
-    Args:
-        items: the list.
-
-    Raises:
-        pickle.PicklingError, TypeError, AttributeError: an item does not pickle.
 
     >>> PackedList([{"a": 1}, {"a": 2}])[1]
     {'a': 2}

@@ -6,15 +6,15 @@ and has given x_i. What is kept is how far it is ahead, in whole numbers:
     ahead_i = D x_i - (its W over the units so far, added up)
 
 A row of length l (1 where rows are counted) may be taken from source i as soon as that does not put it
-ahead by l or more, and has its deadline where what is owed comes up to it: at (ahead_i + D l) / W_i units
-from now. Of the rows that may be taken the one with the earliest deadline is. By rows this is Pfair
-scheduling of one processor (Baruah, Cohen, Plaxton and Varvel, "Proportionate progress", Algorithmica 15,
-1996), where it meets every deadline: no source is ever off by a whole row. By tokens it is WF2Q (Bennett and
-Zhang, INFOCOM 1996) with rows taken early by their own length: no source is off by more than the longest row.
+ahead by l or more, and has its deadline at (ahead_i + D l) / W_i units from now. Of the rows that may be
+taken the one with the earliest deadline is. By rows this is Pfair scheduling of one processor (Baruah,
+Cohen, Plaxton and Varvel, "Proportionate progress", Algorithmica 15, 1996): no source is ever off by a
+whole row. By tokens it is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows taken early by their own length:
+no source is off by more than the longest row.
 
-Shards that all did this would all be off in the same direction at the same time. So each has a *phase*: by
-rows, the row taken is the one whose own place within its time comes first, if every deadline can still be
-met; by tokens the first row is of another source.
+So that shards are not all off in the same direction, each has a *phase*: by rows, the row taken is the one
+whose own place within its time comes first, if every deadline can still be met; by tokens the first row is of
+another source.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ FARTHEST = 1024
 MOST_KEPT, LONGEST_KEPT = 64, 1 << 14
 
 NEVER = 1 << 200
+Ints = Sequence[int]
 
 
 def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, ...]:
@@ -63,10 +64,6 @@ def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, .
 def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int:
     """A sum D for which the weights of all steps of a schedule are whole numbers, if it is not too
     large.
-
-    Args:
-        steps: weights of each step.
-        leaves: whether a source may leave, so that its weight is to be shared out.
 
     >>> common_total([[Fraction(7, 10), Fraction(3, 10)]], leaves=False)
     10
@@ -94,25 +91,8 @@ def phases_of(shard: int, sources: int) -> tuple[int, ...]:
     return tuple((start + 633 * i) % PLACES for i in range(sources))
 
 
-def by_rows(
-    weights: Sequence[int],
-    ahead: Sequence[int],
-    phases: Sequence[int],
-    left: Sequence[int],
-    rows: int,
-) -> IntArray:
+def by_rows(weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int) -> IntArray:
     """The sources of the next rows, int64.
-
-    A function of what follows ``weights`` and ``ahead`` alone: however many rows are asked for at a time,
-    the order is the same. 0.5 to 2.5 us a row, with the number of sources; less than 0.1 us where the
-    weights are small whole numbers or short decimals, so that the order repeats itself and is kept.
-
-    Args:
-        weights: W, sum D; 0 for a source that gives nothing.
-        ahead: how far each source is ahead, in 1 / D rows.
-        phases: the shard's, of ``phases_of``.
-        left: rows that each source has ready; it ends where one has none left.
-        rows: most rows.
 
     >>> by_rows([7, 3], [0, 0], phases_of(0, 2), [9, 9], 10).tolist()
     [1, 0, 0, 1, 0, 0, 1, 0, 0, 0]
@@ -120,10 +100,7 @@ def by_rows(
     divisor = math.gcd(*weights, *ahead)
     own = tuple(weight // divisor for weight in weights)
     now = tuple(a // divisor for a in ahead)
-    total = sum(own)
-    if total > LONGEST_KEPT:
-        return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
-    period = _period(own, tuple(phases), rows)
+    period = _period(own, tuple(phases), rows) if sum(own) <= LONGEST_KEPT else None
     at = None if period is None else period.places.get(now)
     if period is None or at is None:
         return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
@@ -137,12 +114,7 @@ def by_rows(
 
 
 class _Period:
-    """An order that repeats itself.
-
-    Attributes:
-        order: sources of one period, int64 ``[D]``.
-        places: for how far sources are ahead at some place of it, that place.
-    """
+    """An order that repeats itself."""
 
     def __init__(self, weights: tuple[int, ...], phases: tuple[int, ...]) -> None:
         total = sum(weights)
@@ -181,11 +153,7 @@ def _period(weights: tuple[int, ...], phases: tuple[int, ...], rows: int) -> _Pe
 
 
 def _rows(
-    weights: Sequence[int],
-    ahead: Sequence[int],
-    phases: Sequence[int],
-    left: Sequence[int],
-    rows: int,
+    weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int
 ) -> tuple[list[int], tuple[int, ...]]:
     """The sources of the next rows, and how far each is ahead after them."""
     total = sum(weights)
@@ -233,13 +201,7 @@ def _rows(
 
 
 def _tight(
-    weights: Sequence[int],
-    now: Sequence[int],
-    total: int,
-    t: int,
-    soonest: int,
-    late: int,
-    sources: Sequence[int],
+    weights: Ints, now: Ints, total: int, t: int, soonest: int, late: int, sources: Ints
 ) -> int:
     """The first deadline that would be missed if the row at ``t`` went to a source with the deadline
     ``late``; ``late`` if none would."""
@@ -257,23 +219,10 @@ def _tight(
 
 
 def by_tokens(
-    weights: Sequence[int],
-    ahead: Sequence[int],
-    first: int | None,
-    lengths: Sequence[Sequence[int]],
-    rows: int,
+    weights: Ints, ahead: Ints, first: int | None, lengths: Sequence[Ints], rows: int,
     tokens: int | None = None,
-) -> tuple[list[int], tuple[int, ...]]:
+) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
     """The sources of the next rows, and how far each source is ahead after them. About 0.5 us a row.
-
-    Args:
-        weights: W, sum D; 0 for a source that gives nothing.
-        ahead: how far each source is ahead, in 1 / D tokens.
-        first: the source of the first row, where nothing was drawn yet; None for the rule's own.
-        lengths: tokens of the rows that each source has ready, at least 1 each; it ends where one has none
-            left.
-        rows: most rows.
-        tokens: after so many it ends.
 
     >>> by_tokens([1, 1], [0, 0], None, [[5] * 2, [1] * 9], 9)
     ([1, 0, 1, 1, 1, 1, 1, 0], (4, -4))

@@ -1,8 +1,4 @@
-"""``mix``: rows of several pipelines, by weights.
-
-The stage: its options, checked, and what they come to for sources of given sizes. It owns nothing that runs;
-the thread that plans calls it. How rows are mixed is in ``trainpipes.sources.mixed``.
-"""
+"""``mix``: rows of several pipelines, by weights. The stage: its options, and what they come to."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, whole_number
-from trainpipes._internal.text import cut, shown
+from trainpipes._internal.checks import column_name, require, whole_number
+from trainpipes._internal.text import cut
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run, innermost, levels
 from trainpipes.engine.layout import IntArray
@@ -49,64 +45,10 @@ from trainpipes.stages.order import Repeat
 from trainpipes.stages.token_columns import lengths_of
 from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import Position
-from trainpipes.state.identity import damaged, first_difference, said
+from trainpipes.state.identity import first_difference, said
 
 #: Options that say what a source's rows are to a mix: they stay.
 KEPT = ("weight_by", "output_column")
-
-
-def change_mix(saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
-    """Make a state of another mix one of the mix at hand; leave it as it is where there was no mix. See
-    ``MixingSource.migrate``."""
-    before, after = saved["stages"][0], now["stages"][0]
-    if before["stage"] != "mix" or before == after:
-        return
-    data = saved["data"].get("sources")
-    if not isinstance(data, dict) or not isinstance(before.get("sources"), dict):
-        raise damaged("it does not say what was mixed")
-    for name in before["sources"]:
-        if name in after["sources"]:
-            _same(f"data/sources/{name}", data.get(name), now["data"]["sources"][name])
-            _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
-    for option in KEPT:
-        _same(f"stages/mix/{option}", before.get(option), after.get(option))
-    if "repeat" in (before.get("stop"), after["stop"]):  # epochs are numbered otherwise
-        _same("stages/mix/stop", before.get("stop"), after["stop"])
-    for shard, cursor in position.cursors.items():
-        if any(level.get("row") for level in levels(cursor)):
-            raise StateError(
-                f"{shard_key(shard)}: a stage after mix() still holds mixed rows, so that the mix "
-                "cannot change here: load the state with the mix as it was; where pack() and "
-                "take() are in the sources, before mix(), it can change"
-            )
-        place = innermost(cursor)
-        place.pop("ahead", None)
-        kept = place.get("sources")
-        if isinstance(kept, dict) and kept:
-            place["sources"] = {
-                name: _without_gone(own) for name, own in kept.items() if name in after["sources"]
-            }
-    saved["data"], saved["stages"][0] = now["data"], after
-
-
-def _without_gone(cursor: Any) -> Any:
-    """A source's cursor, back in the mix if it had left."""
-    if not isinstance(cursor, dict):
-        return cursor
-    return {key: value for key, value in cursor.items() if key != "gone"}
-
-
-def _same(path: str, saved: Any, now: Any) -> None:
-    found = first_difference(saved, now, path)
-    if found is not None:
-        where, old, new = found
-        raise StateError(
-            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
-            "come and go, and their weights, schedule and max_epochs change: a source that stays, and what "
-            "is counted, must be as it was; give a source that is another now another name"
-        )
-
-
 #: Where an epoch ends, for ``explain()``.
 _ENDS = {
     "all_exhausted": "an epoch ends when each has been gone through",
@@ -116,7 +58,7 @@ _ENDS = {
 #: What a stage that cannot stand in a source is to do instead.
 _ELSEWHERE = {
     "shard": "put it after mix(): it deals all sources",
-    "batch": "put it after mix(): micro-batches are of mixed rows",
+    "batch": "put it after mix(): batches are of mixed rows",
     "finish": "put it after mix() and batch()",
     "repeat": 'leave it out: sources start again by themselves; see mix(stop="repeat")',
     "place": "put it at the end of the chain, after mix()",
@@ -124,20 +66,14 @@ _ELSEWHERE = {
 
 
 class Mix(MixingSource):
-    """Mixes the rows of several pipelines by weights.
+    """Mixes the rows of several pipelines by weights. The choice is not random.
 
-    In: pipelines of rows, by name, each with its own filters, shuffle, cache and so on. Out: their rows,
-    interleaved. ``sharding_filter``, ``batch`` and later stages come after the mix. All sources have the same
-    columns.
+    Each pipeline has its own filters, shuffle, cache and so on; ``sharding_filter``, ``batch`` and later
+    stages come after the mix. All sources have the same columns, and each its own shuffle windows.
 
     Among the first n rows of a shard, for any n, the rows of a source differ from its share of n by less than
     one row; with ``weight_by="tokens"``, its tokens differ by at most the longest row (see
-    ``fair_queue.py`` for the rule and its sources). The choice is not random. Shards begin at
-    different places of the pattern, so over all of them shares are kept more closely still.
-
-    Cursor: that of each source, and how far it is ahead of its share. Costs about 0.5 us a row to choose,
-    far less where weights are short decimal numbers, and a copy of the rows. Each source has its own
-    shuffle windows: their memory adds up.
+    ``fair_queue.py`` for the rule and its sources).
 
     Args:
         sources: pipelines by name. Names say which is which in errors and checkpoints.
@@ -189,50 +125,43 @@ class Mix(MixingSource):
     output_column: str | None = None
 
     def check(self) -> None:
-        if not isinstance(self.sources, Mapping) or not self.sources:
-            raise ConfigError(
-                f"mix(sources) is a dict of pipelines by name, one or more, got {shown(self.sources)}"
-            )
-        self._set(sources=dict(self.sources))
-        for name, pipeline in self.sources.items():
-            if not isinstance(name, str) or not name:
-                raise ConfigError(f"mix(sources): names are strings, got {shown(name)}")
+        sources, is_dict = self.sources, isinstance(self.sources, Mapping) and bool(self.sources)
+        self._require(is_dict, "sources", "a dict of pipelines by name, one or more")
+        self._set(sources=dict(sources))
+        for name, pipeline in sources.items():
+            good = isinstance(name, str) and bool(name)
+            require(good, "mix(sources)", "a dict whose keys are strings", name)
             _check_source(name, pipeline, self.stop)
         column_name(self.column, "mix(column)")
         if self.output_column is not None:
             column_name(self.output_column, "mix(output_column)")
-        weights, schedule = self._weights, self._schedule
-        if schedule:
-            if (schedule[0][0] == 0) != (weights is None):
-                raise ConfigError(
-                    "mix(schedule) starts at 0, or it starts later and mix(weights) are used until "
-                    "then; got a start at "
-                    f"{schedule[0][0]} {'with' if weights else 'without'} weights"
-                )
-        elif self.interpolation != "constant":
+        weights, schedule, limits = self._weights, self._schedule, self._max_epochs
+        if schedule and (schedule[0][0] == 0) != (weights is None):
+            raise ConfigError(
+                "mix(schedule) starts at 0, or it starts later and mix(weights) are used until then; got a "
+                f"start at {schedule[0][0]} {'with' if weights else 'without'} weights"
+            )
+        if not schedule and self.interpolation != "constant":
             raise ConfigError(
                 "mix(interpolation) is between the steps of a schedule, and no schedule is given: "
                 "give one, or leave interpolation out"
             )
         if self.temperature is not None:
             good = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)
-            if not good or not 0 < self.temperature < math.inf:
-                raise ConfigError(
-                    f"mix(temperature) is a number above 0, got {shown(self.temperature)}"
-                )
+            good = good and 0 < self.temperature < math.inf
+            self._require(good, "temperature", "a number above 0")
             if weights is not None or schedule:
                 raise ConfigError(
                     "mix(temperature) makes weights of the sources' sizes: leave it out, or weights and "
                     "schedule"
                 )
-        limits = self._max_epochs
-        if self.stop == "repeat":
-            last = schedule[-1][1] if schedule else weights
-            if not any(limits[n] is None and (last is None or last[n]) for n in limits):
-                raise ConfigError(
-                    'mix(stop="repeat") has no end, so that at least one source needs a weight at '
-                    f"the end and no limit of epochs; got max_epochs={self.max_epochs!r}"
-                )
+        last = schedule[-1][1] if schedule else weights
+        ends = not any(limits[n] is None and (last is None or last[n]) for n in limits)
+        if self.stop == "repeat" and ends:
+            raise ConfigError(
+                'mix(stop="repeat") has no end, so that at least one source needs a weight at '
+                f"the end and no limit of epochs; got max_epochs={self.max_epochs!r}"
+            )
 
     @cached_property
     def _weights(self) -> dict[str, Fraction] | None:
@@ -253,20 +182,12 @@ class Mix(MixingSource):
         return self.stop == "repeat"
 
     @property
-    def runs_user_code(self) -> bool:
-        return any(stage.runs_user_code for p in self.sources.values() for stage in p.stages)
-
-    @property
-    def reorders(self) -> bool:  # type: ignore[override]
-        return any(stage.reorders for p in self.sources.values() for stage in p.stages)
-
-    @property
-    def in_caller(self) -> bool:  # type: ignore[override]
-        return any(stage.in_caller for p in self.sources.values() for stage in p.stages)
+    def chains(self) -> Sequence[Sequence[Stage]]:
+        return [pipeline.stages for pipeline in self.sources.values()]
 
     @property
     def makes_objects(self) -> bool:  # type: ignore[override]
-        return all(gives_objects(pipeline.stages) for pipeline in self.sources.values())
+        return all(map(gives_objects, self.chains))
 
     def settle(self, threads: int) -> None:
         for part in self.plan_inputs.mixed.values():
@@ -315,7 +236,32 @@ class Mix(MixingSource):
         return found
 
     def migrate(self, saved: dict[str, Any], now: dict[str, Any], position: Position) -> None:
-        change_mix(saved, now, position)
+        before, after = saved["stages"][0], now["stages"][0]
+        if before["stage"] != "mix" or before == after:
+            return
+        for name in sorted(before["sources"].keys() & after["sources"].keys()):
+            _same(f"data/sources/{name}", *(one["data"]["sources"][name] for one in (saved, now)))
+            _same(f"stages/mix/sources/{name}", *(m["sources"][name] for m in (before, after)))
+        # Under "repeat", epochs are numbered otherwise.
+        stop = ["stop"] if "repeat" in (before.get("stop"), after["stop"]) else []
+        for option in (*KEPT, *stop):
+            _same(f"stages/mix/{option}", before.get(option), after.get(option))
+        for shard, cursor in position.cursors.items():
+            if any(level.get("row") for level in levels(cursor)):
+                raise StateError(
+                    f"{shard_key(shard)}: a stage after mix() still holds mixed rows, so that the mix "
+                    "cannot change here: load the state with the mix as it was; where pack() and "
+                    "take() are in the sources, before mix(), it can change"
+                )
+            place = innermost(cursor)
+            place.pop("ahead", None)
+            if place.get("sources"):  # one that had left is back
+                place["sources"] = {
+                    name: {key: value for key, value in own.items() if key != "gone"}
+                    for name, own in place["sources"].items()
+                    if name in after["sources"]
+                }
+        saved["data"], saved["stages"][0] = now["data"], after
 
     # Weights
 
@@ -355,14 +301,10 @@ class Mix(MixingSource):
         counted = {name: size for name, size in sizes.items() if size is not None}
         unknown = [name for name in sizes if name not in counted]
         if self.weight_by == "tokens" or unknown:
-            why = (
-                f"how many rows {unknown[0]!r} has is not known in advance"
-                if unknown
-                else "how many tokens the sources have is not known"
-            )
+            what = f"rows {unknown[0]!r} has" if unknown else "tokens the sources have"
             raise ConfigError(
-                f"mix() without weights takes the sources' numbers of rows, and {why}: give "
-                f"weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
+                f"mix() without weights takes the sources' numbers of rows, and how many {what} is not known "
+                f"in advance: give weights={{{', '.join(f'{name!r}: ...' for name in sizes)}}}"
             )
         return by_size(counted, self.temperature)
 
@@ -423,12 +365,7 @@ class Mix(MixingSource):
 
 
 class _Alike(RunStage):
-    """Makes of a pipeline's rows what goes together with those of others.
-
-    Args:
-        columns: of all pipelines.
-        part: which pipeline this is.
-    """
+    """Makes of a pipeline's rows what goes together with those of others."""
 
     thread_safe = True
     holds_data = True
@@ -466,42 +403,47 @@ def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | Non
 
 def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
     """How often each source may be gone through."""
-    if max_epochs is None or not isinstance(max_epochs, Mapping):
+    if not isinstance(max_epochs, Mapping):
         max_epochs = dict.fromkeys(names, max_epochs)
-    unknown = [name for name in max_epochs if name not in names]
-    if unknown:
-        raise ConfigError(
-            f"mix(max_epochs): there is no source {unknown[0]!r} (sources: {', '.join(names)})"
-        )
-    for limit in max_epochs.values():
+    for name, limit in max_epochs.items():
+        known = f"names of sources ({', '.join(names)})"
+        require(name in names, "mix(max_epochs)", known, name)
         if limit is not None:
-            whole_number(
-                limit, 1, "mix(max_epochs)", "times that a source is gone through, or None"
-            )
+            meaning = "times that a source is gone through, or None"
+            whole_number(limit, 1, "mix(max_epochs)", meaning)
     return {name: max_epochs.get(name) for name in names}
 
 
 def _check_source(name: str, pipeline: Any, stop: str) -> None:
-    if not hasattr(pipeline, "stages") or not hasattr(pipeline, "then"):
-        raise ConfigError(
-            f"mix(sources): {name!r} is a pipeline, such as list_files(...).read_parquet(), got "
-            f"{shown(pipeline)}"
-        )
+    """Raise ConfigError unless a pipeline may be one of several."""
+    option = f"mix(sources): {name!r}"
+    good = hasattr(pipeline, "stages") and hasattr(pipeline, "then")
+    require(good, option, "a pipeline, such as list_files(...).read_parquet()", pipeline)
     if getattr(pipeline, "_ranks", None) is not None:
-        raise ConfigError(f"mix(sources): {name!r} is distributed(): put that after mix()")
-    stages = pipeline.stages
+        raise ConfigError(f"{option} is distributed(): put that after mix()")
+    opener, *_ = stages = pipeline.stages
     for stage in stages:
         if stage.role in _ELSEWHERE:
-            raise ConfigError(f"mix(sources): {name!r} has {stage}: {_ELSEWHERE[stage.role]}")
-    if getattr(stages[0], "makes_batches", False):
+            raise ConfigError(f"{option} has {stage}: {_ELSEWHERE[stage.role]}")
+    if getattr(opener, "makes_batches", False):
         raise ConfigError(
-            f"mix(sources): {name!r} gives batches ({stages[0]}): mix rows, and batch() them after mix()"
+            f"{option} gives batches ({opener}): mix rows, and batch() them after mix()"
         )
-    if getattr(stages[0], "endless", False) and stop != "repeat":
+    if getattr(opener, "endless", False) and stop != "repeat":
         raise ConfigError(
-            f"mix(sources): {name!r} is a mix without an end, and stop={stop!r} would wait for it: "
-            "use stop="
-            '"repeat" here, or another stop there'
+            f"{option} is a mix without an end, and stop={stop!r} would wait for it: use "
+            'stop="repeat" here, or another stop there'
+        )
+
+
+def _same(path: str, saved: Any, now: Any) -> None:
+    found = first_difference(saved, now, path)
+    if found is not None:
+        where, old, new = found
+        raise StateError(
+            f"{cut(where)}: saved {said(old)}, now {said(new)}; allow_changes=['mix'] lets sources "
+            "come and go, and their weights, schedule and max_epochs change: a source that stays, and what "
+            "is counted, must be as it was; give a source that is another now another name"
         )
 
 

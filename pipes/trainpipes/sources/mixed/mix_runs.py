@@ -1,9 +1,7 @@
 """One shard of a mix: the next row is of the source whose turn it is.
 
-A shard of the mix has the same shard of every source, each with its chain, its windows and its epochs, which
-go on for ever. A run is made of stretches in which no source runs out of the rows that it has ready; between
-them more are read, and it is seen which sources have been gone through. The rows of a run are gathered
-source by source and put in order at once. Called by the thread that makes the shard's next run.
+A run is made of stretches, within which no source runs out of the rows that it has ready. Its rows are
+gathered source by source and put in order at once.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray, slots_before
 from trainpipes.engine.planning.chain import Chain
-from trainpipes.errors import DataError, StateError
+from trainpipes.errors import DataError
 from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of, whole_weights
 from trainpipes.sources.mixed.mix_source import CursorAfter, MixSource, SourceRows
 from trainpipes.sources.mixed.mix_weights import MixRules
@@ -27,60 +25,40 @@ from trainpipes.sources.mixed.mix_weights import MixRules
 
 @dataclass(frozen=True)
 class Stretch:
-    """Draws between which no source was read on.
+    """Draws between which no source was read on."""
 
-    Args:
-        first: of its rows among those of the run.
-        order: source of each row, int64.
-        lengths: tokens of each row, int64; None where rows are counted.
-        ahead: how far each source is ahead before it.
-        weights: of the sources.
-        tokens: drawn before it.
-        cursors: give for each source the cursor after so many of its rows.
-    """
-
-    first: int
-    order: IntArray
-    lengths: IntArray | None
-    ahead: tuple[int, ...]
+    first: int  # of its rows among those of the run
+    order: IntArray  # source of each row, int64
+    lengths: IntArray | None  # tokens of each row, int64; None where rows are counted
+    ahead: tuple[int, ...]  # how far each source is ahead before it
     weights: tuple[int, ...]
-    tokens: int
-    cursors: tuple[CursorAfter, ...]
+    tokens: int  # drawn before it
+    cursors: tuple[CursorAfter, ...]  # give for each source that after so many of its rows
 
 
+@dataclass(frozen=True, eq=False)
 class MixCursors:
-    """The states within a run.
+    """The states within a run that begins after ``row`` rows of an epoch of the mix."""
 
-    Args:
-        names: of the sources.
-        epoch: of the mix.
-        row: rows drawn in that epoch before the run.
-        stretches: of the run.
-    """
-
-    def __init__(
-        self, names: tuple[str, ...], epoch: int, row: int, stretches: list[Stretch]
-    ) -> None:
-        self._names = names
-        self._epoch = epoch
-        self._row = row
-        self._stretches = stretches
-        self._firsts = [stretch.first for stretch in stretches]
+    names: tuple[str, ...]
+    epoch: int
+    row: int
+    stretches: list[Stretch]
 
     def at(self, row: int) -> dict[str, Any]:
-        stretch = self._stretches[bisect_right(self._firsts, row) - 1]
+        stretch = self.stretches[bisect_right(self.stretches, row, key=lambda one: one.first) - 1]
         order = stretch.order[: row - stretch.first]
-        counts = np.bincount(order, minlength=len(self._names)).tolist()
-        state: dict[str, Any] = {"epoch": self._epoch, "window": 0, "row": self._row + row}
+        counts = np.bincount(order, minlength=len(self.names)).tolist()
+        state: dict[str, Any] = {"epoch": self.epoch, "window": 0, "row": self.row + row}
         units = counts
         if stretch.lengths is not None:
-            sums = np.zeros(len(self._names), dtype=np.int64)
+            sums = np.zeros(len(self.names), dtype=np.int64)
             np.add.at(sums, order, stretch.lengths[: len(order)])
             units = sums.tolist()
             state["tokens"] = stretch.tokens + sum(units)
         state["ahead"] = list(moved_on(stretch.ahead, stretch.weights, units))
         found = [after(count) for after, count in zip(stretch.cursors, counts, strict=True)]
-        named = zip(self._names, found, strict=True)
+        named = zip(self.names, found, strict=True)
         state["sources"] = {name: cursor for name, cursor in named if cursor is not None}
         return state
 
@@ -97,17 +75,7 @@ STRETCHES = 4
 
 
 class MixRuns:
-    """Runs of mixed rows of one shard.
-
-    Args:
-        rules: of the mix.
-        sources: in the order of the rules.
-        chain: of the mix.
-        shard: which shard.
-        state: as a run gave it, or of an epoch's start.
-        rows: most rows in a run, and in the first one.
-        first_epoch: of the pass.
-    """
+    """Runs of mixed rows of one shard."""
 
     def __init__(
         self,
@@ -119,11 +87,8 @@ class MixRuns:
         rows: tuple[int, int],
         first_epoch: int,
     ) -> None:
-        self._rules = rules
-        self._sources = sources
-        self._shard = shard
+        self._rules, self._sources, self._chain, self._shard = rules, sources, chain, shard
         self._run_rows, self._next_rows = rows
-        self._chain = chain
         self._first_epoch = first_epoch
         self._phases = phases_of(shard, len(rules.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
@@ -139,11 +104,6 @@ class MixRuns:
         self._row = int(state.get("row", 0))
         self._tokens = int(state.get("tokens", 0))
         self._ahead = tuple(state.get("ahead", (0,) * len(names)))
-        if len(self._ahead) != len(names):
-            raise StateError(
-                f"{self._rules.asker}: the state is of {len(self._ahead)} sources, the mix has {len(names)}; "
-                "it was edited or is damaged: load it as it was saved"
-            )
         cursors = state.get("sources", {})
         self._parts = [
             SourceRows(source, self._shard, epoch, cursors.get(source.name))

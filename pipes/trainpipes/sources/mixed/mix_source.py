@@ -1,64 +1,32 @@
-"""One source of a mix: where its next row stands in each shard.
-
-The only module of the mix that knows how the shards of a pipeline are read: by ``ShardOpener`` and
-``ShardRuns``. A ``MixSource`` belongs to one pass in one process, a ``SourceRows`` to one shard of it; the
-thread that makes that shard's next run calls it.
-"""
+"""One source of a mix: where its next row stands in each shard."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from trainpipes.columns.block import Block
-from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.pool import Pool
-from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import RUN_ROWS, ShardOpener
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.shards.opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import TrainpipesError
-
-if TYPE_CHECKING:
-    from trainpipes.sources.mixed.mixture import Mixture
 
 #: A source's cursor before so many more of its rows; None at the start of a pass.
 CursorAfter = Callable[[int], "dict[str, Any] | None"]
 
 
+@dataclass(eq=False)
 class MixSource:
-    """One source, for the shards of one process.
+    """One source, for the shards of one process."""
 
-    Args:
-        name: of the source.
-        plan: of the source.
-        mixture: that it is part of.
-        pool: reads ahead.
-        epoch: of the mix, in which the pass begins.
-        shards: how many there are in this process.
-        share: of the mix's rows that are this source's, at most.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        plan: Plan,
-        mixture: Mixture,
-        pool: Pool | None,
-        epoch: int,
-        shards: int,
-        share: float,
-    ) -> None:
-        self.name = name
-        self._mixture = mixture
-        windows = open_windows(plan, pool, epoch)
-        sharing = max(1, round(shards / max(2 * share, 0.01)))
-        # Runs are as long as the share asks for: others wait for the last row of each.
-        most = max(16, math.ceil(2 * share * RUN_ROWS))
-        self.opener = ShardOpener(plan, windows, sharing, most)
+    name: str
+    opener: ShardOpener
+    ids: Callable[[IntArray], IntArray]
+    lengths: Callable[[Block], IntArray] | None
 
     def expect(self, shard: int, epoch: int, cursor: dict[str, Any] | None) -> None:
         """Keep the windows that a shard needs from a cursor on."""
@@ -67,28 +35,22 @@ class MixSource:
 
     def mixed(self, block: Block) -> tuple[Block, list[int]]:
         """Rows of the source as rows of the mix, and their tokens, where those are counted."""
-        block.ids = self._mixture.ids.of(self.name, block.ids)
+        block.ids = self.ids(block.ids)
         if block.made_of is not None:
-            own = self._mixture.ids.of(self.name, block.made_of.ids)
-            block.made_of = block.made_of._replace(ids=own)
-        lengths = self._mixture.rules.lengths
-        return block, [] if lengths is None else lengths(block).tolist()
+            block.made_of = block.made_of._replace(ids=self.ids(block.made_of.ids))
+        return block, [] if self.lengths is None else self.lengths(block).tolist()
 
     def named(self, error: Exception) -> None:
         """Say in an error from below which source it is about."""
         stage, row = getattr(error, "_trainpipes", (None, None))
         if row is not None:
-            own = self._mixture.ids.of(self.name, np.array([row], dtype=np.int64))
-            error._trainpipes = stage, int(own[0])  # type: ignore[attr-defined]
+            own = int(self.ids(np.array([row], dtype=np.int64))[0])
+            error._trainpipes = stage, own  # type: ignore[attr-defined]
         elif isinstance(error, TrainpipesError):
             error.source = error.source or self.name
             error.message = f"{error.message} (in source {self.name!r} of a mix)"
         else:
             error.add_note(f"in source {self.name!r} of a mix")
-
-    def close(self) -> None:
-        """Let go of all rows: the pass is over."""
-        self.opener.windows.close()
 
 
 class SourceRows:
@@ -111,8 +73,7 @@ class SourceRows:
     ) -> None:
         self.gone = cursor is not None and bool(cursor.get("gone"))
         self.left = self.passes = 0
-        self._source = source
-        self._start = cursor
+        self._source, self._start = source, cursor
         self._first_epoch = source.opener.plan.chain.first_epoch(epoch)
         self._runs = None if self.gone else ShardRuns(source.opener, shard, epoch, cursor)
         self._made: PlacedRun | None = None
@@ -128,10 +89,10 @@ class SourceRows:
         try:
             found = self._runs.next()
             assert found is not None
-            made, run = found
         except Exception as error:
             self._source.named(error)
             raise
+        made, run = found
         self._block, self._lengths = self._source.mixed(run.block.slice(made.first, made.last))
         self._made = made
         self.left, self._begin = made.last - made.first, 0

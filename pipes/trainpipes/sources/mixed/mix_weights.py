@@ -1,7 +1,4 @@
-"""Weights of a mix as users give them: checked, and made exact.
-
-Pure functions, called by the thread that plans.
-"""
+"""Weights of a mix as users give them: checked, and made exact."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require, several
 from trainpipes.columns.arrays import python_to_arrow, to_arrow
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import SchemaError
 from trainpipes.sources.combined.row_kinds import columns_of, said
 
 #: Steps that a linear stretch of a schedule is made of.
@@ -31,61 +28,37 @@ Schedule = list[tuple[int, dict[str, Fraction]]]
 
 
 def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str, Fraction]:
-    """The weight of each source, a float taken as the decimal number it prints as.
-
-    Raises:
-        ConfigError: one is missing, unknown, negative or no number, or all are 0.
-    """
-    if not isinstance(weights, Mapping):
-        raise ConfigError(
-            f"{option} is a dict with a number for each source, such as {{{names[0]!r}: 0.7, ...}}; got "
-            f"{weights!r}"
-        )
-    unknown = [name for name in weights if name not in names]
-    missing = [name for name in names if name not in weights]
-    if unknown or missing:
-        raise ConfigError(
-            f"{option} has a number for each source and for nothing else; "
-            + (f"there is no source {unknown[0]!r}" if unknown else f"{missing[0]!r} has none")
-            + f" (sources: {', '.join(names)}); 0 leaves a source out"
-        )
+    """The weight of each source, a float taken as the decimal number it prints as."""
+    rule = f"a dict with a number for each source ({', '.join(names)})"
+    good = isinstance(weights, Mapping) and set(weights) == set(names)
+    require(good, option, rule, weights, "0 leaves a source out")
     found = {name: _number(weights[name], name, option) for name in names}
-    if not any(found.values()):
-        raise ConfigError(f"{option}: at least one is more than 0, got {shown(dict(weights))}")
+    require(any(found.values()), option, "more than 0 for one source at least", weights)
     return found
 
 
 def _number(value: Any, name: str, option: str) -> Fraction:
     good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or value < 0:
-        raise ConfigError(
-            f"{option}: each is a number of 0 or more, got {shown(value)} for {name!r}"
-        )
+    require(good and value >= 0, f"{option}: {name!r}", "a number of 0 or more", value)
     return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))
 
 
 def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
-    """The steps of a schedule, in order.
+    """The steps of a schedule, in order."""
 
-    Raises:
-        ConfigError: it is no list of pairs, or they are not in order.
-    """
-    rule = (
-        "mix(schedule) is a list of (draws, weights), with draws of the whole mix that increase from "
-        "0 or more"
-    )
-    if not isinstance(schedule, Sequence) or isinstance(schedule, str) or not schedule:
-        raise ConfigError(f"{rule}; got {shown(schedule)}")
+    def check(good: Any, value: Any) -> None:
+        rule = (
+            "a list of (draws, weights), with draws of the whole mix that increase from 0 or more"
+        )
+        require(good, "mix(schedule)", rule, value)
+
+    check(several(schedule) and len(schedule), schedule)
     found: Schedule = []
     for step in schedule:
-        if not isinstance(step, Sequence) or isinstance(step, str) or len(step) != 2:
-            raise ConfigError(f"{rule}; got {shown(step)} in it")
+        check(several(step) and len(step) == 2, step)
         start, weights = step
         whole = isinstance(start, int) and not isinstance(start, bool)
-        if not whole or start < 0 or (found and start <= found[-1][0]):
-            raise ConfigError(
-                f"{rule}; got {shown(start)}" + (f" after {found[-1][0]}" if found else "")
-            )
+        check(whole and start > (found[-1][0] if found else -1), [one[0] for one in schedule])
         found.append((start, checked_weights(weights, names, f"mix(schedule) at {start}")))
     return found
 
@@ -123,11 +96,10 @@ def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fr
     """
     if temperature is None or temperature == 1:
         return {name: Fraction(size) for name, size in sizes.items()}
-    most = max(sizes.values())
-    return {
-        name: Fraction(max(1, round((size / most) ** (1 / temperature) * SIZE_WEIGHTS)))
-        for name, size in sizes.items()
+    shares = {
+        name: (size / max(sizes.values())) ** (1 / temperature) for name, size in sizes.items()
     }
+    return {name: Fraction(max(1, round(share * SIZE_WEIGHTS))) for name, share in shares.items()}
 
 
 Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
@@ -143,7 +115,7 @@ class MixRules:
         steps: whole weights of the sources in each step, all with the same sum.
         max_epochs: how often each source may be gone through in an epoch of the mix; None for no limit.
         stop: what ends an epoch of the mix.
-        lengths: tokens of each row, where tokens are counted: int64 ``[rows]``, 1 or more.
+        lengths: gives the tokens of each row, where tokens are counted: int64 ``[rows]``, 1 or more.
         output_column: of the sources' names, to be added; None for none.
         asker: the stage, for messages.
     """
@@ -158,15 +130,8 @@ class MixRules:
     asker: object
 
     def with_names(self, block: Block, source: IntArray) -> Block:
-        """Rows with a column that names the source of each, where one is wanted.
-
-        Args:
-            block: the rows.
-            source: number of each row's source, int64 ``[rows]``.
-
-        Raises:
-            SchemaError: the rows have no columns, or this one already.
-        """
+        """Rows with a column that names the source of each, where one is wanted; ``source`` is the number of
+        each row's, int64 ``[rows]``."""
         column, data = self.output_column, block.data
         if column is None:
             return block
@@ -175,18 +140,19 @@ class MixRules:
         elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
             names = {name for row in data for name in row}
         else:
-            raise SchemaError(
-                f"{self.asker}: output_column={column!r} needs rows with columns, got "
-                f"{said(columns_of(data))}; make dicts with map() in the sources",
-                stage=str(self.asker),
+            raise self._unlike(
+                f"output_column={column!r} needs rows with columns, got {said(columns_of(data))}; make dicts "
+                "with map() in the sources"
             )
         if column in names:
-            raise SchemaError(
-                f"{self.asker}: the rows have a column {column!r} already; give output_column another name",
-                stage=str(self.asker),
+            raise self._unlike(
+                f"the rows have a column {column!r} already; give output_column another name"
             )
         if isinstance(data, pa.Table):
             added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
             return block.with_data(data.append_column(column, added))
         rows = zip(data, source.tolist(), strict=True)
         return block.with_data([{**row, column: self.names[i]} for row, i in rows])
+
+    def _unlike(self, problem: str) -> SchemaError:
+        return SchemaError(f"{self.asker}: {problem}", stage=str(self.asker))

@@ -1,28 +1,30 @@
-"""The rows of several pipelines as one source, and what reads them in one process.
-
-A ``Mixture`` is immutable, and any thread may ask it. A ``MixWindows`` owns the windows of all sources for
-one pass; the threads that make runs call it.
-"""
+"""The rows of several pipelines as one source, and what reads them in one process."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from trainpipes.columns.row_types import NoColumn, unite
+from trainpipes.columns.row_types import unite
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
+from trainpipes.engine.reading.open_windows import open_windows
+from trainpipes.engine.shards.opener import RUN_ROWS, ShardOpener
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.sources.combined.row_kinds import united
 from trainpipes.sources.mixed.mix_runs import MixRuns
 from trainpipes.sources.mixed.mix_source import MixSource
 from trainpipes.sources.mixed.mix_weights import MixRules
@@ -36,39 +38,33 @@ ROW_MASK = (1 << ROW_BITS) - 1
 Path = tuple[str, ...]
 
 
+@dataclass(eq=False)
 class Mixture(RowMixture):
-    """The rows of several pipelines.
+    """The rows of several pipelines; immutable, and any thread may ask.
 
     Args:
         sources: where the rows of each pipeline are from, by name.
-        sizes: rows of an epoch of each, None where they are not counted.
-        data: what identifies the data of each, of plain JSON types.
+        sizes: rows of an epoch of each; None where they are not counted.
+        data: what identifies the data of each, of JSON types.
         rules: how they are mixed.
         lines: for ``explain()``.
     """
 
-    def __init__(
-        self,
-        sources: Mapping[str, RowSource | RowStream],
-        sizes: Mapping[str, int | None],
-        data: Mapping[str, Any],
-        rules: MixRules,
-        lines: list[tuple[str, str]],
-    ) -> None:
-        self.sources = sources
-        self.sizes = sizes
-        self.rules = rules
-        self.ids: MixedIds = MixedIds(
-            {n: s.ids if isinstance(s, Mixture) else None for n, s in sources.items()}
-        )
-        self._data = data
-        self._lines = lines
+    sources: Mapping[str, RowSource | RowStream]
+    sizes: Mapping[str, int | None]
+    data: Mapping[str, Any]
+    rules: MixRules
+    lines: list[tuple[str, str]]
+
+    def __post_init__(self) -> None:
+        below = {n: s.ids if isinstance(s, Mixture) else None for n, s in self.sources.items()}
+        self.ids: MixedIds = MixedIds(below)
 
     def fingerprint(self) -> dict[str, Any]:
-        return {"sources": dict(self._data)}
+        return {"sources": dict(self.data)}
 
     def describe(self) -> list[tuple[str, str]]:
-        return self._lines
+        return self.lines
 
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixWindows:
         return MixWindows(plan, self, pool, number)
@@ -77,27 +73,15 @@ class Mixture(RowMixture):
         return _Named(self, name)
 
     def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
-        rule = f"{asker}: rows of all sources have the same columns, and"
-        (first, schema), *others = found.items()
-        types = {field.name: field.type for field in schema}
-        for name, schema in others:
-            for column in sorted(set(schema.names) ^ set(types)):
-                has, lacks = (name, first) if column in schema.names else (first, name)
-                raise SchemaError(
-                    f"{rule} {has!r} has {column!r}, which {lacks!r} has not; make them alike in "
-                    "the sources, by map() or select()",
-                    stage=asker,
-                )
-            for field in schema:
-                try:
-                    types[field.name] = unite(types[field.name], field.type)
-                except NoColumn as error:
-                    raise SchemaError(
-                        f"{rule} {field.name!r} holds {error} in {first!r} and {name!r}; convert "
-                        "them in the sources, by map()",
-                        stage=asker,
-                    ) from None
-        return pa.schema(list(types.items()))
+        def unlike(one: str, has: str, other: str, other_has: str) -> SchemaError:
+            return SchemaError(
+                f"{asker}: rows of all sources have the same columns, and {other!r} has {other_has}, "
+                f"{one!r} {has}; make them alike in the sources, by map() or select()",
+                stage=asker,
+            )
+
+        fields = united(found, unlike, lambda a, b: a.with_type(unite(a.type, b.type)))
+        return pa.schema([(field.name, field.type) for field in fields])
 
     def where(self, inputs: Inputs, row: int) -> tuple[Inputs, int, str]:
         ((path, _, (own,)),) = self.ids.split(np.array([row], dtype=np.int64))
@@ -107,12 +91,7 @@ class Mixture(RowMixture):
 
 
 class _Named(RunStage):
-    """Makes the rows of one source rows of the mix: they get its name, and the numbers that they have there.
-
-    Args:
-        mixture: the rows of the mix.
-        source: the name of the source.
-    """
+    """Makes the rows of one source rows of the mix: with its name, and the numbers that they have there."""
 
     holds_data = True
 
@@ -128,32 +107,26 @@ class _Named(RunStage):
 
 
 class MixWindows(MixedWindows):
-    """The windows of all sources of a mix, for the shards of one process.
-
-    Args:
-        plan: of the mix.
-        mixture: its rows.
-        pool: reads ahead.
-        number: of the pass.
-    """
+    """The windows of all sources of a mix in one pass, which the threads that make runs ask for."""
 
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
-        self._plan = plan
-        self._mixture = mixture
-        self._pool = pool
+        self._plan, self._mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(number)
         self._sources: list[MixSource] = []
 
     def _opened(self, shards: int) -> list[MixSource]:
+        """The sources, with windows for so many shards in this process."""
+        rules, plans = self._mixture.rules, self._plan.mixed
         if not self._sources:
-            rules = self._mixture.rules
-            self._sources = [
-                MixSource(
-                    name, self._plan.mixed[name], self._mixture, self._pool, self._epoch, shards,
-                    max(weights) / sum(rules.steps[0]),
-                )
-                for name, *weights in zip(rules.names, *rules.steps, strict=True)
-            ]  # fmt: skip
+            for name, *weights in zip(rules.names, *rules.steps, strict=True):
+                windows = open_windows(plans[name], self._pool, self._epoch)
+                share = max(weights) / sum(rules.steps[0])
+                sharing = max(1, round(shards / max(2 * share, 0.01)))
+                # Runs are as long as the share asks for: others wait for the last row of each.
+                most = max(16, math.ceil(2 * share * RUN_ROWS))
+                opener = ShardOpener(plans[name], windows, sharing, most)
+                ids = partial(self._mixture.ids.of, name)
+                self._sources.append(MixSource(name, opener, ids, rules.lengths))
         return self._sources
 
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
@@ -161,44 +134,28 @@ class MixWindows(MixedWindows):
             source.expect(shard, state["epoch"], state.get("sources", {}).get(source.name))
 
     def open(
-        self,
-        shard: int,
-        state: dict[str, Any],
-        rows: tuple[int, int],
-        shards: int,
-        first_epoch: int,
+        self, shard: int, state: dict[str, Any], rows: tuple[int, int], shards: int, first: int
     ) -> MixRuns:
         chain = self._plan.chain
         if _calls_rows(self._plan):
             few = max(8, chain.batch_size)
             rows = min(few, rows[0]), min(few, rows[1])
-        return MixRuns(
-            self._mixture.rules, self._opened(shards), chain, shard, state, rows, first_epoch
-        )
+        return MixRuns(self._mixture.rules, self._opened(shards), chain, shard, state, rows, first)
 
     def close(self) -> None:
         for source in self._sources:
-            source.close()
+            source.opener.windows.close()
 
 
 def _calls_rows(mix: Plan) -> bool:
     """Whether Python is called for each row of a source, so that few are made at a time."""
-    return any(
-        stage.per_row
-        for plan in mix.mixed.values()
-        for stage in (*plan.chain.before, *plan.chain.after)
-    ) or any(map(_calls_rows, mix.mixed.values()))
+    return any(stage.per_row for plan in mix.mixed.values() for stage in plan.chain.steps) or any(
+        map(_calls_rows, mix.mixed.values())
+    )
 
 
 class MixedIds:
     """Numbers of the rows of a mix: which source, and which row of it.
-
-    A number has the row's own in its lower 40 bits, and a tag of the source above: a hash of its name, so
-    that rows keep their numbers when sources are added or taken away. Sources of a source have tags of their
-    own.
-
-    Args:
-        below: for each source its own numbering if it is a mix itself, else None.
 
     >>> ids = MixedIds({"code": None, "web": None})
     >>> ids.of("web", np.array([7])).tolist()

@@ -1,8 +1,6 @@
 """Tells from footers and names of folders which row groups may hold a row that passes a filter.
 
-Arrow decides: it is given what holds for all rows of a row group, and says whether the filter can hold as
-well. A row group is left out only if it cannot. Called once, before rows are planned, by the thread that
-plans; footers are looked at by several threads.
+Arrow decides: it is given what holds for all rows of a row group, and says whether the filter can hold too.
 """
 
 from __future__ import annotations
@@ -60,11 +58,7 @@ FileBounds = list[dict[tuple[str, ...], Bounds]]
 
 
 def checked_filter(filter: Any, asker: str) -> pc.Expression | None:
-    """The option ``filter`` of a reader.
-
-    Raises:
-        ConfigError: it is no expression over columns by name.
-    """
+    """The option ``filter`` of a reader."""
     if filter is None:
         return None
     if isinstance(filter, list | tuple):
@@ -80,16 +74,7 @@ def checked_filter(filter: Any, asker: str) -> pc.Expression | None:
 
 
 def needed_columns(filter: pc.Expression, schema: pa.Schema, asker: str) -> list[str]:
-    """The columns that a filter asks for; more where it does not fit their types.
-
-    Args:
-        filter: the filter.
-        schema: all that there are.
-        asker: the stage, for messages.
-
-    Raises:
-        SchemaError: one is not there.
-    """
+    """The columns that a filter asks for; more where it does not fit their types."""
     said = str(filter)
     named = [n for n, field in enumerate(schema) if field.name in said]
     problem = _problem(filter, schema)
@@ -138,13 +123,7 @@ def _missing(problem: Exception | None) -> list[str]:
 
 
 def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
-    """What a footer says of the columns that a filter may name, row group by row group.
-
-    Args:
-        metadata: a ``pyarrow.parquet.FileMetaData``.
-        size: bytes of the file.
-        filter: the filter.
-    """
+    """What a footer says of the columns that a filter may name, row group by row group."""
     said = str(filter)
     schema = metadata.schema.to_arrow_schema()
     leaves = [
@@ -238,11 +217,7 @@ def _scalar(raw: Any, kind: pa.DataType, column: Any) -> Any:
 
 
 def facts_of(values: Mapping[str, pa.Array]) -> Facts:
-    """What names of folders say.
-
-    Args:
-        values: of each column the one value, as an array ``[1]``.
-    """
+    """What names of folders say."""
     return [
         pc.field(name).is_null() if one.null_count else pc.field(name) == one[0]
         for name, one in values.items()
@@ -299,15 +274,7 @@ def may_hold(
     bounds: Sequence[Mapping[tuple[str, ...], Bounds]] | None = None,
     text: bool = True,
 ) -> IntArray:
-    """The numbers of those files or row groups of which a row may pass.
-
-    Args:
-        filter: the filter.
-        schema: of the rows that it is asked of.
-        known: what names of folders say of each.
-        bounds: what footers say of each.
-        text: whether text is read as it stands in the file.
-    """
+    """The numbers of those files or row groups of which a row may pass."""
     import pyarrow.dataset as ds  # it is slow to import, and whoever has no filter does not need it
 
     cases: list[Facts] = []
@@ -331,13 +298,7 @@ def may_hold_in_folders(
     filter: pc.Expression, fields: Sequence[pa.Field], known: Sequence[Facts]
 ) -> IntArray | None:
     """The numbers of those files of which a row may pass, whatever the columns hold that names of folders do
-    not make; None if that needs their types.
-
-    Args:
-        filter: the filter.
-        fields: the columns that names of folders make.
-        known: what they say of each file.
-    """
+    not make; None if that needs their types."""
     schema = pa.schema(fields)
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)

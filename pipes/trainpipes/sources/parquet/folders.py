@@ -1,7 +1,4 @@
-"""Columns that the names of folders make: ``year=2024/lang=de/part-0.parquet``, as Hive writes them.
-
-Made once, by the thread that plans; readers of any thread ask for the values of a file.
-"""
+"""Columns that the names of folders make: ``year=2024/lang=de/part-0.parquet``, as Hive writes them."""
 
 from __future__ import annotations
 
@@ -23,27 +20,14 @@ INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 class FolderColumns:
-    """A value for each file and column: int64 where all values are integers, else text.
-
-    Args:
-        values: Arrow array ``[files]`` of each column.
-    """
+    """A value for each file and column: int64 where all values are integers, else text."""
 
     def __init__(self, values: dict[str, pa.Array]) -> None:
         self._values = values
 
     @staticmethod
     def of(names: Sequence[str], asker: str, needed: bool) -> FolderColumns:
-        """Those of files of these paths, in the order of the first file's folders.
-
-        Args:
-            names: paths or URLs of files.
-            asker: the stage, for messages.
-            needed: whether files must have the same ones; there are none otherwise where they do not.
-
-        Raises:
-            SchemaError: they are needed, and a file has others than the first.
-        """
+        """Those of files of these paths, in the order of the first file's folders."""
         first, found = _pairs(names[0]) if names else {}, []
         for name in names if first or needed else ():
             pairs = _pairs(name)

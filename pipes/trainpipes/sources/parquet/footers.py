@@ -1,13 +1,12 @@
-"""What the footers of Parquet files say, as arrays: read once, in parallel, before any row.
-
-A footer is fetched by one read of a file's end, of a length that fits almost all; nothing else of
-the file is touched. Parsed, it is reduced to numbers at once.
-"""
+"""What the footers of Parquet files say, as arrays: read once, in parallel, before any row."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +35,8 @@ from trainpipes.sources.parquet.size import (
 TAIL_BYTES = 64 << 10
 #: Files and row groups of each that the size of a row is told from, at most.
 SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
+#: Bytes of footers that stay parsed.
+FOOTER_BYTES = 8 << 20
 #: Bytes that a row group is taken to have at most, whatever its footer says.
 MOST_BYTES = 1 << 48
 #: More rows than a row group has.
@@ -73,6 +74,56 @@ class RowGroupLayout(Layout):
         return len(footer) == self.footer and zlib.crc32(footer) == self.checksum
 
 
+class ParsedFooters:
+    """Parsed footers of files, shared by the readers of a process.
+
+    Row groups in shuffled order open another file each. For files of 200 row groups of 1,000 rows, to parse
+    the footer again would be three quarters of the work. Pickled, it is empty.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._reading: dict[str, threading.Lock] = {}
+
+    def __reduce__(self) -> Any:
+        return ParsedFooters, ()
+
+    def known(self, name: str) -> Any:
+        """The parsed footer of a file; None if it is not here."""
+        with self._lock:
+            if name not in self._parsed:
+                return None
+            self._parsed.move_to_end(name)
+            return self._parsed[name][0]
+
+    def of(self, name: str, read: Callable[[], bytes], once: bool) -> Any:
+        """The parsed footer of a file; ``read`` gives it, and says if it is not the one that was scanned."""
+        if not once:
+            footer = read()
+            return self.known(name) or self._kept(name, footer)
+        with self._lock:
+            alone = self._reading.setdefault(name, threading.Lock())
+        with alone:
+            return self.known(name) or self._kept(name, read())
+
+    def _kept(self, name: str, footer: bytes) -> Any:
+        found = parse_footer(footer)
+        self.add(name, found, len(footer))
+        with self._lock:
+            while self._bytes > FOOTER_BYTES:
+                self._bytes -= self._parsed.popitem(last=False)[1][1]
+        return found
+
+    def add(self, name: str, metadata: Any, size: int, most: float = math.inf) -> None:
+        """Keep a footer of so many bytes, if all are no more than ``most``."""
+        with self._lock:
+            if name not in self._parsed and self._bytes + size <= most:
+                self._parsed[name] = metadata, size
+                self._bytes += size
+
+
 @dataclass(frozen=True)
 class Footers:
     """What the footers of all files say.
@@ -83,6 +134,7 @@ class Footers:
         schema: of the chosen columns, the same for all files.
         row_bytes: bytes of an average row of these in memory; None without rows.
         folders: names of columns that may be made of names of folders; files do not have them.
+        parsed: those that were read now.
     """
 
     store: IndexStore
@@ -90,6 +142,7 @@ class Footers:
     schema: pa.Schema
     row_bytes: float | None
     folders: list[str]
+    parsed: ParsedFooters
 
 
 def read_footers(
@@ -102,31 +155,15 @@ def read_footers(
     both: bool = False,
     look: Callable[[int, Any], None] | None = None,
 ) -> Footers:
-    """Read all footers, of files that have changed since they were last read.
-
-    Costs about 0.1 ms a file on a local disk, one request a file elsewhere; where footers are kept, about
-    10 µs a file.
-
-    Args:
-        files: the files.
-        columns: names of the columns to be read; None for all.
-        asker: the stage, for messages.
-        index: where footers are kept; see ``IndexStore``.
-        folders: columns that names of folders make, if files do not have them.
-        both: whether it is an error if files have them.
-        look: is given the number of each file, and its metadata; then all footers are read.
-
-    Raises:
-        UnreadableError: names every file that is not one, with the reason.
-        SchemaError: names the first file that lacks a column or has it in a type that does not fit.
-        UnreachableError: a server does not answer, or denies access; files beyond are not asked for.
-    """
+    """Read all footers, of files that have changed since they were last read."""
     store = IndexStore(files, "read_parquet", "Parquet", index=index)
     step = max(1, -(-len(files) // SAMPLED_FILES))
     looked_at: set[int] = set()
+    parsed = ParsedFooters()
 
     def scan(job: Scan) -> Layout:
         metadata, found = footer_of(job.data, columns)
+        parsed.add(job.data.name, metadata, int(footer_numbers(found)[0]), FOOTER_BYTES)
         if look is not None:
             look(job.file, metadata)
             looked_at.add(job.file)
@@ -136,42 +173,18 @@ def read_footers(
         return found if sample is None else replace(found, extra=found.extra + packed(**sample))
 
     def enough(file: int, layout: Layout) -> bool:
-        if not _is_sound(layout, int(files.sizes[file])) and file not in store.scanned:
-            return False
         if look is not None and file not in looked_at:
             return False
         return bool(file % step) or _is_sampled(layout, columns)
 
     store.complete(scan, asker, enough=enough, alone=look is None, job="reading Parquet footers")
-    try:
-        return _joined(store, columns, asker, folders, both)
-    except SchemaError:
-        if len(store.scanned) == len(files):
-            raise
-        store.forget()  # what was kept may be wrong: the files are to say it themselves
-        return read_footers(files, columns, asker, index, folders=folders, both=both, look=look)
+    return _joined(store, columns, asker, folders, both, parsed)
 
 
 def _sample(layout: Layout) -> dict[str, Any] | None:
     """What is known of the sizes in memory of some of a file's row groups."""
     more = layout.extra[8 * (2 + len(layout.rows)) :]
-    try:
-        sample = unpacked(more) if more else {}
-        rows, leaves, sizes = (sample[name] for name in ("sampled_rows", "leaves", "leaf_bytes"))
-        good = 0 <= rows <= layout.rows.sum() and len(leaves) == len(sizes)
-        good = good and not (sizes < 0).any() and np.nansum(sizes) < MOST_BYTES
-        return sample if good and all(isinstance(leaf, str) for leaf in leaves) else None
-    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        return None
-
-
-def _is_sound(layout: Layout, size: int) -> bool:
-    """Whether an index can have said this of a file of so many bytes."""
-    if len(layout.extra) < 8 * (2 + len(layout.rows)):
-        return False
-    footer, checksum, *sizes = footer_numbers(layout).tolist()
-    good = len(END) <= footer <= size and 0 <= checksum < 1 << 32
-    return good and min(sizes, default=0) >= 0 and layout.rows.max(initial=0) < MOST_ROWS
+    return unpacked(more) if more else None
 
 
 def footer_numbers(layout: Layout) -> IntArray:
@@ -190,12 +203,7 @@ def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
 
 
 def read_footer(data: FileBytes) -> bytes:
-    """The end of a Parquet file: footer, its length, magic number.
-
-    Raises:
-        BadFileError: it has none.
-        UnreachableError: the server does not answer, or denies access.
-    """
+    """The end of a Parquet file: footer, its length, magic number."""
     size = data.size
     if size == 0:
         raise BadFileError("empty: 0 bytes")
@@ -225,16 +233,7 @@ def parse_footer(footer: bytes) -> Any:
 
 
 def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layout]:
-    """What the footer of one file says: parsed, and what is kept of it.
-
-    Args:
-        data: the file.
-        columns: names of the columns to be read; None for all.
-
-    Raises:
-        BadFileError: it is no Parquet file, is damaged, or has a column that is encrypted.
-        UnreachableError: the server does not answer, or denies access.
-    """
+    """What the footer of one file says: parsed, and what is kept of it."""
     footer = read_footer(data)
     try:
         metadata = parse_footer(footer)
@@ -292,6 +291,7 @@ def _joined(
     asker: str,
     folders: Sequence[pa.Field],
     both: bool,
+    parsed: ParsedFooters,
 ) -> Footers:
     names, layouts = store.files.names, store.layouts()
     different = different_schemas(names, [layout.schema for layout in layouts])
@@ -323,7 +323,7 @@ def _joined(
     elif rows.any():  # rows are only where no sample was taken
         row_bytes = float(group_bytes.sum() / rows.sum())
     schema = one_schema(different, columns, asker)
-    return Footers(store, found, schema, row_bytes, [field.name for field in folders])
+    return Footers(store, found, schema, row_bytes, [field.name for field in folders], parsed)
 
 
 def _not_in_files(

@@ -1,7 +1,7 @@
 """Checks the column chunks of a Parquet footer before pyarrow is asked for their metadata.
 
-A column chunk that is encrypted, or does not fit the schema, makes C++ throw. pyarrow's ``RowGroupMetaData``
-does not catch that, and the process ends. Its reader meets the same chunk, and catches; so it goes first.
+One that is encrypted, or does not fit the schema, makes C++ throw, and ``RowGroupMetaData`` does not catch
+that: the process ends. pyarrow's reader meets the same chunk, and catches; so it goes first.
 """
 
 from __future__ import annotations
@@ -20,34 +20,21 @@ BUFFER_BYTES = 4096
 
 
 class Probe:
-    """Opens a file's columns as a reader would, and reads nothing.
-
-    Args:
-        parquet: the open file.
-    """
+    """Opens a file's columns as a reader would, and reads nothing."""
 
     def __init__(self, parquet: pq.ParquetFile) -> None:
         self._reader: Any = parquet.reader
 
     @staticmethod
     def of(metadata: Any, size: int) -> Probe:
-        """One for a footer alone.
-
-        Args:
-            metadata: a ``pyarrow.parquet.FileMetaData``.
-            size: bytes of the file.
-        """
+        """One for a footer alone."""
         file = pa.PythonFile(_Unread(size), mode="r")
         # So that no column is read when its reader is made.
         reading: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES}
         return Probe(pq.ParquetFile(file, metadata=metadata, **reading))
 
     def check(self, row_group: int, leaves: Sequence[int]) -> None:
-        """Look at these Parquet columns of a row group, about 3 µs each, without reading a page.
-
-        Raises:
-            OSError: one of them cannot be read; to ask for its metadata would end the process.
-        """
+        """Look at these Parquet columns of a row group, about 3 µs each, without reading a page."""
         if leaves:  # batches of no rows: readers are made, and nothing is decoded
             next(self._reader.iter_batches(0, [row_group], list(leaves), False), None)
 

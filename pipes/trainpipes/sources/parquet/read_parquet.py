@@ -29,50 +29,41 @@ from trainpipes.stages.filter import Filter
 
 
 class ReadParquet(FileReader):
-    """Reads the rows of Parquet files.
+    """Reads the rows of Parquet files, from ``list_files``, with the chosen columns, as Arrow.
 
-    In: files, from ``list_files``. Out: rows with the chosen columns, as Arrow. Cursor: which
-    row group, and how many rows of it.
+    All footers are read before the first row, 64 at a time. Row groups are then decoded as streams, about
+    1 MiB of rows at a time, so that memory does not grow with their size.
 
-    All footers are read before the first row: about 0.1 ms for a local file, one request for a remote file,
-    64 at a time. Row groups are then decoded as streams, about 1 MiB of rows at a time, so that memory
-    does not grow with their size (7 MB for a row group of 1 GB). Up to 16 MiB of a remote file are held:
-    a small row group is fetched whole, a large one part by part, with all columns of a part at once.
-
-    Columns come in the order given, and with one schema for all files: types that differ from file
-    to file are widened where that loses nothing (int32 and int64, null and anything, string and
-    large_string). Dictionary columns come as their values.
+    Columns come in the order given, and with one schema for all files: types that differ are widened where
+    that loses nothing (int32 and int64, null and anything, string and large_string). Dictionary columns come
+    as their values.
 
     With ``filter``, files and row groups that cannot hold a matching row are not read, by the names of their
     folders and the statistics in their footers; the rows of all others are filtered as by ``.filter(...)``.
-    As with that stage, the number of rows in an epoch is not known in advance. All footers are then read at
-    each start.
 
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``, and
-            ``"a.list.element.b"`` for field ``b`` of the structs in the list ``a``, as in pyarrow. None for
-            all; then all files must have the same columns.
+            ``"a.list.element.b"`` for field ``b`` of the structs in the list ``a``. None for all, which all
+            files must have then.
         filter: a ``pyarrow.compute`` expression over columns, which need not be among ``columns``, or a list
-            of conditions such as ``[["x", ">", 20]]``; null counts as False. See ``filter``.
-        partitioning: "hive" makes columns from the names of folders (``year=2024/lang=en/``), as Hive writes
-            them: int64 if all values are integers, else text; all files must have the same such columns.
-            If left out, only columns that ``columns`` or ``filter`` names, and that no file has, are made.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``. They are
-            neither shown nor part of a state.
+            of conditions such as ``[["x", ">", 20]]``; null counts as False.
+        partitioning: "hive" makes columns from the names of folders (``year=2024/lang=en/``): int64 if all
+            values are integers, else text. If left out, only columns that ``columns`` or ``filter`` names,
+            and that no file has, are made.
+        storage_options: more options for the fsspec file system, besides those of ``list_files``.
         errors: "strict" raises where text that is not UTF-8 is first decoded; "replace" puts U+FFFD in its
-            place, as Python does (all text is then checked: 1 to 30 µs a MB of ASCII, 1 to 2 ms a MB of other
-            text).
-        index: where to keep what the footers say, so that the next start reads only the footers of files
-            whose size, time of change or etag has changed: a file that ends in ".arrow", or a folder. True:
-            in the cache folder (see ``tp.cache``). False: nowhere. If left out: in the cache folder,
-            if the files are remote, or 64 or more.
+            place, as Python does.
+        index: where to keep what the footers say, so that the next start reads only those of files that
+            have changed: a file that ends in ".arrow", or a folder. True: in the cache folder (see
+            ``tp.cache``). False: nowhere. If left out: in the cache folder, if the files are remote, or 64
+            or more.
 
     Raises:
         ConfigError: an option is invalid.
-        UnreadableError: names all files that are not Parquet, each with the reason; later, the
-            place that cannot be decoded.
-        SchemaError: a file lacks a column, or has it in a type that does not fit the first file's; the
-            filter does not fit the columns; folders' names do not make the same columns for all files.
+        UnreadableError: names all files that are not Parquet, each with the reason; later, the place that
+            cannot be decoded.
+        SchemaError: a file lacks a column, or has it in a type that does not fit; the filter does not fit
+            the columns; folders' names do not make the same columns for all files.
         DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet as pq, trainpipes as tp
@@ -143,7 +134,9 @@ class ReadParquet(FileReader):
             described = [("filter", said)]
         source = FileSource(
             found.store,
-            RowGroups(columns, found.schema, replaces, listed.prefetch_bytes // 2, described),
+            RowGroups(
+                columns, found.schema, replaces, listed.prefetch_bytes // 2, described, found.parsed
+            ),
             layouts=_noted(found.layouts, folders, unread),
             columns=columns,
             schema=found.schema,

@@ -1,13 +1,7 @@
-"""Parquet as a format: a block is a row group, which is decoded as a stream.
-
-Of each column one page and one read buffer are in memory, and one batch of rows. The whole group never is. Of
-a file on another machine, what will be read is fetched in few requests, and large row groups part by part.
-"""
+"""Parquet as a format: a block is a row group, which is decoded as a stream, about 1 MiB at a time."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,12 +12,13 @@ import pyarrow.parquet as pq
 from trainpipes.columns.arrays import replaced
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
-from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
 from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.files.schema import cast_to
 from trainpipes.sources.parquet.folders import repeated
 from trainpipes.sources.parquet.footers import (
+    ParsedFooters,
     RowGroupLayout,
     footer_of,
     parse_footer,
@@ -37,60 +32,13 @@ BATCH_BYTES = 1 << 20
 BATCH_ROWS = (8, 65_536)
 #: Bytes that a column is read by.
 BUFFER_BYTES = 256 << 10
-#: Bytes of footers that stay parsed.
-FOOTER_BYTES = 8 << 20
+#: Bytes of a remote file that is fetched whole at first.
+WHOLE_BYTES = 1 << 20
 CHANGED = "it changed while it was read"
 
 
-class ParsedFooters:
-    """Parsed footers of the files opened last, shared by the readers of a process.
-
-    Row groups in shuffled order open another file each. For files of 200 row groups of 1,000 rows, to
-    parse the footer again would be three quarters of the work. Every use is checked against the
-    file's own footer. Pickled, it is empty.
-    """
-
-    def __init__(self) -> None:
-        self._parsed: OrderedDict[str, tuple[Any, int]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return ParsedFooters, ()
-
-    def known(self, name: str) -> Any:
-        """The parsed footer of a file; None if it is not here."""
-        with self._lock:
-            if name not in self._parsed:
-                return None
-            self._parsed.move_to_end(name)
-            return self._parsed[name][0]
-
-    def parse(self, name: str, footer: bytes) -> Any:
-        """The parsed footer of a file, which must be the one that was scanned."""
-        found = self.known(name)
-        if found is not None:
-            return found
-        found = parse_footer(footer)
-        with self._lock:
-            if name not in self._parsed:
-                self._parsed[name] = found, len(footer)
-                self._bytes += len(footer)
-            while self._bytes > FOOTER_BYTES:
-                self._bytes -= self._parsed.popitem(last=False)[1][1]
-        return found
-
-
 class RowGroups(Format):
-    """Row groups of Parquet files.
-
-    Args:
-        columns: names of columns; None for all.
-        schema: columns and types of all rows.
-        replace: put U+FFFD in place of text that is not UTF-8.
-        held: bytes of a row group that are fetched ahead, at most.
-        described: more lines for ``explain()``.
-    """
+    """Row groups of Parquet files."""
 
     name = "Parquet"
     blocks_called, known_by_blocks, places_blocks = "row groups", True, True
@@ -103,10 +51,11 @@ class RowGroups(Format):
         replace: bool = False,
         held: int | None = None,
         described: Sequence[tuple[str, str]] = (),
+        parsed: ParsedFooters | None = None,
     ) -> None:
         self.columns, self.schema, self.replace, self.held = columns, schema, replace, held
         self.described = list(described)
-        self.parsed = ParsedFooters()
+        self.parsed = parsed or ParsedFooters()
 
     def scan(self, file: FileBytes) -> Layout:
         return footer_of(file, self.columns)[1]
@@ -188,30 +137,22 @@ class RowGroups(Format):
 
 
 class ParquetFile:
-    """An open file.
-
-    Args:
-        format: what it is read for.
-        data: its bytes.
-        layout: its row groups.
-        held: bytes of a file on another machine that are held, about.
-
-    Raises:
-        OtherBytesError: it is not the file that was scanned.
-    """
+    """An open file."""
 
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:
+        is_certain = data.checked and not data.local  # that all is of the file that was listed
+        known = format.parsed.known(data.name) if is_certain else None
+        if known is None and not data.local and data.size <= WHOLE_BYTES:
+            data = FetchedBytes(data, [(0, data.size)])  # its footer and rows by one request
         self._data, self._layout, self._columns, self.name = data, layout, format.columns, data.name
         self._remote = None if data.local else RangeFile(data, held)
         opened = pa.OSFile(data.name) if data.local else pa.PythonFile(self._remote, mode="r")
         self._handle: Any = opened
         self._expected: Sequence[int] = ()  # row groups that a remote file was told of
         try:
-            metadata = format.parsed.known(self.name) if self._is_certain else None
-            if metadata is None:
-                metadata = format.parsed.parse(self.name, self._read_footer())
+            metadata = known or format.parsed.of(self.name, self._read_footer, is_certain)
             if metadata.num_row_groups != len(layout.rows):
                 raise OtherBytesError(CHANGED)  # what was kept of its footer is wrong
             self._leaves = leaves_of(metadata, self._columns)

@@ -1,7 +1,4 @@
-"""Which files and columns a reader of Parquet needs, told from names of folders and one footer.
-
-Called once, by the thread that plans, before all footers are read.
-"""
+"""Which files and columns a reader of Parquet needs, told from names of folders and one footer."""
 
 from __future__ import annotations
 
@@ -55,12 +52,7 @@ def wanted_files(
     hive: bool,
     asker: str,
 ) -> WantedFiles:
-    """What is to be read of some files; see ``ParquetSource``.
-
-    Raises:
-        SchemaError: the filter names a column that is not there, or folders' names do not make the same
-            columns for all files.
-    """
+    """What is to be read of some files; see ``ParquetSource``."""
     folders = FolderColumns({})
     if hive or columns is not None or filter is not None:
         folders = FolderColumns.of(files.names, asker, hive)
@@ -108,9 +100,6 @@ class ChosenColumns(RunStage):
     """Keeps the columns that were chosen, and not those that only a filter asked for.
 
     In: rows of a reader. Out: the same rows. Cursor: none of its own. Costs nothing.
-
-    Args:
-        columns: names, or paths such as "a.b".
     """
 
     needs_columns = True

@@ -32,14 +32,7 @@ def waiting() -> Pool:
 
 
 class Ahead(Generic[Opened]):
-    """What is opened ahead, in the order in which it will be needed.
-
-    Args:
-        open_block: opens a row group and fetches it; called by several threads at once.
-        size: bytes of a row group, about.
-        most: bytes that all readers of the process fetch ahead together; each may have one row group in
-            any case.
-    """
+    """What is opened ahead, in the order in which it will be needed."""
 
     def __init__(
         self,
@@ -56,9 +49,14 @@ class Ahead(Generic[Opened]):
 
     def expect(self, blocks: Iterable[int]) -> None:
         """Say which row groups will be read next, in order; others are forgotten."""
-        self._upcoming = deque(blocks)
-        self._futures = {}
+        wanted = dict.fromkeys(blocks)
+        self._futures = {n: future for n, future in self._futures.items() if n in wanted}
+        self._upcoming = deque(n for n in wanted if n not in self._futures)
         self._go_on()
+
+    def __contains__(self, block: int) -> bool:
+        """Whether a row group is opened ahead."""
+        return block in self._futures
 
     def _go_on(self) -> None:
         own, key = sum(map(self._size, self._futures)), (os.getpid(), id(self))

@@ -1,7 +1,7 @@
 """What an error of an fsspec file system says about the server: whether to try again, and what to tell.
 
-Each package has exceptions of its own, and some hide them: fsspec's HTTP file system reports a 503 as
-``FileNotFoundError``. So all errors that led to one are looked at, and the packages are not imported.
+Some hide it: fsspec's HTTP file system reports a 503 as ``FileNotFoundError``. So all errors that led to one
+are looked at, and the packages are not imported.
 """
 
 from __future__ import annotations
@@ -89,12 +89,7 @@ class Failure:
 
 
 def understand(error: Exception, handled: BaseException | None = None) -> Failure:
-    """What an error is about: of all that led to it, a status of the server tells most.
-
-    Args:
-        error: what a request came to.
-        handled: the error that was being handled when the request was made, and says nothing of it.
-    """
+    """What an error is about: of all that led to it, a status of the server tells most."""
     chain = list(_chain(error, handled))
     for one in chain:
         if isinstance(one, ssl.SSLCertVerificationError):

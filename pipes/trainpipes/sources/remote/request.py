@@ -1,7 +1,6 @@
 """How one try of a request begins, and what makes it one of a certain version of the file.
 
-A request goes on beside the thread that began it, and can be given up: coroutines are cancelled, and
-other calls run in a thread of their own, which is left behind.
+It can be given up: coroutines are cancelled, and other calls run in a thread of their own, which is left.
 """
 
 from __future__ import annotations
@@ -48,6 +47,26 @@ def begin_ranges(
 
     async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
         return await asyncio.gather(*(part() for part in parts), return_exceptions=True)
+
+    try_once(system)
+    return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
+
+
+def begin_files(system: Any, files: Sequence[tuple[str, str, int]], most: int) -> Future[Any]:
+    """Fetch files of these paths, versions and sizes whole, so many at a time; an error stands in place of
+    one that could not be."""
+
+    async def fetch_all() -> list[Any]:
+        free = asyncio.Semaphore(most)
+
+        async def fetch(path: str, version: str, size: int) -> bytes:
+            async with free:
+                found: bytes = await _reader(system, version)(
+                    system, path, (0, size), version, size
+                )
+                return found
+
+        return await asyncio.gather(*(fetch(*one) for one in files), return_exceptions=True)
 
     try_once(system)
     return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)

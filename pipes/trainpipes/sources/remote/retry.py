@@ -1,9 +1,7 @@
 """Requests to file systems on other machines: the one place that waits for servers, and tries again.
 
-What may pass (no answer, a broken connection, half an answer, 408, 429, 5xx) is tried again after
-0.25 s, 0.5 s, 1 s, ... up to 8 s, or after what the server asks for. A request that is made again
-gives the same bytes or fails, so rows never depend on it. A request is given up when it takes too long,
-whatever the file system does. No layer below this one tries again, where that can be turned off.
+What may pass is tried again after 0.25 s, 0.5 s, 1 s, ... up to 8 s, or after what the server asks for. A
+request that is made again gives the same bytes or fails, so rows never depend on it.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from trainpipes._internal.text import shown
 from trainpipes.engine.pool import waits
 from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
-from trainpipes.sources.remote.request import begin, begin_ranges
+from trainpipes.sources.remote.request import begin, begin_files, begin_ranges
 
 log = logging.getLogger("trainpipes")
 
@@ -97,11 +95,7 @@ class Stopped(Exception):
 
 
 class Requests:
-    """Requests of a reader or a listing, from any thread.
-
-    Args:
-        seconds: how long a request is tried again.
-    """
+    """Requests of a reader or a listing, from any thread."""
 
     def __init__(self, seconds: float = RETRY_SECONDS) -> None:
         self._seconds = seconds
@@ -112,12 +106,7 @@ class Requests:
         self._stopped.set()
 
     def call(self, system: Any, method: str, path: str, **options: Any) -> Any:
-        """What a method of a file system gives for a path: ``info``, ``ls``, ``cat_file``.
-
-        Raises:
-            FileNotFoundError: the server says that there is no such file.
-            UnreachableError: the server does not answer, or refuses to.
-        """
+        """What a method of a file system gives for a path: ``info``, ``ls``, ``cat_file``."""
         long = method in ("ls", "find", "cat_file")
         found, _ = self._until_done(
             _name(system, path),
@@ -129,12 +118,7 @@ class Requests:
         return found
 
     def put(self, system: Any, local: str, path: str) -> None:
-        """Send a file of this machine.
-
-        Raises:
-            FileNotFoundError: the server says that there is no such place.
-            UnreachableError: the server does not answer, or refuses to.
-        """
+        """Send a file of this machine."""
         limit = try_seconds(self._seconds) + os.path.getsize(local) / SLOWEST
         self._until_done(
             _name(system, path),
@@ -147,53 +131,45 @@ class Requests:
         self,
         system: Any,
         path: str,
-        starts: Sequence[int],
-        stops: Sequence[int],
+        ranges: Sequence[tuple[int, int]],
         size: int,
         version: str = "",
     ) -> tuple[list[bytes], int]:
-        """Several ranges of a file, at once, and how many times they were asked for.
-
-        Args:
-            system: the file system.
-            path: the file.
-            starts: where each range begins.
-            stops: where it ends; no more than ``size``.
-            size: bytes of the file when it was listed.
-            version: what the listing said of the file's content; see ``requests.is_checked``.
-
-        Raises:
-            FileNotFoundError: the server says that there is no such file.
-            DataChangedError: the file is another one by now.
-            UnreachableError: the server does not answer, or refuses to.
-            UnreadableError: the server sends more than it is asked for.
-        """
-        parts: dict[int, bytes] = {}  # those that have come are not asked for again
+        """Several ranges of a file, at once, and how many times they were asked for."""
+        parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again
 
         def begin_try() -> Future[Any]:
-            missing = [n for n in range(len(starts)) if n not in parts]
-            asked = [(starts[n], stops[n]) for n in missing]
-            return begin_ranges(system, path, asked, version, size)
+            missing = [one for one in ranges if one not in parts]
+            return begin_ranges(system, path, missing, version, size)
 
         def take(found: Sequence[Any]) -> None:
-            missing = [n for n in range(len(starts)) if n not in parts]
+            missing = [one for one in ranges if one not in parts]
             failed: list[Exception] = []
-            for n, part in zip(missing, found, strict=True):
-                asked = stops[n] - starts[n]
+            for (start, stop), part in zip(missing, found, strict=True):
                 if isinstance(part, Exception):
                     failed.append(part)
-                elif len(part) < asked:
-                    failed.append(self._short(system, path, size, len(part), asked))
+                elif len(part) < stop - start:
+                    failed.append(self._short(system, path, size, len(part), stop - start))
                 else:
-                    parts[n] = part
+                    parts[start, stop] = part
             if failed:
                 raise next((e for e in failed if understand(e).kind != "passing"), failed[0])
 
         whole = isinstance(system, CachingFileSystem)  # which fetches more than it is asked for
-        amount = (size if whole else sum(stops) - sum(starts)) / SLOWEST
+        amount = (size if whole else sum(stop - start for start, stop in ranges)) / SLOWEST
         limit, name = try_seconds(self._seconds) + amount, _name(system, path)
         _, tries = self._until_done(name, begin_try, limit, amount, take, changes=True)
-        return [_checked(parts[n], stops[n] - starts[n], name) for n in range(len(starts))], tries
+        return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
+
+    def files(self, system: Any, files: Sequence[tuple[str, str, int]], most: int) -> list[Any]:
+        """Small files by path, version (which replies tell) and size, so many at a time; errors of those that
+        cannot be had. They are not asked for again."""
+        limit = try_seconds(self._seconds) + sum(size for _, _, size in files) / SLOWEST
+        try:
+            found: list[Any] = self._result(begin_files(system, files, most), limit)
+        except TimeoutError as error:
+            return [error] * len(files)
+        return found
 
     def _short(self, system: Any, path: str, size: int, got: int, asked: int) -> Exception:
         """What fewer bytes mean: a file that has become shorter, or a broken connection."""
@@ -213,17 +189,7 @@ class Requests:
         long: bool = False,
         changes: bool = False,
     ) -> tuple[Any, int]:
-        """What a request gives, and the number of tries.
-
-        Args:
-            name: the file, for messages.
-            begin_try: begins a try.
-            limit: seconds for a try.
-            more: seconds that all tries may take beyond ``seconds``.
-            take: looks at an answer; an error that it raises counts as the server's.
-            long: whether a try may take longer than ``seconds``, which then count from the first failure.
-            changes: whether the request is for bytes of a file that was listed, and may have changed.
-        """
+        """What a request gives, and the number of tries."""
         began = time.monotonic()
         end = math.inf if long else began + self._seconds + more
         tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]

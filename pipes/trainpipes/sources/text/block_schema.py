@@ -154,7 +154,6 @@ def _look(
         wanted=wanted,
         enough=lambda _, layout: TextLayout.of(layout).sampled is not None,
         progress=progress,
-        least=1,
     )
 
 

@@ -80,13 +80,13 @@ def bad_row(
     if drift:
         return SchemaError(
             f"{where}: {drift}: {text}; types are those of schema=, or found in the first blocks: give "
-            'schema=..., infer="all" or columns=[...], or mend the line',
+            'schema=..., infer="all" or columns=[...], or fix the line',
             path=path,
             row=number,
         )
     said = re.sub(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*", "", said).rstrip(".")
     return UnreadableError(
-        f"{where}: {said}: {text}; {form.rule}: mend or remove the line, or leave the file out with "
+        f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
         ".filter(lambda path: ...) after list_files",
         path=path,
         row=number,

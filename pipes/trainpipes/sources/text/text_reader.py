@@ -63,7 +63,7 @@ class TextReader(FileReader):
         key = json.dumps([form.settings, block_rows, PIECE_BYTES, infer], sort_keys=True)
         for attempt in range(2):
             store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)
-            store.complete(blocks.look, asker, least=1, **_progress(listed, form.name))
+            store.complete(blocks.look, asker, **_progress(listed, form.name))
             layouts = [TextLayout.of(layout) for layout in store.layouts()]
             try:
                 found, row_bytes = schema_of(store, layouts, blocks, asker, columns, schema, infer)

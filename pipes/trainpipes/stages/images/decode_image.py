@@ -47,17 +47,7 @@ class NoPicture(ValueError):
 
 
 def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
-    """The pixels of an image file, upright, uint8 ``[C, H, W]``; of several frames the first.
-
-    Args:
-        content: the bytes of the file.
-        mode: "RGB", "L" or "RGBA".
-        least: a JPEG may be decoded at a half, a quarter or an eighth of its size, if both sides keep that
-            many pixels.
-
-    Raises:
-        NoPicture: nothing can be made of them; says why.
-    """
+    """The pixels of an image file, upright, uint8 ``[C, H, W]``; of several frames the first."""
     from PIL import Image
 
     try:
@@ -90,7 +80,6 @@ def orientation_of(image: Any) -> int:
 
 
 def eight_bits(image: Any) -> Any:
-    """An image of 8 bits a channel. Pillow itself makes white of all that is above 255."""
     from PIL import Image
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
@@ -104,7 +93,6 @@ def eight_bits(image: Any) -> Any:
 
 
 def by_torchvision(content: bytes, mode: Mode) -> Pixels:
-    """The same by torchvision, which decodes JPEG, PNG, GIF and WebP."""
     from torchvision.io import ImageReadMode, decode_image
 
     kind = {"RGB": ImageReadMode.RGB, "L": ImageReadMode.GRAY, "RGBA": ImageReadMode.RGB_ALPHA}
@@ -131,18 +119,7 @@ def resized(
     interpolation: Interpolation,
     box: tuple[int, int, int, int] | None = None,
 ) -> Pixels:
-    """An image, or a part of it, in another size.
-
-    Args:
-        image: uint8 ``[C, H, W]``, of 1, 3 or 4 channels.
-        size: height and width to give it.
-        interpolation: of Pillow's filters; all but "nearest" take every pixel into account that a new one
-            stands for.
-        box: the part: its left, top, right and bottom edge.
-
-    Raises:
-        NoPicture: it would be far too large.
-    """
+    """An image, or a part of it, in another size."""
     from PIL import Image
 
     height, width = size
@@ -167,34 +144,28 @@ CHUNKS = 2
 
 
 class DecodeImage(RunStage):
-    """Decodes images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
+    """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
-    In: rows with a column of the files' bytes, as ``read_images``, ``read_webdataset`` and Parquet files give
-    them; or of structs with ``bytes``, as Hugging Face's datasets store images. Out: dicts with an array,
-    uint8 ``[C, H, W]``, in place of the bytes. Cursor: none of its own. Costs about 0.4 ms for a JPEG of
-    224 x 224 pixels; the threads of the pipeline decode ahead of use, each a batch at a time. Put it
-    after ``shuffle``, so that a shuffle's buffer holds no pixels.
-
-    An image is turned upright by its EXIF orientation (ignored if it cannot be read). With ``mode="RGB"``,
-    CMYK and palette colours become RGB; transparency is dropped, and the colour under it stays. Of 16 bits a
-    channel, the upper 8 are kept. Of several frames, the first is taken.
+    The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
+    uint8 ``[C, H, W]``. Put it after ``shuffle``, so that the shuffle's buffer holds no pixels. An
+    image is turned upright by its EXIF orientation; transparency is dropped unless ``mode="RGBA"``;
+    of 16 bits a channel the upper 8 are kept, of several frames the first.
 
     Args:
         column: the column of bytes.
-        output_column: name of the image's column, which takes the place of the bytes.
-        mode: "RGB", C = 3; "L" for grey, C = 1; "RGBA" for colour and alpha, C = 4.
-        on_error: for an image that cannot be decoded, or a null, "raise" raises; "skip" leaves the row out,
-            and the log counts such rows. How many rows an epoch has is then not known in advance.
-        min_size: decode a JPEG at a half, a quarter or an eighth of its size, as long as both sides keep this
-            many pixels: 2 to 4 times as fast for large photos that a ``resize`` or a crop makes small anyway.
-            Pixel values differ from those without it, and are always the same.
-        decoder: "pillow", or "torchvision", which may be faster, and decodes JPEG, PNG, GIF and WebP only.
-            Their pixels differ a little, so a state records the decoder.
+        output_column: the column of images, in place of the bytes.
+        mode: "RGB", C = 3; "L" for gray, C = 1; "RGBA" for color and alpha, C = 4.
+        on_error: for an image that cannot be decoded, or a null: "raise"; or "skip", which leaves
+            the row out and logs how many.
+        min_size: decode a JPEG at a half, a quarter or an eighth of its size if both sides keep
+            this many pixels: 2 to 4 times as fast for large photos, with other pixel values.
+        decoder: "pillow" or "torchvision" (JPEG, PNG, GIF and WebP only), whose pixels differ a
+            little.
 
     Raises:
         MissingExtraError: Pillow (or torchvision) is not installed.
-        SchemaError: the column is not there; or ``output_column`` is there already.
-        UnreadableError: an image cannot be decoded; names the file and the row.
+        SchemaError: the column is not there, or ``output_column`` already is.
+        UnreadableError: an image cannot be decoded.
 
     >>> import io, trainpipes as tp
     >>> from PIL import Image
@@ -270,7 +241,8 @@ class DecodeImage(RunStage):
         return run.block.rows()
 
     def _each(self, rows: Sequence[Any]) -> list[dict[str, Any] | Exception]:
-        """Rows with their images, or why they have none; up to the first error that is to be raised."""
+        """Rows with their images, or why they have none; up to the first error that is to be
+        raised."""
         found: list[dict[str, Any] | Exception] = []
         for row in rows:
             try:
@@ -282,7 +254,6 @@ class DecodeImage(RunStage):
         return found
 
     def _with(self, run: Run, rows: Sequence[Any], found: list[Any]) -> Run:
-        """The run with its images, without those that are to be left out."""
         lost = np.zeros(len(rows), dtype=np.int64)
         for place, row in enumerate(found):
             if not isinstance(row, Exception):
@@ -293,7 +264,7 @@ class DecodeImage(RunStage):
                 continue
             if isinstance(row, NoPicture):
                 error = UnreadableError(
-                    f"{self}: column {self.column!r} holds no picture that can be decoded: {row}; mend it, "
+                    f"{self}: column {self.column!r} holds no picture that can be decoded: {row}; fix it, "
                     'or leave such rows out with on_error="skip"',
                     stage=str(self),
                 )
@@ -306,7 +277,6 @@ class DecodeImage(RunStage):
         return run.pick(np.flatnonzero(lost == 0)) if lost.any() else run
 
     def _decoded(self, row: Any) -> dict[str, Any]:
-        """A row with the image in place of its bytes."""
         content = bytes_of(cell(row, self.column, self))
         if self.output_column != self.column and self.output_column in row:
             raise taken(self.output_column, self)

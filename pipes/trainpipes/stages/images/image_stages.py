@@ -39,23 +39,13 @@ from trainpipes.stages.token_columns import cell
 
 
 class ImageStage(RunStage):
-    """A stage on the image of each row. Rows are dicts from here on. Any thread may call it.
-
-    A class below it has the option ``column``.
-    """
-
     per_row = True
     makes_objects = True
     thread_safe = True
 
     @abstractmethod
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
-        """What becomes of an image, ``[C, H, W]``.
-
-        Args:
-            image: the image; it is not to be changed.
-            drawn: numbers from 0 up to 1, as many as the stage draws for a row.
-        """
+        """What becomes of an image, ``[C, H, W]``."""
 
     def process(self, run: Run) -> Run:
         block = run.block
@@ -76,16 +66,11 @@ class ImageStage(RunStage):
         return run.with_block(block.with_data(found))
 
     def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
-        """The numbers of each row."""
         return [()] * len(block)
 
 
 class RandomImageStage(ImageStage):
-    """One whose outcome is drawn: a function of seed, epoch and row. It has the option ``seed``.
-
-    Attributes:
-        draws: numbers that it draws for a row.
-    """
+    """One whose outcome is drawn: a function of seed, epoch and row."""
 
     by_row = True
     by_epoch = True
@@ -112,12 +97,6 @@ class RandomImageStage(ImageStage):
 
 
 def image_of(row: Any, column: str, asker: object) -> Pixels:
-    """The image of a row, ``[C, H, W]``.
-
-    Raises:
-        DataError: it is null, or no image.
-        SchemaError: the row has no such column.
-    """
     image = cell(row, column, asker)
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
@@ -138,11 +117,6 @@ def image_of(row: Any, column: str, asker: object) -> Pixels:
 
 
 def of_bytes(image: Pixels, asker: Stage) -> Pixels:
-    """An image, if it is of uint8.
-
-    Raises:
-        DataError: it is not.
-    """
     if image.dtype != np.uint8:
         raise DataError(
             f"{asker} works on images of uint8, got one of {image.dtype}: put normalize() after it",
@@ -152,11 +126,7 @@ def of_bytes(image: Pixels, asker: Stage) -> Pixels:
 
 
 def size_of(value: Any, option: str) -> tuple[int, int]:
-    """Height and width of an option that is a number, for a square, or both.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Height and width of an option that is a number, for a square, or both."""
     sides = list(value) if several(value) else [value, value]
     require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
     height, width = (whole_number(side, 1, option, "pixels of a side") for side in sides)
@@ -168,20 +138,15 @@ Size = Annotated[int | Sequence[int], size_of]
 
 
 class Resize(ImageStage):
-    """Brings images to another size.
-
-    In: rows with an image, uint8 ``[C, H, W]``. Out: the same rows, dicts. Cursor: none of its own. Costs 0.2
-    to 1 ms an image, by how large it was.
+    """Resize images, uint8 ``[C, H, W]``.
 
     Args:
-        size: pixels of the shorter side, which keeps the image's shape, as in torchvision; or (height,
-            width).
+        size: pixels of the shorter side, which keeps the aspect ratio; or (height, width).
         column: the image.
-        interpolation: "nearest", "bilinear", "bicubic" or "lanczos". All but "nearest" are antialiased: a new
-            pixel is made from all pixels that it covers.
+        interpolation: "nearest", "bilinear", "bicubic" or "lanczos", antialiased except "nearest".
 
     Raises:
-        DataError: a row holds no image; names the row.
+        DataError: a row holds no image.
         MissingExtraError: Pillow is not installed.
 
     >>> import numpy as np, trainpipes as tp
@@ -210,11 +175,10 @@ class Resize(ImageStage):
 
 
 class RandomCrop(RandomImageStage):
-    """Cuts a part out of each image, at a random place.
+    """Crop each image ``[C, H, W]`` at a random place.
 
-    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor: none of
-    its own. Costs about 20 us an image. The place is a function of seed, epoch and row: another one in every
-    epoch, and the same after a resume and on any topology.
+    The place depends on seed, epoch and row alone: it differs from epoch to epoch, and is the same
+    after a resume and on any number of ranks.
 
     Args:
         size: side of a square, or (height, width), in pixels.
@@ -224,7 +188,7 @@ class RandomCrop(RandomImageStage):
         seed: for the places.
 
     Raises:
-        DataError: a row holds no image, or one that is smaller; names the row.
+        DataError: a row holds no image, or one that is smaller.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"image": np.arange(64, dtype=np.uint8).reshape(1, 8, 8)}])
@@ -254,17 +218,14 @@ class RandomCrop(RandomImageStage):
 
 
 class CenterCrop(ImageStage):
-    """Cuts the middle out of each image: for evaluation.
-
-    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor: none of
-    its own. Costs about 10 us an image.
+    """Crop the middle out of each image ``[C, H, W]``: for evaluation.
 
     Args:
         size: side of a square, or (height, width), in pixels.
         column: the image.
 
     Raises:
-        DataError: a row holds no image, or one that is smaller; names the row.
+        DataError: a row holds no image, or one that is smaller.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"image": np.arange(36, dtype=np.uint8).reshape(1, 6, 6)}])
@@ -285,12 +246,10 @@ class CenterCrop(ImageStage):
 
 
 def part(image: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
-    """A part of an image, in memory of its own."""
     return np.array(image[:, top : top + height, left : left + width], order="C")
 
 
 def too_small(image: Pixels, size: tuple[int, int]) -> NoPicture:
-    """What to raise where an image is smaller than what is to be cut out of it."""
     return NoPicture(
         f"has {image.shape[1]} x {image.shape[2]} pixels, and {size[0]} x {size[1]} are cut out of it: put "
         "resize() before"
@@ -302,24 +261,22 @@ TRIES = 10
 
 
 class RandomResizedCrop(RandomImageStage):
-    """Cuts a part of random size and shape out of each image, and brings it to one size: the usual
-    augmentation for training on photos (Szegedy et al., "Going deeper with convolutions", 2015, section 6).
+    """Crop a part of random size and shape out of each image, uint8 ``[C, H, W]``, and resize it.
 
-    In: rows with an image, uint8 ``[C, H, W]``. Out: the same rows, dicts, with images of ``size``. Cursor:
-    none of its own. Costs 0.2 to 1 ms an image. The part is a function of seed, epoch and row: another one
-    in every epoch, and the same after a resume and on any topology. The rule is that of torchvision's
-    ``RandomResizedCrop``, with other random numbers.
+    The usual augmentation for photos (Szegedy et al., "Going deeper with convolutions", 2015,
+    section 6), by the rule of torchvision's ``RandomResizedCrop``. Draws depend on seed, epoch and
+    row alone.
 
     Args:
         size: side of a square, or (height, width), in pixels.
         scale: the part's least and greatest area, as a share of the image's.
         ratio: its least and greatest ratio of width to height.
         column: the image.
-        interpolation: as ``resize`` has it.
+        interpolation: as in ``resize``.
         seed: for the draws.
 
     Raises:
-        DataError: a row holds no image; names the row.
+        DataError: a row holds no image.
         MissingExtraError: Pillow is not installed.
 
     >>> import numpy as np, trainpipes as tp
@@ -356,7 +313,6 @@ class RandomResizedCrop(RandomImageStage):
         return resized(of_bytes(image, self), size, self.interpolation, box)
 
     def _box(self, height: int, width: int, drawn: Sequence[float]) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom edge of the part."""
         (least, most), (narrow, wide) = self.scale, self.ratio
         for k in range(0, self.draws, 4):
             area = height * width * (least + (most - least) * drawn[k])
@@ -376,11 +332,7 @@ class RandomResizedCrop(RandomImageStage):
 
 
 class Flip(RandomImageStage):
-    """Mirrors some images, left to right or top to bottom.
-
-    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts. Cursor: none of its own. Costs about
-    40 us for an image of 224 x 224 pixels that is mirrored. The choice is a function of seed, epoch and row:
-    another one in every epoch, and the same after a resume and on any topology.
+    """Mirror some images ``[C, H, W]``. The choice depends on seed, epoch and row alone.
 
     Args:
         p: the probability of mirroring an image, 0 to 1.
@@ -389,7 +341,7 @@ class Flip(RandomImageStage):
         seed: for the choice.
 
     Raises:
-        DataError: a row holds no image; names the row.
+        DataError: a row holds no image.
 
     >>> import numpy as np, trainpipes as tp
     >>> rows = tp.from_dataset([{"image": np.array([[[1, 2, 3]]], np.uint8)}] * 4)
@@ -415,13 +367,11 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Normalize(ImageStage):
-    """Turns pixels into float32: ``(x / 255 - mean) / std``, with the mean and the standard deviation of each
-    channel. Floats are not divided; integers other than uint8 are divided by the largest of their type.
+    """Turn pixels into float32: ``(x / 255 - mean) / std``, by channel.
 
-    In: rows with an image ``[C, H, W]``; or, after ``collate``, batches with images ``[B, C, H, W]``, which
-    is faster, and gives the same numbers. Out: the same, float32. Cursor: none of its own. Costs about 60 us
-    for an image of 224 x 224 pixels. Where a GPU waits for data, let the model do this instead: copying
-    bytes costs a quarter of copying floats.
+    Takes rows with an image ``[C, H, W]``, or after ``collate`` batches ``[B, C, H, W]``, which is
+    faster. Floats are not divided; other integers are divided by the largest of their type. If a
+    GPU waits for data, normalize in the model: bytes cost a quarter of the copy of floats.
 
     Args:
         mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.
@@ -429,7 +379,7 @@ class Normalize(ImageStage):
         column: the image.
 
     Raises:
-        DataError: an image has another number of channels; names the row.
+        DataError: an image has another number of channels.
         SchemaError: batches have no such column of tensors.
 
     >>> import numpy as np, trainpipes as tp
@@ -456,7 +406,6 @@ class Normalize(ImageStage):
 
     @made_once
     def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Mean and deviation, float32 ``[C, 1, 1]`` or ``[1, 1, 1]``."""
         mean, std = (
             np.array(value if several(value) else [value], dtype=np.float32)[:, None, None]
             for value in (self.mean, self.std)

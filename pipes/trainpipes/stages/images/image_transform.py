@@ -1,4 +1,5 @@
-"""``image_transform``: a transform of torchvision's, or any other that draws from torch's generator."""
+"""``image_transform``: a transform of torchvision's, or any other that draws from torch's
+generator."""
 
 from __future__ import annotations
 
@@ -19,29 +20,24 @@ from trainpipes.stages.map import Map, same_below
 
 
 class ImageTransform(RunStage):
-    """Applies a transform, such as one of ``torchvision.transforms.v2``, or a function to each image.
+    """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
 
-    In: rows with an image ``[C, H, W]``. Out: the same rows, dicts, with what the transform returned. Cursor:
-    none of its own. Costs what the transform costs.
-
-    Such transforms draw from torch's global generator. Before each call it is seeded for the row, and after
-    the call it is put back as it was. So draws are a function of seed, epoch and row, the same after a
-    resume and on any topology, and the training loop's own draws do not change. A process has one such
-    generator, so the transform is called for one row after the other: by the thread that iterates, by
-    ``num_workers`` processes, or by the workers of a ``Loader``. Draws from Python's ``random`` or from
-    NumPy's global generator are not repeatable: for these use ``map(fn, rng=True)``, which gives the
-    function a generator for each row.
+    torch's global generator is seeded for the row before each call, and put back after it: draws
+    depend on seed, epoch and row alone. So only the thread that iterates, ``num_workers``
+    processes, or the workers of a ``Loader`` call it. For draws from Python's ``random`` or NumPy's
+    global generator use ``map(fn, rng=True)``.
 
     Args:
-        transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new value.
+        transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new
+            value.
         column: the image.
         seed: for the draws.
-        version: names the transform in checkpoints. Left out, it is known by how it prints, as torch's
-            modules print their options; a function by its module and name.
-        num_workers: processes that call it, as in ``map(method="process")``; 0 for none.
+        version: names the transform in checkpoints. Left out, a module is known by how it prints, a
+            function by its module and name.
+        num_workers: processes that call it; 0 for none.
 
     Raises:
-        DataError: a row holds no image; names the row.
+        DataError: a row holds no image.
         ConfigError: with workers, the transform does not pickle.
 
     >>> import numpy as np, torch, trainpipes as tp
@@ -74,7 +70,6 @@ class ImageTransform(RunStage):
 
     @made_once
     def _map(self) -> Map:
-        """What calls the transform."""
         name = self.version or str(identify(self.transform))
         found = Map(
             Seeded(self.transform, self.column, str(self), name), rng=True, seed=self.seed,
@@ -101,14 +96,7 @@ class ImageTransform(RunStage):
 
 
 class Seeded:
-    """A transform of the image of a row, with torch's generator seeded by the row's.
-
-    Args:
-        transform: the transform.
-        column: the image.
-        said: the stage, as messages name it.
-        name: what a state knows the transform by.
-    """
+    """A transform of the image of a row, with torch's generator seeded by the row's."""
 
     def __init__(
         self, transform: Callable[[torch.Tensor], Any], column: str, said: str, name: str

@@ -1,9 +1,7 @@
 """The rows that the stages below a ``cache()`` make of each block: made once, kept on disk, memory-mapped.
 
-A file holds a row group, or a part of a large one, so that what is made at a time stays small. A
-``BlockCache`` belongs to a plan and owns no open file and no lock: any thread or process may call it. Who
-needs a file that is not there makes it. One process at a time does; the others meanwhile make what else they
-need.
+A file holds a row group, or a part of a large one. One process at a time makes a file; the others meanwhile
+make what else they need.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pyarrow as pa
 from trainpipes._internal.messages import warn_once
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.block import Block
-from trainpipes.columns.joined import joined_tables
+from trainpipes.columns.payload import join_payloads
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
@@ -54,10 +53,7 @@ class DropHoles(RunStage):
         ):  # the first rows, read past the cache to find their types
             return run
         there = np.flatnonzero(to_numpy(data.column(THERE)))
-        block = run.block.with_data(data.drop_columns(THERE))
-        if len(there) == len(run):
-            return run.with_block(block)
-        kept = run.pick(there.astype(np.int64))
+        kept = run if len(there) == len(run) else run.pick(there.astype(np.int64))
         assert isinstance(kept.block.data, pa.Table)
         return kept.with_block(kept.block.with_data(kept.block.data.drop_columns(THERE)))
 
@@ -101,22 +97,7 @@ class _File:
 
 
 class BlockCache:
-    """What stages make of a source's blocks, kept on disk.
-
-    Args:
-        source: gives the rows.
-        firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
-        stages: the reader or source, and the stages on rows below the cache.
-        options: those of ``cache()``, which messages name: ``path``, ``max_bytes``, ``version``.
-        apply: puts rows through these stages.
-        holes: whether rows that were dropped leave a hole, for ``DropHoles`` to close.
-        listed: what was listed, if files were: some stages tell rows by their files' names below it.
-        first: gives what tells the first rows of the data from others: stages may find types from them.
-
-    Raises:
-        ConfigError: the stages use an object that does not say what it holds; or keeping was switched off
-            after the pipeline was planned.
-    """
+    """What stages make of a source's blocks, kept on disk."""
 
     def __init__(
         self,
@@ -135,13 +116,10 @@ class BlockCache:
                 f"{options}: TRAINPIPES_CACHE was set to keep nothing after the pipeline had "
                 "started: build the pipeline again"
             )
-        self.holes = holes
-        self._source = source
-        self._firsts = firsts
-        self._options = options
+        self.holes, self._apply = holes, apply
+        self._source, self._firsts = source, firsts
+        self._options, self._root = options, root
         self._max_bytes: int | None = options.max_bytes
-        self._apply = apply
-        self._root = root
         self._by_place = any(stage.by_place or stage.by_row for stage in stages)
         self._listed = listed if self._by_place else None
         self._stages = digest_of(
@@ -152,8 +130,9 @@ class BlockCache:
         )
         self._whole: checked_file.Marks = set()  # files that were read in full
         self._room = 0  # bytes that may be written before the folder is looked at again
-        self._failures = 0  # to write, one after the other
-        self._untried = 0  # files that are not tried to be written for that
+        self._failures = self._untried = (
+            0  # to write, one after the other; files not tried for that
+        )
         self._too_large: set[str] = set()
 
     def describe(self) -> str:
@@ -168,12 +147,7 @@ class BlockCache:
         return f"{self._root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
 
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
-        """A schema that is found from the first rows, kept so that functions are not called for it again.
-
-        Args:
-            key: names it among those of the chain.
-            find: finds it.
-        """
+        """A schema that is found from the first rows, kept so that functions are not called for it again."""
         digest = digest_of("schema", self._stages, key, self._listed)
         path, about = schema_path(self._root, digest), {"schema": digest}
         table = checked_file.read(path, about)
@@ -185,12 +159,7 @@ class BlockCache:
         return schema
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
-        """The rows that are left of rows ``start`` to ``stop`` of each block.
-
-        Args:
-            wanted: block, start and stop of each stretch.
-            reader: of the source, for rows that are not kept yet; no other thread uses it meanwhile.
-        """
+        """The rows that are left of rows ``start`` to ``stop`` of each block."""
         files = [file for stretch in wanted for file in self._files(*stretch)]
         found = {file: self._find(file) for file in files}
         missing = [file for file in files if found[file] is None]
@@ -202,7 +171,7 @@ class BlockCache:
                     found[file] = self._obtain(file, reader, wait)
         blocks = [self._wanted(file, block) for file, block in found.items() if block is not None]
         tables = [block.data for block in blocks]
-        return Block(joined_tables(tables), np.concatenate([block.ids for block in blocks]))
+        return Block(join_payloads(tables), np.concatenate([block.ids for block in blocks]))
 
     def _wanted(self, file: _File, block: Block) -> Block:
         """The rows of a file's that are wanted, with holes where they are."""
@@ -215,11 +184,7 @@ class BlockCache:
         return Block(with_holes(block.data, block.ids - ids[0], len(ids)), ids)
 
     def _files(self, block: int, start: int, stop: int) -> Iterator[_File]:
-        """The files that rows ``start`` to ``stop`` of a block lie in.
-
-        Raises:
-            ConfigError: nothing tells the rows of the source from others.
-        """
+        """The files that rows ``start`` to ``stop`` of a block lie in."""
         source = self._source
         length = int(source.lengths[block])
         size = (source.row_bytes or 0.0) * length
@@ -232,11 +197,9 @@ class BlockCache:
                 f"{self._options} needs a key for each block of rows, and {type(source).__name__} "
                 "has none: leave the cache out"
             )
-        for number in range(start * count // max(1, length), count):
-            begin, end = (n * length // count for n in (number, number + 1))
-            if begin >= stop:
-                return
-            if start < end:
+        edges = [n * length // max(1, count) for n in range(count + 1)]
+        for begin, end in pairwise(edges):
+            if begin < stop and start < end:
                 where = None
                 if self._by_place:
                     place = str(source.place(block, begin))
@@ -246,12 +209,8 @@ class BlockCache:
 
     def _find(self, file: _File) -> Block | None:
         """The rows of a file, if it is there and whole."""
-        table = checked_file.read(
-            entry_path(self._root, file.digest),
-            {"rows": file.digest},
-            known=self._whole,
-            check=lambda table: _fits(table, file.end - file.begin),
-        )
+        path, about = entry_path(self._root, file.digest), {"rows": file.digest}
+        table = checked_file.read(path, about, known=self._whole)
         if table is None:
             return None
         first = self._firsts[file.block] + file.begin
@@ -266,8 +225,7 @@ class BlockCache:
         path = entry_path(self._root, file.digest)
         patience = time.monotonic() + PATIENCE
         while True:
-            found = self._find(file)
-            if found is not None:
+            if (found := self._find(file)) is not None:
                 return found
             self._untried -= self._untried > 0
             if self._untried or file.digest in self._too_large:
@@ -346,14 +304,3 @@ class BlockCache:
             "name another folder by cache(path=...) or TRAINPIPES_CACHE",
             ("off", str(self._root)),
         )
-
-
-def _fits(table: pa.Table, rows: int) -> bool:
-    """Whether a table can be what is left of so many rows."""
-    if NUMBER not in table.column_names:
-        return len(table) == rows
-    numbers = table.column(NUMBER)
-    if numbers.type != pa.int32() or numbers.null_count:
-        return False
-    edges = np.concatenate([[-1], to_numpy(numbers), [rows]])
-    return bool((np.diff(edges) > 0).all())

@@ -1,9 +1,7 @@
 """Arrow streams with a checksum behind them: they are whole, or as good as not there.
 
-A file is written beside its place and renamed. Its schema says what it is about, and its last bytes are a
-checksum of all before them, which readers of Arrow streams pass over. Read, it is memory-mapped. What was cut
-short or damaged is removed, with one warning; what is another file, or another user's, is taken for missing.
-Owns nothing; called by any thread of any process.
+A file's schema says what it is about. Read, it is memory-mapped. What was cut short or damaged is removed,
+with one warning; what is another file, or another user's, is taken for missing.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import Any
 import pyarrow as pa
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.columns.arrays import check_whole
 from trainpipes.storage.caching.private_file import NotOwnError, make_file, open_file
 
 #: The key, in a file's schema, of what it is about; and the bytes of a file in which ours have it.
@@ -64,21 +61,7 @@ def write(
     *,
     own: bool = True,
 ) -> int:
-    """Write tables of one schema to a file beside its place as they come, and rename it there; of two writers
-    the last one wins.
-
-    Args:
-        path: the file.
-        tables: gives the rows; again, if others remove the file before it has its name.
-        about: what the file is, of JSON types; ``read`` wants the same. None for a plain Arrow file.
-        own: whether it is in a cache, for its owner alone; else the user named it.
-
-    Returns:
-        How many tables there were; without any, no file is made.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
+    """Write tables of one schema to a file as they come."""
     written = 0
 
     def fill(handle: int) -> None:
@@ -119,24 +102,8 @@ def read(
     own: bool = True,
     known: Marks | None = None,
     trusted: bool = False,
-    check: Callable[[pa.Table], bool] | None = None,
 ) -> pa.Table | None:
-    """The rows of a file, which lie in it; None if there is no such file, or it is not whole.
-
-    Costs a pass over the file, 1 to 3 GB/s, once for each file in ``known``. Text need not be UTF-8, as that
-    of a user's files need not.
-
-    Args:
-        path: the file.
-        about: what it must be.
-        own: whether it is in a cache, for its owner alone; else the user named it.
-        known: files that were found to be whole, to which this one is added.
-        trusted: leave out the checksum: another process of ours has just read it.
-        check: whether the rows are what they must be.
-
-    Raises:
-        ForeignError: the user named a file that is none of ours.
-    """
+    """The rows of a file, which lie in it; None if there is no such file, or it is not whole."""
     try:
         handle = open_file(path, own=own)
     except NotOwnError as error:
@@ -151,19 +118,15 @@ def read(
     try:
         found = os.fstat(handle)
         mark = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-        trusted = trusted or (known is not None and mark in known)
         content = _mapped(path, handle, found.st_size)
         try:
-            table, said = _parsed(content, trusted)
-            if said != about:
-                return None
-            good = trusted or check is None or check(table)
-        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError):
-            good = False
-        if not good:
+            table, said = _parsed(content, trusted or (known is not None and mark in known))
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
             if not own and found.st_size and KEY not in os.read(handle, HEAD):
-                raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path))
+                raise ForeignError(errno.EEXIST, "not a file of ours", os.fspath(path)) from None
             _drop_file(path, found)
+            return None
+        if said != about:
             return None
         if own:
             with suppress(OSError, NotImplementedError):
@@ -191,19 +154,13 @@ def _mapped(path: Path, handle: int, size: int) -> pa.Buffer:
 
 
 def _parsed(content: pa.Buffer, trusted: bool) -> tuple[pa.Table, Any]:
-    """The rows of a file's bytes, and what it is about.
-
-    Raises:
-        ValueError, KeyError, TypeError, OSError: they are damaged.
-    """
+    """The rows of a file's bytes, and what it is about."""
     if not trusted:
         view = memoryview(content)
         if bytes(view[-TRAILER:]) != trailer(view[:-TRAILER]):
             raise ValueError("the checksum differs")
     with pa.ipc.open_stream(content) as reader:
         table = reader.read_all()
-    if not trusted:
-        check_whole(table)
     metadata = dict(table.schema.metadata)
     about = json.loads(metadata.pop(KEY))
     return table.replace_schema_metadata(metadata or None), about

@@ -1,10 +1,8 @@
 """What functions and objects do and hold, as a digest: the same in every process, another one after an edit.
 
-A function is its code, its defaults, what it closes over, and what its global names stand for: values,
-functions, classes, objects, and what it uses of modules of the user's own. An object is its class and its
-state, as it would be pickled; one that cannot be pickled is refused, and ``version=`` stands for it. Of
-installed packages, names and versions count. Called by the thread that plans; a ``Contents`` keeps the
-digests of one chain.
+A function is its code, its defaults, what it closes over, and what its global names stand for. An object is
+its class and its state, as it would be pickled; one that cannot be pickled is refused, and ``version=``
+stands for it. Of installed packages, names and versions count.
 """
 
 from __future__ import annotations
@@ -64,11 +62,7 @@ def is_installed(module: str) -> bool:
 
 def used_by(function: FunctionType) -> dict[str, Any]:
     """What the global names that a function reads stand for, by name; of modules of the user's own, what
-    it uses of them. Names that it sets itself are left out: they count calls, or keep results.
-
-    Raises:
-        _UnknownError: it imports a module of the user's own when it is called.
-    """
+    it uses of them. Names that it sets itself are left out: they count calls, or keep results."""
     space = function.__globals__
     steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
     for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
@@ -108,12 +102,7 @@ class _UnknownError(Exception):
 
 
 class Contents:
-    """Digests of values, each of which is looked at once.
-
-    Args:
-        asker: for messages.
-        strict: whether an object that does not say what it holds is refused; else its type stands for it.
-    """
+    """Digests of values, each of which is looked at once."""
 
     def __init__(self, asker: str, strict: bool) -> None:
         self._asker = asker
@@ -123,15 +112,7 @@ class Contents:
         self._where: list[str] = []
 
     def digest(self, value: Any, name: str) -> str:
-        """The digest of an option of a stage.
-
-        Args:
-            value: a function, or any other value.
-            name: of the option.
-
-        Raises:
-            ConfigError: it cannot be told what the value does.
-        """
+        """The digest of an option of a stage."""
         self._where = [name]
         try:
             with warnings.catch_warnings():  # of what can soon no more be pickled
@@ -291,20 +272,7 @@ def digest_of(*parts: Any) -> str:
 
 
 def cache_key(stages: Sequence[Stage], asker: str, *, strict: bool = True) -> list[Any]:
-    """What identifies stages and what they do, of JSON types.
-
-    More careful than a state's fingerprint, which goes by names: lambdas share theirs, and a function
-    that was edited keeps it. See ``Contents`` for what a function is known by; with ``version=`` it is
-    known by that. A stage of the user's own is known by its class, too.
-
-    Args:
-        stages: first one first.
-        asker: who keeps their rows, for messages.
-        strict: whether it is refused that a function uses what cannot be told from others.
-
-    Raises:
-        ConfigError: one does.
-    """
+    """What identifies stages and what they do, of JSON types."""
     try:
         release = version("trainpipes")
     except PackageNotFoundError:  # run from its sources

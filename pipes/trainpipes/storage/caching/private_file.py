@@ -1,9 +1,7 @@
-"""Files and locks that only their owner may write: made beside their place and renamed.
+"""Files and locks for their owner alone: made beside their place and renamed.
 
-They lie in a folder of mode 0700 that is one's own, such as ``rows`` of a cache: who can come to it has made
-what is in it. The folder of a cache may itself be a link of its user's. Files that another user has put
-there all the same, and links, are not used. Where the system knows no owners, all files are one's own. Owns
-nothing; called by any thread of any process, also while others clear the cache.
+They lie in a folder of mode 0700 that is one's own, such as ``rows`` of a cache. The folder of a cache may
+itself be a link of its user's. Files that another user has put there all the same, and links, are not used.
 """
 
 from __future__ import annotations
@@ -14,11 +12,9 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from itertools import count
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-from trainpipes._internal.messages import warn_once
 from trainpipes.storage.cache import PART, owner, remove_leftovers
 
 try:
@@ -26,34 +22,19 @@ try:
 except ImportError:  # not on this system: all may work at the same time
     fcntl = None  # type: ignore[assignment]
 
-#: Seconds in which what others remove, as ``tp.cache.clear()`` does, is made anew, and how often at
-#: least.
+#: Seconds in which what others remove, as ``tp.cache.clear()`` does, is made anew.
 PATIENCE = 10.0
-ATTEMPTS = 10
-#: The mode bits that let others write.
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
-
 #: A pipe in the place of a file would wait for a writer.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 class NotOwnError(PermissionError):
-    """A file or folder that is another user's, or that others may have changed."""
+    """A file or folder that is another user's."""
 
 
 def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0) -> int:
-    """A handle of a plain file, to read it unless ``flags`` say more.
-
-    Args:
-        path: the file.
-        own: whether it must be one's own, and no link; else it is a file that the user named.
-        flags: more flags of ``os.open``; a file that is made has mode 0600, if it is to be one's own.
-
-    Raises:
-        NotOwnError: it is another user's.
-        OSError: it is not there, is no plain file, may have been changed by others, or cannot be opened.
-    """
+    """A handle of a plain file, to read it unless ``flags`` say more."""
     handle = os.open(path, flags | _FLAGS | (_NO_LINK if own else 0), 0o600 if own else 0o666)
     try:
         found = os.fstat(handle)
@@ -61,8 +42,6 @@ def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0)
             raise OSError(errno.EINVAL, "not a file", os.fspath(path))
         if own and owner() not in (None, found.st_uid):
             raise NotOwnError(errno.EPERM, f"user {found.st_uid} owns it", os.fspath(path))
-        if own and owner() is not None and found.st_mode & OTHERS and not flags & os.O_CREAT:
-            raise OSError(errno.EPERM, "other users may have changed it", os.fspath(path))
     except BaseException:
         os.close(handle)
         raise
@@ -70,52 +49,28 @@ def open_file(path: str | os.PathLike[str], *, own: bool = True, flags: int = 0)
 
 
 def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> None:
-    """Make a file beside its place and rename it there: of two makers the last one wins.
-
-    Args:
-        path: the file.
-        fill: writes it, to this handle; again, if others remove the file before it has its name.
-        own: whether it has mode 0600, in a folder that must be one's own; else that of other new files.
-
-    Raises:
-        OSError: the disk is full, or the folder cannot be written.
-    """
+    """Make a file beside its place and rename it there: of two makers the last one wins."""
     for again in _attempts():
         beside = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{PART}")
         handle = _new_file(beside, os.O_EXCL, own)
         try:
             try:
                 fill(handle)
-                shared = own and owner() is not None and os.fstat(handle).st_mode & OTHERS
             finally:
                 os.close(handle)
-            try:
+            with suppress(FileNotFoundError) if again else nullcontext():
                 os.replace(beside, path)
                 break
-            except FileNotFoundError:
-                if not again:
-                    raise
         except BaseException:
             with suppress(OSError):
                 os.unlink(beside)
             raise
-    if shared:
-        warn_once(
-            f"{path.parent} is on a file system that lets all users write all files, so that nothing kept "
-            "there is used; name another folder by TRAINPIPES_CACHE or cache(path=...)",
-            ("modes", str(path.parents[1])),
-        )
     if own:
         remove_leftovers(path.parent)
 
 
 def _new_file(path: Path, flags: int, own: bool) -> int:
-    """A handle of a file that is made, and first the folder that it is in, of mode 0700.
-
-    Raises:
-        NotOwnError: the folder is another user's, or a link.
-        OSError: the folder cannot be made, or the file.
-    """
+    """A handle of a file that is made, and first the folder that it is in, of mode 0700."""
     for again in _attempts():
         try:
             if own:
@@ -134,17 +89,14 @@ def _new_file(path: Path, flags: int, own: bool) -> int:
 def _attempts() -> Iterator[bool]:
     """One for each attempt: whether there is another one."""
     end = time.monotonic() + PATIENCE
-    for attempt in count():
-        again = attempt < ATTEMPTS or time.monotonic() < end
-        yield again
-        if not again:
-            break
+    while time.monotonic() < end:
+        yield True
+    yield False
 
 
 def _make_own_folder(folder: Path) -> None:
     """Make a folder of a cache, if the one that keeps others out of all that is below is one's own."""
-    spread = len(folder.name) == 2  # one of those that entries are spread over
-    top = folder.parent if spread else folder
+    top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
     os.makedirs(top.parent, 0o700, exist_ok=True)
     with suppress(FileExistsError):
         os.mkdir(top, 0o700)
@@ -158,21 +110,14 @@ def _make_own_folder(folder: Path) -> None:
         said = f"user {found.st_uid} owns {top}"
     if said:
         raise NotOwnError(errno.EPERM, said, str(top))
-    if user is not None and found.st_mode & OTHERS:
-        os.chmod(top, 0o700)
-    if spread:
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
 
 
 class FileLock:
     """Keeps other threads and processes of this machine from making what its holder makes.
 
-    It dies with its holder. It only saves work: nothing depends on it, so that a file system without locks
-    grants it to all.
-
-    Args:
-        path: a file of its own; made, and removed at the end.
+    It dies with its holder. It only saves work: a file system without locks grants it to all.
     """
 
     def __init__(self, path: Path) -> None:
@@ -181,11 +126,7 @@ class FileLock:
         self._beaten = -1e9
 
     def take(self) -> bool:
-        """Take it if nobody has it.
-
-        Raises:
-            OSError: the folder cannot be written, or is another user's.
-        """
+        """Take it if nobody has it."""
         handle = _new_file(self._path, 0, own=True)
         taken = True
         try:
@@ -205,8 +146,19 @@ class FileLock:
             os.close(handle)
         return taken
 
+    @contextmanager
+    def held(self, patience: float, pause: float) -> Iterator[bool]:
+        """Wait for it, no longer than ``patience`` seconds; whether it is taken."""
+        end = time.monotonic() + patience
+        while not (taken := self.take()) and time.monotonic() < end:
+            time.sleep(pause)
+        try:
+            yield taken
+        finally:
+            self.leave()
+
     def beat(self) -> None:
-        """Say that its holder goes on. Costs nothing more often than once a second."""
+        """Say that its holder goes on, at most once a second."""
         now = time.monotonic()
         if self._handle is not None and now - self._beaten > 1:
             self._beaten = now

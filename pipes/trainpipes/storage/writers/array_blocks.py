@@ -37,7 +37,6 @@ class Arrays:
         return _count(self.columns[0])
 
     def slice(self, start: int, stop: int) -> Arrays:
-        """Rows ``start`` to ``stop``. Nothing is copied."""
         columns = tuple(_slice(column, start, stop) for column in self.columns)
         return Arrays(self.layout, self.names, columns)
 
@@ -85,7 +84,6 @@ def of_batches(batches: Iterable[Any]) -> Iterator[Arrays]:
 
 
 def of_batch(batch: Any, first_row: int) -> Arrays:
-    """Several rows, of which the first has that number."""
     if isinstance(batch, TensorRows):
         names = batch.names and dict(zip(batch.names, batch.tensors, strict=True))
         batch = names or batch.tensors
@@ -105,7 +103,6 @@ def of_batch(batch: Any, first_row: int) -> Arrays:
 
 
 def _unmasked(value: Any, name: str, row: int) -> Any:
-    """A value as an array, of which nothing is masked."""
     if np.ma.is_masked(value):
         raise bad_row(row, name, "is masked in part; fill it, array.filled(0)")
     return as_array(value)

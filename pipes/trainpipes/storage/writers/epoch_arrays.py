@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainpipes.engine.layout import WindowKey
-from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import ConfigError, DataError
 from trainpipes.sources.memmap.manifest import Array
 from trainpipes.storage.writers.array_blocks import Arrays, of_batch, of_rows
@@ -29,14 +27,7 @@ Named = tuple[
 
 
 class ArrayGroups:
-    """Blocks of rows, cut anew. Used by one thread.
-
-    Args:
-        blocks: the rows.
-        named: by the user.
-        columns: that rows have; those of the first block if left out.
-        row: number of the first row, for messages.
-    """
+    """Blocks of rows, cut anew. Used by one thread."""
 
     #: Nobody can begin between two rows of these.
     cursor = None
@@ -59,17 +50,11 @@ class ArrayGroups:
 
     @property
     def schema(self) -> ArrayColumns:
-        """The columns; once there has been a group."""
         assert self.columns is not None
         return self.columns
 
     def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
-        """The next rows of one block, and how many bytes they have, about; None where there are no more.
-
-        Args:
-            most: rows to stop after.
-            most_bytes: bytes to stop after: after the row by which there are as many.
-        """
+        """The next rows of one block, and how many bytes they have, about; None where there are no more."""
         while self._block is None or self._used == len(self._block):
             block, is_first = next(self._blocks, None), self.columns is None
             if block is None:
@@ -116,14 +101,6 @@ class ArrayGroups:
 
 
 class EpochArrays(EpochRuns):
-    """The rows of one epoch of a pipeline as arrays.
-
-    Args:
-        pipeline: gives rows; no batches.
-        asker: who writes them.
-        named: by the user.
-    """
-
     def __init__(self, pipeline: Pipeline, asker: str, named: Named) -> None:
         self._named = named
         self._groups: ArrayGroups | None = None
@@ -138,31 +115,20 @@ class EpochArrays(EpochRuns):
         super().__setstate__(state)
 
     def know_columns(self) -> None:
-        """Find the columns by the first rows, so that all who read parts of them have the same."""
         self.open(None)
         self.group(1, 1)
         self._columns = self.schema
         self.close()
 
-    def _open(
-        self,
-        cursor: dict[str, Any] | None,
-        epoch: int,
-        shard: int,
-        last: WindowKey | None,
-        row: int,
-    ) -> None:
-        super()._open(cursor, epoch, shard, last, row)
+    def _begin_at(self, row: int) -> None:
         self._groups = ArrayGroups(self._blocks(), self._named, self._columns, row)
 
     @property
     def schema(self) -> ArrayColumns:
-        """The columns; once there has been a group."""
         assert self._groups is not None
         return self._groups.schema
 
     def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
-        """The next rows, as ``ArrayGroups`` gives them."""
         assert self._groups is not None
         found = self._groups.group(most, most_bytes)
         self.used += 0 if found is None else len(found[0])
@@ -170,13 +136,6 @@ class EpochArrays(EpochRuns):
 
     def _blocks(self) -> Iterator[Arrays]:
         assert self._groups is not None
-        while True:
-            try:
-                data = self.next_run()
-            except Exception as error:
-                say_where(error, self.plan)
-                raise
-            if data is None:
-                return
+        while (data := self.next_run()) is not None:
             row = self._groups.row
             yield from of_rows(data, first=row) if isinstance(data, list) else [of_batch(data, row)]

@@ -1,14 +1,9 @@
-"""The rows of one epoch of a pipeline, in order, as tables whose cuts depend on the rows alone.
-
-A pipeline that is resumed cuts its runs at other rows than one that ran through. Tables here begin and end at
-the same rows in both cases, and have the same layout in memory, so that files made of them have the same
-bytes. Used by one thread.
-"""
+"""The rows of one epoch as tables whose cuts depend on the rows alone, so that files have the same bytes also
+after a resume, which cuts runs elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +12,10 @@ from trainpipes.columns.arrays import gathered
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
 from trainpipes.engine.column_names import row_schema
-from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.writers.epoch_runs import EpochRuns
-
-if TYPE_CHECKING:
-    pass
 
 #: Rows that are looked at together, at first and at most, and the bytes that they are to have.
 FIRST_ROWS, MOST_ROWS = 16, 1024
@@ -32,11 +23,7 @@ FEW_BYTES, MANY_BYTES = 256 << 10, 1 << 20
 
 
 class AsColumns(RunStage):
-    """Turns rows that are Python objects into columns of one schema, with text in UTF-8.
-
-    Args:
-        asker: the method that writes; the stage has its name.
-    """
+    """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
 
     needs_columns = True
     free = frozenset({"asker"})
@@ -57,12 +44,6 @@ class AsColumns(RunStage):
 
 
 class EpochRows(EpochRuns):
-    """The rows of one epoch of a pipeline as tables.
-
-    Args:
-        pipeline: gives rows with columns; no batches.
-    """
-
     _table: pa.Table | None = None
     _schema: pa.Schema | None = None
 
@@ -74,8 +55,6 @@ class EpochRows(EpochRuns):
         super().close()
 
     def know_columns(self) -> pa.Schema | None:
-        """Find the columns of rows that are Python objects, so that all who read parts of them have the same;
-        None where there is no row."""
         return row_schema(self.plan, self.asker)
 
     def some(self) -> pa.Table | None:
@@ -90,17 +69,11 @@ class EpochRows(EpochRuns):
 
     @property
     def schema(self) -> pa.Schema:
-        """Of all tables; once there has been one."""
         assert self._schema is not None
         return self._schema
 
     def group(self, most: int, most_bytes: int | None) -> tuple[pa.Table, int] | None:
-        """The next rows, and how many bytes they have; None where there are no more.
-
-        Args:
-            most: rows to stop after.
-            most_bytes: bytes to stop after, about; None for any number.
-        """
+        """The next rows, and how many bytes they have; None where there are no more."""
         parts: list[pa.RecordBatch] = []
         rows = size = 0
         step = FIRST_ROWS
@@ -140,30 +113,26 @@ class EpochRows(EpochRuns):
         )
 
     def _advance(self) -> bool:
-        """Go on to the next run, if there is one."""
-        try:
-            found = self.next_run()
-            if found is None:
-                return False
-            table = decoded(table_of(found, self.asker))
-        except Exception as error:
-            say_where(error, self.plan)
-            raise
+        found = self.next_run()
+        if found is None:
+            return False
+        table = decoded(table_of(found, self.asker))
         schema = table.schema.remove_metadata()
-        if self._schema is None:
-            self._schema = schema
-        elif not schema.equals(self._schema):
-            raise SchemaError(
-                f"{self.asker}(): rows must all have the same columns, got {_said(schema)} after "
-                f"{_said(self._schema)}; bring them in line by map(), select() or map_batches()",
-                stage=self.asker,
-            )
+        self._schema = self._schema or schema
+        check_columns(self._schema, schema, self.asker)
         self._table = table.replace_schema_metadata()
         return True
 
 
-def _said(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+def check_columns(first: pa.Schema, found: pa.Schema, asker: str, where: str = "") -> None:
+    """Raise SchemaError where rows have other columns than the first ones."""
+    if not found.equals(first):
+        got, had = (", ".join(f"{f.name}: {f.type}" for f in schema) for schema in (found, first))
+        raise SchemaError(
+            f"{asker}(): rows must all have the same columns, got {got}{where} after {had}; bring them in "
+            "line by map(), select() or map_batches()",
+            stage=asker,
+        )
 
 
 def decoded(table: pa.Table) -> pa.Table:

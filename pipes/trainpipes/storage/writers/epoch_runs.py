@@ -11,7 +11,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.shards.opener import ShardOpener
-from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, say_where
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage, is_ours
@@ -24,18 +24,6 @@ class EpochRuns:
     """The runs of one epoch of a pipeline, without what deals them to ranks. Used by one thread.
 
     Pickles before it is opened: who reads it elsewhere need not list files again.
-
-    Args:
-        pipeline: gives rows; no batches.
-        asker: who writes them, for messages.
-        source: of the pipeline, where another has opened it.
-        dealt: whether rows stay dealt to shards, of which ``open`` takes one.
-
-    Attributes:
-        used: rows of the last run that were taken.
-
-    Raises:
-        ConfigError: the pipeline batches or repeats.
     """
 
     def __init__(
@@ -61,7 +49,6 @@ class EpochRuns:
         self._begin(asker, [*rows, *self._last_stages(asker)], source)
 
     def _last_stages(self, asker: str) -> Sequence[Stage]:
-        """Stages that follow those of the pipeline."""
         return ()
 
     def _begin(
@@ -92,7 +79,6 @@ class EpochRuns:
 
     @property
     def schema(self) -> Any:
-        """Of all rows; once there have been some."""
         raise NotImplementedError
 
     def know_columns(self) -> Any:
@@ -101,7 +87,6 @@ class EpochRuns:
 
     @property
     def count(self) -> int | None:
-        """How many rows there are, where that is known."""
         return int(self.plan.counts.end(1)) if self.plan.counts.known else None
 
     def open(
@@ -114,9 +99,9 @@ class EpochRuns:
     def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
         """Begin at a row, where positions follow by arithmetic (``plan.counted``), and read no further ahead
         than the window of row ``stop``. Whoever asks stops there."""
-        last = self._cursor_at(max(start, stop - 1), epoch)
+        last = self.cursor_at(max(start, stop - 1), epoch)
         key = WindowKey(last["epoch"], 0, last["window"])
-        self._open(self._cursor_at(start, epoch), epoch, 0, key, start)
+        self._open(self.cursor_at(start, epoch), epoch, 0, key, start)
 
     def _open(
         self,
@@ -130,9 +115,12 @@ class EpochRuns:
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
         opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
         self._runs = ShardRuns(opener, shard, epoch, cursor)
+        self._begin_at(row)
+
+    def _begin_at(self, row: int) -> None:
+        """Called when the rows from one on can be read."""
 
     def close(self) -> None:
-        """Let the threads go, and the rows that were read ahead."""
         self._runs = self._placed = None
         if self._pool is not None:
             self._pool.close()
@@ -144,19 +132,20 @@ class EpochRuns:
         assert placed is not None
         return placed.cursor(placed.first + self.used)
 
-    def cursor_at(self, row: int) -> dict[str, Any]:
+    def cursor_at(self, row: int, epoch: int = 0) -> dict[str, Any]:
         """The position before a row, where positions follow by arithmetic (``plan.counted``)."""
-        return self._cursor_at(row, 0)
-
-    def _cursor_at(self, row: int, epoch: int) -> dict[str, Any]:
         found = self.plan.counts.cursor_at(row, 0, epoch)
         del found["delivered"]
         return found
 
     def next_run(self) -> Payload | None:
-        """The rows of the next run; None after the last. ``say_where`` explains what it raises."""
+        """The rows of the next run; None after the last."""
         assert self._runs is not None
-        found = self._runs.next()
+        try:
+            found = self._runs.next()
+        except Exception as error:
+            say_where(error, self.plan)
+            raise
         if found is None:
             return None
         self._placed, run = found

@@ -49,35 +49,33 @@ def write_parquet(
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write the rows of one epoch to Parquet files, in the order of this pipeline without its
-    ``sharding_filter``: to prepare data once for many runs. See docs/speed.md.
+    """Write the rows of one epoch to Parquet files, in order and without ``sharding_filter``.
 
-    Memory stays at that of the pipeline plus one row group, for each worker. A file appears once it is whole.
-    If the process is killed, the same call continues after the last whole file, and the files come out the
-    same; once all are there, it does nothing.
+    A file appears when it is whole. After a kill the same call goes on after the last whole file and gives
+    the same files; when all are there, it does nothing. Memory is the pipeline's plus a row group for each
+    worker.
 
     Args:
-        folder: for the files, named "part-00000.parquet" and so on, and "_manifest.json", which appears last,
-            with counts, columns and checksums. A path or any fsspec URL; new or empty.
-        row_group_size: rows in each row group; if left out, 8 MiB of rows as they are in memory, and
-            16,384 rows at most.
+        folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json"
+            with counts, columns and checksums, which appears last.
+        row_group_size: rows in each row group; if left out, 8 MiB of rows in memory, and 16,384 rows at most.
         rows_per_file: rows in each file; or
-        num_files: how many files of about as many rows, where rows are counted. If both are left out, a file
-            ends after 512 MiB of rows as they are in memory.
+        num_files: number of files of about as many rows, where rows are counted. If both are left out, a file
+            ends after 512 MiB of rows in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
-        overwrite: whether to remove what was written there before, and write everything anew.
-        executor: what does the work: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``,
-            a file at a time each, where rows are counted and ``num_files`` or ``rows_per_file`` is given;
-            None for this thread. The bytes are the same.
-        storage_options: of the folder's file system, where it is a URL.
+        overwrite: whether to remove what was written there before.
+        executor: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, where rows are
+            counted and ``num_files`` or ``rows_per_file`` is given; None for this thread. The bytes are the
+            same.
+        storage_options: of the folder's file system.
 
     Raises:
-        ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, or those
-            of another pipeline, or is part of the input; another process writes to it; it cannot be written;
-            or the executor cannot know which rows are whose.
+        ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files or those of
+            another pipeline, is part of the input, is written to by another process, or cannot be written; or
+            the executor cannot know which rows are whose.
         DataChangedError: the input has changed since the work was begun, or a file since it was written.
         SchemaError: rows have no columns, or not all the same.
-        WorkerError: a worker process has died; says at which file.
+        WorkerError: a worker process has died.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
     >>> rows = tp.from_arrow(pa.table({"x": range(10)})).filter(lambda row: row["x"] % 2)
@@ -108,16 +106,12 @@ def write_arrow(
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write the rows of one epoch to Arrow IPC files (Feather): as ``write_parquet`` does.
+    """Write the rows of one epoch to Arrow IPC files (Feather), "part-00000.arrow" and so on.
 
     Args:
-        folder: for the files, named "part-00000.arrow" and so on, and "_manifest.json".
         row_group_size: rows in each record batch; if left out, 4 MiB of rows, and 16,384 rows at most.
-        rows_per_file: rows in each file; or
-        num_files: how many files; see ``write_parquet``.
         compression: "zstd", "lz4" or None, with which files can be mapped into memory.
-        overwrite: whether to remove what was written there before.
-        executor, storage_options: as in ``write_parquet``.
+        folder, rows_per_file, num_files, overwrite, executor, storage_options: as in ``write_parquet``.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
@@ -145,17 +139,13 @@ def write_json(
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write the rows of one epoch to files of JSON lines, UTF-8: as ``write_parquet`` does. Dates, times
-    and decimals become text. Compressed files have a gzip member or zstd frame every 4 MiB, so that
-    reading can begin within them. Where ``orjson`` is installed, it makes the lines, which is faster.
+    """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
+    become text. Compressed files have a member or frame every 4 MiB, so that reading can begin within them.
+    ``orjson`` is used where it is installed, which is faster.
 
     Args:
-        folder: for the files, named "part-00000.jsonl" and so on, and "_manifest.json".
-        rows_per_file: rows in each file; or
-        num_files: how many files; see ``write_parquet``.
         compression: "gzip", "zstd" or None.
-        overwrite: whether to remove what was written there before.
-        executor, storage_options: as in ``write_parquet``.
+        folder, rows_per_file, num_files, overwrite, executor, storage_options: as in ``write_parquet``.
 
     Raises:
         ConfigError, SchemaError: as ``write_parquet``.
@@ -171,7 +161,6 @@ def write_json(
 
 
 def check_codec(compression: object, known: Collection[str], caller: str) -> None:
-    """Raise ConfigError unless a compression is a known one, or None."""
     if compression is not None and compression not in known:
         raise ConfigError(
             f"{caller}(compression) must be {either([*known])}, or None, got {shown(compression)}"
@@ -191,8 +180,6 @@ def table_group(
 
 
 class _TableFile:
-    """What a file of a table's rows has in common with others."""
-
     def __init__(self, schema: pa.Schema) -> None:
         self.columns = {field.name: str(field.type) for field in schema}
 
@@ -214,15 +201,6 @@ class ParquetFile(_TableFile):
 
 @dataclass(frozen=True)
 class ParquetForm:
-    """How Parquet files are laid out.
-
-    Attributes:
-        rows: of a row group, at most.
-        size: bytes of a row group in memory, about; None where the user counts its rows.
-        options: of Parquet's writer.
-        metadata: of the schema.
-    """
-
     rows: int
     size: int | None
     options: dict[str, Any]
@@ -235,11 +213,9 @@ class ParquetForm:
         return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
 
     def open(self, file: OutputFile, schema: pa.Schema) -> ParquetFile:
-        """Begin a file with rows of a schema."""
         return ParquetFile(self, file, schema)
 
     def format(self, caller: str, options: dict[str, Any]) -> Format:
-        """What ``write`` takes."""
         group = partial(table_group, self.rows, self.size)
         return Format(caller, ".parquet", self.open, group, options, FILE_BYTES)
 
@@ -247,7 +223,6 @@ class ParquetForm:
 def parquet_form(
     row_group_size: int | None, compression: str | None, level: int | None = None, **options: Any
 ) -> ParquetForm:
-    """Row groups of so many rows, or else of 8 MiB."""
     options |= {"compression": compression or "none", "compression_level": level}
     options |= {"write_page_checksum": True}
     return ParquetForm(

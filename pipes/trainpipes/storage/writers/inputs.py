@@ -21,11 +21,7 @@ SERVERS = ("endpoint_url", "host", "port", "account_name")
 
 def about_inputs(source: Any) -> dict[str, str]:
     """What a manifest says of the files that a source reads: "inputs", a checksum of their sizes, and of
-    their times or etags. Nothing where there are no files.
-
-    Args:
-        source: of a plan, opened.
-    """
+    their times or etags. Nothing where there are no files."""
     stamps: list[object] = []
     for files in file_lists(source):
         for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):
@@ -46,11 +42,6 @@ def file_lists(source: Any) -> Iterator[FileList]:
 
 
 def places_of(source: Any) -> Iterator[str]:
-    """A path or URL of each place that a source reads files from.
-
-    Args:
-        source: of a plan, opened.
-    """
     for files in file_lists(source):
         systems = files.system_of.tolist()
         yield from (str(files.names[systems.index(system)]) for system in sorted(set(systems)))
@@ -65,16 +56,8 @@ def refuse_own_input(
     caller: str,
     suffixes: Sequence[str] | None = None,
 ) -> None:
-    """Raise ConfigError if a folder holds files that are read, or would hold some that are found with them.
-
-    Args:
-        source: of the plan, opened.
-        place: the folder.
-        names: of files that will be in it, one of each kind.
-        caller: who writes.
-        suffixes: what the names of files found in folders end with when they are listed again, where that is
-            not as they were listed.
-    """
+    """Raise ConfigError if a folder holds files that are read, or would hold some that are found with
+    them."""
     system, root = getattr(place, "system", None), place.root
     target = place.path if system is not None else os.path.realpath(root)
     if system is None and os.path.isfile(target):
@@ -100,7 +83,6 @@ def refuse_own_input(
 
 
 def _paths(files: FileList, system: Any) -> Iterator[str]:
-    """Folders of files that are in the same store as the target."""
     for number, own in enumerate(files.systems):
         if not _same_store(own, system):
             continue
@@ -112,7 +94,6 @@ def _paths(files: FileList, system: Any) -> Iterator[str]:
 def _finds(
     wanted: Wanted, files: FileList, target: str, names: Collection[str], system: Any
 ) -> bool:
-    """Whether a file of one of the names would be listed, if it were in the target."""
     if system is not None:
         return any(wanted.stands_for(f"{target}/{name}") for name in names)
     for folder in _folders(wanted.root.rstrip("/"), files.paths):

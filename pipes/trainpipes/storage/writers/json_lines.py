@@ -18,23 +18,13 @@ ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circ
 
 
 class NoJson(Exception):
-    """A value that JSON has no form for.
-
-    Attributes:
-        row: in which; None if the whole column is of such a type.
-    """
-
     def __init__(self, row: int | None, why: str) -> None:
         super().__init__(why)
         self.row = row
 
 
 def lines_of(table: pa.Table) -> bytes:
-    """Rows as JSON objects, a line each. Dates, times and decimals are text as Arrow writes it.
-
-    Raises:
-        NoJson: a value that JSON has no form for.
-    """
+    """Rows as JSON objects, a line each. Dates, times and decimals are text as Arrow writes it."""
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
         kind = _json_type(field.type, field.name)
@@ -66,7 +56,6 @@ def _python_values(column: pa.ChunkedArray) -> list[Any]:
 
 @cache
 def _encoder() -> Callable[[Any], bytes]:
-    """Makes a line of a row."""
     try:
         import orjson
     except ImportError:
@@ -126,7 +115,6 @@ def _odd(values: pa.Array) -> bool:
 
 
 def _floats(array: pa.Array) -> Iterator[pa.Array]:
-    """Arrays of all floats that an array holds, at any depth."""
     kind = array.type
     if is_.is_floating(kind):
         yield array

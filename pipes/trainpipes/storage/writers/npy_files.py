@@ -25,13 +25,7 @@ from trainpipes.storage.writers.array_blocks import Arrays, bad_row
 
 @dataclass(frozen=True)
 class ArrayColumns:
-    """The columns of all parts, as the first rows show them.
-
-    Args:
-        layout: what a row is.
-        columns: without counts; of a ragged one that has no values in these rows the dtype is "".
-        named: dtypes that the user named, by column.
-    """
+    """The columns of all parts, as the first rows show them."""
 
     layout: Layout
     columns: tuple[Column, ...]
@@ -44,12 +38,6 @@ class ArrayColumns:
         dtypes: Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
         ragged: Collection[str],
     ) -> ArrayColumns:
-        """The columns of which these are the first rows.
-
-        Raises:
-            ConfigError: a dtype is of a column that is not there; two columns have one name, or a ragged one
-                has none.
-        """
         names = rows.names
         asked = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(names, dtypes)
         if missing := sorted({*asked, *ragged} - {*names}):
@@ -135,14 +123,7 @@ class NpyFile:
 
 class ColumnFile:
     """A column's values, and the offsets of a ragged one. Where dtype and shape are not known, they are those
-    of the first row that is not empty.
-
-    Args:
-        column: of which it is.
-        named: the dtype that the user named, if any.
-        part: the part's header, beside which its files are.
-        ending: of their names.
-    """
+    of the first row that is not empty."""
 
     def __init__(
         self, column: Column, named: np.dtype[Any] | None, part: OutputFile, ending: str
@@ -158,7 +139,6 @@ class ColumnFile:
             self._offsets.write(np.zeros(1, np.int64))
 
     def write(self, given: Array | Ragged, row: int) -> None:
-        """Append rows, of which the first has that number."""
         rows = self._checked(given, row)
         if self._offsets:
             start = self._values.rows if self._values else 0
@@ -173,7 +153,6 @@ class ColumnFile:
             into.write(self._cast(rows, row))
 
     def _checked(self, given: Array | Ragged, row: int) -> Ragged:
-        """Rows as those before them."""
         name, shape = self._column.name, self._column.shape
         if self._offsets:
             return _as_ragged(given, name, row)
@@ -224,7 +203,6 @@ class ColumnFile:
         return found
 
     def close(self) -> Column:
-        """Write what was not known before."""
         values = self._values or self._open(self._empty)
         values.close()
         found = replace(self._column, values=values.rows, crc32=values.crc32)
@@ -235,8 +213,6 @@ class ColumnFile:
 
 
 class PartFile:
-    """The header of a part, and the files of its columns beside it."""
-
     def __init__(self, file: OutputFile, columns: ArrayColumns) -> None:
         self.columns: dict[str, str] = {}
         self._file, self._given, self._rows = file, columns, 0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, Protocol
 
+import numpy as np
+
 from trainpipes._internal.checks import whole_number
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError
 from trainpipes.storage.executor import Executor, Threads, checked_executor
 from trainpipes.storage.output_file import OutputFile
@@ -23,16 +26,12 @@ from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_ow
 
 
 class FileWriter(Protocol):
-    """Writes one file."""
-
     @property
     def columns(self) -> dict[str, str]:
         """Names and types, as the manifest has them; known when it is closed."""
         ...
 
-    def write(self, group: Any, first_row: int) -> None:
-        """Write some rows; the first one's number in the epoch is for messages."""
-        ...
+    def write(self, group: Any, first_row: int) -> None: ...
 
     def close(self) -> None:
         """Write what comes after the last rows."""
@@ -43,59 +42,35 @@ class FileWriter(Protocol):
 Group = tuple[Any, int]
 
 
-class Rows(Protocol):
-    """Rows that are read in turn."""
-
-    @property
-    def schema(self) -> Any:
-        """Of all rows; once there has been a group."""
-        ...
-
-    @property
-    def cursor(self) -> Any:
-        """The position after the rows taken so far, of JSON types."""
-        ...
-
-    def open(self, cursor: Any, *, row: int = 0) -> None: ...
+#: Rows that are read in turn: ``EpochRows``, ``EpochArrays`` or ``ArrayGroups``.
+Rows = Any
 
 
 @dataclass(frozen=True)
 class Format:
-    """How rows are written. Pickles.
-
-    Args:
-        caller: the method, for messages.
-        suffix: of the files' names.
-        open: begins a file with rows of a schema.
-        group: the next rows for a file: of those that are read, how many fit in it (None: any number), and
-            how many bytes; None where there are no more.
-        options: of the method, of JSON types, which shape the files.
-        file_bytes: of rows in memory after which a file ends, where neither rows nor files are counted.
-        beside: what the name of another file of each task ends with.
-    """
+    """How rows are written. Pickles."""
 
     caller: str
     suffix: str
     open: Callable[[OutputFile, Any], FileWriter]
+    #: The next rows for a file: of those that are read, how many fit in it, and how many bytes.
     group: Callable[[Any, int | None, int], Group | None]
     options: dict[str, Any]
+    #: After which a file ends, where neither rows nor files are counted.
     file_bytes: int
+    #: What the name of another file of each task ends with.
     beside: str = ""
 
     def name_of(self, number: int) -> str:
-        """The name of a file."""
         return f"part-{number:05d}{self.suffix}"
 
     @property
     def names(self) -> list[str]:
-        """Names of files, one of each kind."""
         return [f"part-00000{ending}" for ending in (self.suffix, self.beside) if ending]
 
 
 @dataclass(frozen=True)
 class FileTask:
-    """A file that is to be made of rows ``start`` to ``stop`` of the epoch."""
-
     name: str
     start: int
     stop: int
@@ -106,14 +81,7 @@ class FileTask:
 
 @dataclass(frozen=True)
 class NextTask:
-    """The next file of rows that are read in turn.
-
-    Args:
-        name: of the file.
-        start: its first row.
-        length: how many rows it has at most; None where it ends by its bytes.
-        group: its first rows, and their bytes.
-    """
+    """The next file of rows that are read in turn, and the first of them."""
 
     name: str
     start: int
@@ -160,9 +128,10 @@ def write(
             if not is_cut:
                 return _write_in_turn(found, found.count, out, form, num_files, rows_per_file)
             assert found.count is not None
-            length = partial(_length, found.count, num_files, rows_per_file)
+            edges = file_edges(found.count, num_files, rows_per_file).tolist()
+            tasks = (FileTask(form.name_of(n), *edge) for n, edge in enumerate(pairwise(edges)))
             return run(
-                _cut(found.count, form, length), partial(_make, form), out, workers,
+                tasks, partial(_make, form), out, workers,
                 open_state=_Reader(found, alone), total=found.count,
             )  # fmt: skip
 
@@ -207,21 +176,18 @@ def _write_in_turn(
 
 
 def _length(rows: int, num_files: int | None, rows_per_file: int | None, number: int) -> int | None:
-    """Rows of file ``number``; None where it ends by its bytes."""
     if num_files is None:
         return rows_per_file
     return rows // num_files + (number < rows % num_files)
 
 
-def _cut(rows: int, form: Format, length: Callable[[int], int | None]) -> Iterator[FileTask]:
-    """The files of rows that are counted."""
-    start = 0
-    for number in count():
-        if start >= rows:
-            return
-        stop = min(rows, start + (length(number) or rows))
-        yield FileTask(form.name_of(number), start, stop)
-        start = stop
+def file_edges(rows: int, files: int | None, rows_per_file: int | None) -> IntArray:
+    """The first row of each file, and the end: int64 ``[files + 1]``."""
+    if rows_per_file is not None:
+        return np.append(np.arange(0, rows, rows_per_file, dtype=np.int64), rows)
+    count = files or 1
+    numbers = np.arange(count + 1, dtype=np.int64)
+    return numbers * (rows // count) + np.minimum(numbers, rows % count)
 
 
 def _in_turn(
@@ -242,12 +208,7 @@ def _in_turn(
 
 
 class _Reader:
-    """Gives a worker the rows; each its own. Pickles.
-
-    Args:
-        rows: of the pipeline.
-        alone: whether there is one worker, which makes all files in turn.
-    """
+    """Gives a worker the rows; each its own. Pickles."""
 
     def __init__(self, rows: EpochRuns, alone: bool) -> None:
         self._rows, self._alone = rows, alone
@@ -257,7 +218,6 @@ class _Reader:
         return _Reader(self._rows if self._alone else copy(self._rows), self._alone)
 
     def open(self, task: FileTask) -> EpochRuns:
-        """The rows, from the first of a task on."""
         if self._at != task.start:
             self.close()
             if self._alone:
@@ -286,7 +246,7 @@ def _make(form: Format, task: FileTask, file: OutputFile, reader: _Reader) -> Fi
     return info
 
 
-def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile) -> FileInfo:
+def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile, _: None) -> FileInfo:
     info = _write(rows, form, file, task.group, task.length, task.start)
     return replace(info, cursor=rows.cursor)
 
@@ -294,10 +254,8 @@ def _make_next(rows: Rows, form: Format, task: NextTask, file: OutputFile) -> Fi
 def _write(
     rows: Any, form: Format, file: OutputFile, group: Group | None, length: int | None, first: int
 ) -> FileInfo:
-    """Write the rows of one file, of which the first are at hand."""
-    writer = form.open(file, rows.schema)
-    try:
-        done = size = 0
+    done = size = 0
+    with closing(form.open(file, rows.schema)) as writer:
         while group is not None:
             writer.write(group[0], first + done)
             done, size = done + len(group[0]), size + group[1]
@@ -307,11 +265,6 @@ def _write(
             group = form.group(
                 rows, None if length is None else length - done, form.file_bytes - size
             )
-        writer.close()
-    except BaseException:
-        with suppress(Exception):
-            writer.close()
-        raise
     return FileInfo(done, writer.columns)
 
 

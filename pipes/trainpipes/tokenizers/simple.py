@@ -1,4 +1,4 @@
-"""Any function from texts to lists of ids."""
+"""Tokenizers without a model: UTF-8 bytes, and any function from texts to lists of ids."""
 
 from __future__ import annotations
 
@@ -9,22 +9,56 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes.columns.arrays import apart
 from trainpipes.errors import DataError
 from trainpipes.kinds.options import identify, show
-from trainpipes.tokenizers.engine import Engine
+from trainpipes.tokenizers.engine import Engine, text_of_bytes
 from trainpipes.tokenizers.ragged import Ragged
+
+#: Ids after the 256 bytes.
+EOS, PAD = 256, 257
+#: Size of an embedding for these ids.
+VOCABULARY = 258
+
+
+class Bytes(Engine):
+    """The UTF-8 bytes of a text, 0 to 255; 256 ends a text, 257 pads."""
+
+    def __repr__(self) -> str:
+        return "bytes"
+
+    def _load(self) -> None:
+        return None
+
+    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+        texts.validate(full=True)  # nothing else would notice what is not UTF-8
+        values, offsets = apart(texts)
+        return Ragged(values.astype(np.int32), offsets)
+
+    def runs_on(self) -> str:
+        return ""
+
+    def ends(self) -> dict[str, int]:
+        return {"<eos>": EOS}
+
+    def pad_id(self) -> int:
+        return PAD
+
+    def token_id(self, token: str) -> int | None:
+        return {"<eos>": EOS, "<pad>": PAD}.get(token)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        names = {EOS: "<eos>", PAD: "<pad>"}
+        return text_of_bytes(
+            bytes([i]) if 0 <= i < 256 else names.get(i, f"<{i}>") for i in map(int, ids)
+        )
+
+    def fingerprint(self) -> str:
+        return "bytes"
 
 
 class Function(Engine):
-    """A function of one's own.
-
-    It is known in checkpoints by its module and name, or by what its ``fingerprint()`` says. It
-    must treat each text by itself: how many come at a time is not fixed. Threads call it one at a
-    time, in no fixed order.
-
-    Args:
-        function: from a list of texts to as many lists (or arrays) of ids.
-    """
+    """A function of one's own."""
 
     def __init__(self, function: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
         super().__init__()
@@ -49,11 +83,7 @@ class Function(Engine):
 
 
 def ids_of(rows: Any, count: int, asker: object) -> Ragged:
-    """Rows of ids that a function gave for ``count`` texts.
-
-    Raises:
-        DataError: another number of rows, or something else than ids.
-    """
+    """Rows of ids that a function gave for ``count`` texts."""
     rule = f"the tokenizer {asker} gives a list of ids for each text"
     try:
         rows = list(rows)

@@ -1,12 +1,10 @@
-"""A connection to a Ray cluster, and the tasks of a job on it.
+"""The executor ``Ray``: a connection to a Ray cluster, and the tasks of a job on it.
 
-Where the process has called ``ray.init()`` itself, that cluster is used, and left as it is. Else this one
-connects: to ``address``, to ``RAY_ADDRESS``, to a cluster that was started on this machine by ``ray start``,
-or it starts one here, as ``ray.init()`` does. It then ships the driver's own ``trainpipes`` and
-``trainpipes_recipes`` to the nodes, by Ray's runtime environment, whether these are folders of sources or
-installed. Other packages (torch, pyarrow, the tokenizer's) are those of the nodes. Functions of the program
-that is run (``__main__``) travel with the pipeline; modules of one's own do where the program calls
-``ray.init(runtime_env={"working_dir": "."})`` first, or is started by ``ray job submit --working-dir``.
+Where the process has called ``ray.init()``, that cluster is used, and left as it is. Else this one connects,
+to ``address``, ``RAY_ADDRESS``, one of this machine or a new one, and ships the driver's ``trainpipes`` and
+``trainpipes_recipes`` to the nodes by Ray's runtime environment. Other packages are those of the nodes.
+Functions of ``__main__`` travel with the pipeline; your own modules do by
+``ray.init(runtime_env={"working_dir": "."})`` or ``ray job submit --working-dir``.
 """
 
 from __future__ import annotations
@@ -20,19 +18,22 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from trainpipes._internal.checks import need
+from trainpipes._internal.checks import flag, need
+from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
-from trainpipes.integrations.on_ray.tasks import Failed, Job, do_task, end_tasks
-
-__all__ = ["RayCluster"]
+from trainpipes.storage.executor import feed, refuse_memory
+from trainpipes.storage.ray_tasks import Failed, Job, do_task, end_tasks
 
 T = TypeVar("T")
+S = TypeVar("S")
 R = TypeVar("R")
 
 #: Packages that the driver ships to the nodes.
@@ -50,34 +51,41 @@ CALLS = 500
 KNOCK = 10.0
 
 
-class RayCluster:
-    """A connection to a Ray cluster, for one job of ours. Closed, it leaves nothing behind.
+@dataclass
+class Ray:
+    """Tasks on a Ray cluster. What they read and write is at URLs, unless all nodes see the same files.
 
     Args:
-        address: of the cluster, as ``ray.init()`` takes it; "local" starts one on this machine.
-        shared_filesystem: whether every node sees this machine's paths, as with NFS or Lustre.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        UnreachableError: no cluster answers.
-        ConfigError: an address is given, and this process is connected to another cluster.
+        address: as ``ray.init()`` takes it. If left out, the cluster that this process is connected to, that
+            of ``RAY_ADDRESS``, or one that is started on this machine.
+        shared_filesystem: whether all nodes see the same files at the same paths, as with NFS.
     """
 
-    def __init__(self, address: str | None = None, *, shared_filesystem: bool = False) -> None:
-        need("ray", "executor=Ray()")
-        self._address, self._shared = address, shared_filesystem
-        self._own = False  # whether this object has connected
-        self._pinned = False  # whether tasks must run on this machine
+    address: str | None = None
+    shared_filesystem: bool = False
+    _own: bool = field(default=False, init=False, repr=False, compare=False)  # it has connected
+    #: Tasks must run on this machine.
+    _pinned: bool = field(default=False, init=False, repr=False, compare=False)
 
-    def __enter__(self) -> RayCluster:
+    def __post_init__(self) -> None:
+        flag(self.shared_filesystem, "Ray(shared_filesystem)")
+        if self.address is not None and (not isinstance(self.address, str) or not self.address):
+            raise ConfigError(
+                'Ray(address) must be that of a cluster, such as "10.0.0.1:6379" or '
+                f'"ray://10.0.0.1:10001", got {shown(self.address)}'
+            )
+
+    def __enter__(self) -> Ray:
+        need("ray", "executor=Ray()")
         import ray
 
+        self._pinned = False
         if not ray.is_initialized():
             self._connect()
             self._own = True
-        elif self._address is not None and self._address not in _known_as():
+        elif self.address is not None and self.address not in _known_as():
             raise ConfigError(
-                f"Ray(address={self._address!r}): this process is connected to a Ray cluster already "
+                f"Ray(address={self.address!r}): this process is connected to a Ray cluster already "
                 f"({', '.join(_known_as())}): leave the address out, or call ray.shutdown() first"
             )
         return self
@@ -86,13 +94,14 @@ class RayCluster:
         if self._own:
             import ray
 
+            self._own = False
             with _own_sigterm():
                 ray.shutdown()
 
     def _connect(self) -> None:
         import ray
 
-        given = self._address or os.environ.get("RAY_ADDRESS")
+        given = self.address or os.environ.get("RAY_ADDRESS")
         env: dict[str, Any] = {}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
@@ -105,7 +114,7 @@ class RayCluster:
             _knock(given)
             with _own_sigterm(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ray's, of its own future
-                ray.init(self._address, **options)
+                ray.init(self.address, **options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             said = " ".join(str(error).split())
             raise UnreachableError(
@@ -116,53 +125,37 @@ class RayCluster:
 
     @property
     def nodes(self) -> int:
-        """Machines that are part of the cluster now."""
         import ray
 
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
     @property
-    def cpus(self) -> int:
+    def workers(self) -> int:
         """Cores of all nodes, as Ray counts them."""
         import ray
 
-        return int(ray.cluster_resources().get("CPU", 0))
+        return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
-    def check_path(self, path: str | os.PathLike[str], option: str) -> None:
-        """Raise where the nodes cannot get at a path that tasks read or write. On a cluster of one node, the
-        driver's, tasks stay on it, so that none goes to a node that joins later.
-
-        Args:
-            path: or URL.
-            option: that named it, for messages, as in "tokenize(folder)".
-
-        Raises:
-            ConfigError: it is of one machine, and there are several.
-        """
-        text = str(os.fspath(path))
-        scheme = text.partition("://")[0] if "://" in text else "file"
-        if scheme not in ("file", "local") or self._shared:
+    def check_path(self, path: str, option: str) -> None:
+        """Raise ConfigError where the nodes cannot get at a path. On a cluster of one node, the driver's,
+        tasks then stay on it: none goes to a node that joins later."""
+        refuse_memory(path, option)
+        scheme = path.partition("://")[0] if "://" in path else "file"
+        if scheme not in ("file", "local") or self.shared_filesystem:
             return
         if self.nodes > 1 or _is_client():
             raise ConfigError(
-                f"{option}: {text} is on this machine, and the Ray cluster has {self.nodes} nodes, which "
+                f"{option}: {path} is on this machine, and the Ray cluster has {self.nodes} nodes, which "
                 "cannot see it: give a URL of shared storage, such as s3://bucket/folder; or say "
                 "shared_filesystem=True if every node sees the same files at this path",
-                path=text,
+                path=path,
             )
         self._pinned = True
 
-    def run(
-        self, fn: Callable[[T, Any], R], tasks: Iterable[T], open_state: Callable[[], Any]
-    ) -> Generator[tuple[T, R], None, None]:
-        """Run tasks; see ``Executor.map_unordered``.
-
-        Raises:
-            Exception: what a task has raised: as it was, and once.
-            WorkerError: the process of a task has died, time and again; says which task. Or the object store
-                is full.
-            ConfigError: what is sent does not pickle.
-        """
+    def map_unordered(
+        self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
+    ) -> Iterator[tuple[T, R]]:
+        """See ``Executor``. What a task has raised is raised as it was, and once."""
         import ray
 
         given: dict[str, Any] = {"num_cpus": 1, "max_retries": RETRIES, "retry_exceptions": False}
@@ -172,35 +165,23 @@ class RayCluster:
             here = ray.get_runtime_context().get_node_id()
             given["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
         remote = ray.remote(**given)(do_task)
-        most, look = 0, 0.0
-        job: Job | None = None
+        most, look = self._most(), time.monotonic() + LOOK
+        job = Job(secrets.token_hex(8), [self._put((fn, open_state))], max(1.0, most / CALLS))
         running: dict[Any, T] = {}
         waiting = iter(tasks)
-        more = True
         try:
-            while True:
+            while feed(waiting, running, most, partial(_submit, remote, job)):
                 if time.monotonic() >= look:  # a cluster may grow
-                    most = max(LEAST_IN_FLIGHT, IN_FLIGHT * self.cpus)
-                    look = time.monotonic() + LOOK
-                if job is None:
-                    shared = [self._put((fn, open_state))]
-                    job = Job(secrets.token_hex(8), shared, max(1.0, most / CALLS))
-                while more and len(running) < most:
-                    try:
-                        task = next(waiting)
-                    except StopIteration:
-                        more = False
-                    else:
-                        running[remote.remote(task, job)] = task
-                if not running:
-                    return
+                    most, look = self._most(), time.monotonic() + LOOK
                 ready, _ = ray.wait([*running], num_returns=1, timeout=LOOK)
                 for reference in ready:
                     task = running.pop(reference)
                     yield task, self._result(reference, str(task))
         finally:
-            if job is not None:
-                end_tasks(job, [*running])
+            end_tasks(job, [*running])
+
+    def _most(self) -> int:
+        return max(LEAST_IN_FLIGHT, IN_FLIGHT * self.workers)
 
     def _put(self, work: Any) -> Any:
         import ray
@@ -222,7 +203,6 @@ class RayCluster:
             ) from error
 
     def _result(self, reference: Any, name: str) -> Any:
-        """What came of a task."""
         import ray
         from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError, TaskCancelledError
 
@@ -250,6 +230,10 @@ class RayCluster:
         if isinstance(done, Failed):
             raise done.error
         return done
+
+
+def _submit(remote: Any, job: Job, task: Any) -> Any:
+    return remote.remote(task, job)
 
 
 def _folder_of(package: str) -> str:

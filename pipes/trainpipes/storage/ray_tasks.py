@@ -1,9 +1,8 @@
 """Tasks on a Ray cluster: what one does in a worker process, and how those that run are ended.
 
-What all tasks of a job share (plan, options, tokenizer) lies in the object store once. A worker process opens
-it for its first task and keeps it for the following ones. An error of ours or the user's is the task's
-*result*, not an exception: Ray would log it, wrap it, and might run the task again. A task that runs long
-looks now and then whether the driver has asked all tasks to end, which an actor with the job's name says.
+What all tasks share lies in the object store once; a worker process opens it for its first task. An error of
+ours or the user's is the task's *result*: as an exception, Ray would log it, wrap it, and might run the task
+again. A long task looks now and then whether an actor of the job's name asks all tasks to end.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from trainpipes.errors import ConfigError
 from trainpipes.storage.executor import Stopped, portable, set_stop_check, use_threads
 from trainpipes.version import __version__
 
-__all__ = ["Failed", "Job", "StopFlag", "do_task", "end_tasks"]
-
 #: Seconds that tasks which are asked to end are waited for before they are cancelled, and then before their
 #: processes are killed.
 PATIENCE = 5.0
@@ -27,15 +24,7 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """What every task gets besides itself. Small: it travels with each.
-
-    Attributes:
-        token: of the job, another one for each.
-        shared: a list of one Ray reference, to the function of a task and the one that opens its state. In a
-            list Ray leaves it as it is.
-        every: seconds between two looks of a task whether it is to end.
-        version: of trainpipes in the driver.
-    """
+    """What every task gets besides itself. Small: it travels with each."""
 
     token: str
     shared: list[Any]
@@ -44,7 +33,6 @@ class Job:
 
     @property
     def flag(self) -> str:
-        """The name of its ``StopFlag``."""
         return f"trainpipes-stop-{self.token}"
 
 
@@ -60,7 +48,6 @@ class StopFlag:
 
 
 def do_task(task: Any, job: Job) -> Any:
-    """Do one task. Ray calls it in a worker process."""
     next_look = 0.0
 
     def look() -> None:

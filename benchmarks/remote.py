@@ -1,0 +1,318 @@
+"""How fast remote files start, and how much of a store's bandwidth reading them takes.
+
+    python -m benchmarks.remote [--files 400] [--megabytes 200] [--only parquet tar]
+
+A store in a process of its own speaks S3 on loopback: each answer takes 20 ms, and all together no more than
+100 MB/s. Two things are measured:
+
+start       Small Parquet files: seconds to the first batch, over those of ``find`` and one ``cat_ranges`` of
+            all tails by the same file system.
+read-ahead  Large files, with the index there: the bytes that an epoch fetches, from the first to the last
+            answer, over what the store could have sent in that time. With 0 and 2 workers.
+
+And how many requests the store gets for each row group of a shuffled epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import trainpipes as tp
+
+__all__ = ["row_group_requests", "start_ratio", "store", "used_bandwidth"]
+
+LATENCY, RATE, PIECE = 0.020, 100e6, 64 << 10
+LARGE = 16  # files of each format
+KEPT = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
+
+
+# The store
+
+
+class Store:
+    """A folder, whose folders are buckets."""
+
+    def __init__(self, folder: Path, rate: float) -> None:
+        self.folder, self.rate, self.free = folder, rate, 0.0
+        self.told: dict[str, Any] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        self.told = {"requests": 0, "bytes": 0, "first": 0.0, "last": 0.0}
+
+    async def serve(self) -> None:
+        server = await asyncio.start_server(self.talk, "127.0.0.1", 0, backlog=512)
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await server.serve_forever()
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                first, *lines = head.decode().split("\r\n")
+                headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}
+                method, target, _ = first.split(" ")
+                await self.answer(writer, method, target, headers)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def answer(
+        self, writer: asyncio.StreamWriter, method: str, target: str, headers: dict[str, str]
+    ) -> None:
+        url = urlsplit(target)
+        if url.path == "/told":
+            content = json.dumps(self.told).encode()
+            self.forget()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+            return
+        self.told["requests"] += method == "GET"
+        await asyncio.sleep(LATENCY)
+        query, status, more = parse_qs(url.query), 200, b""
+        path = self.folder / unquote(url.path).strip("/")
+        if "list-type" in query:
+            content = listing(self.folder, path.name, query)
+        elif not path.is_file():
+            status, content = 200 if path.is_dir() else 404, b""
+        else:
+            size, asked = path.stat().st_size, headers.get("range")
+            more = b'ETag: "%d"\r\nAccept-Ranges: bytes\r\n' % path.stat().st_mtime_ns
+            begin, end = 0, size
+            if asked:
+                given = asked.removeprefix("bytes=").split("-")
+                status, begin, end = 206, int(given[0]), min(size, int(given[1]) + 1)
+                more += b"Content-Range: bytes %d-%d/%d\r\n" % (begin, end - 1, size)
+            with open(path, "rb") as file:
+                file.seek(begin)
+                content = file.read(end - begin)
+        writer.write(
+            b"HTTP/1.1 %d x\r\nContent-Length: %d\r\n%s\r\n" % (status, len(content), more)
+        )
+        for at in range(0, len(content) if method == "GET" else 0, PIECE):
+            piece = content[at : at + PIECE]
+            now = time.monotonic()
+            self.free = max(self.free, now) + len(piece) / self.rate
+            await asyncio.sleep(self.free - now)
+            writer.write(piece)
+            await writer.drain()
+            self.told["first"] = self.told["first"] or now
+            self.told["last"] = time.monotonic()
+            self.told["bytes"] += len(piece)
+
+
+def listing(folder: Path, bucket: str, query: dict[str, list[str]]) -> bytes:
+    """1,000 objects of a bucket, as S3 lists them."""
+    prefix, after = query.get("prefix", [""])[0], query.get("continuation-token", [""])[0]
+    names = sorted(f"{p.relative_to(folder / bucket)}" for p in (folder / bucket).rglob("*.*"))
+    names = [name for name in names if name.startswith(prefix) and name > after]
+    page, rest = names[:1000], names[1000:]
+    items = "".join(
+        f"<Contents><Key>{name}</Key><Size>{(folder / bucket / name).stat().st_size}</Size>"
+        f'<ETag>"{(folder / bucket / name).stat().st_mtime_ns}"</ETag>'
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+        for name in page
+    )
+    more = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if rest else ""
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>'
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Name>{bucket}</Name><KeyCount>{len(page)}</KeyCount>"
+        f"<IsTruncated>{'true' if rest else 'false'}</IsTruncated>{more}{items}</ListBucketResult>"
+    ).encode()
+
+
+class Served:
+    """A store that runs."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.options = {"endpoint_url": self.url, "key": "someone", "secret": "hush"}
+
+    def told(self) -> dict[str, Any]:
+        """What it did since the last call."""
+        with urllib.request.urlopen(f"{self.url}/told") as reply:
+            found: dict[str, Any] = json.load(reply)
+        return found
+
+
+@contextmanager
+def store(folder: Path, rate: float = RATE) -> Iterator[Served]:
+    """A store of the folders in a folder."""
+    command = [sys.executable, "-m", "benchmarks.remote", "--serve", str(folder), str(rate)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield Served(int(process.stdout.readline()))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+# What is measured
+
+
+def start_ratio(folder: Path, files: int) -> tuple[float, float]:
+    """Seconds of ``find`` and ``cat_ranges``, and of the first batch; the best of three."""
+    import s3fs
+
+    there = folder / f"small{files}"
+    there.mkdir()
+    table = pa.table({"input_ids": [list(range(200))] * 8})
+    for number in range(files):
+        pq.write_table(table, there / f"{number:05d}.parquet")
+    bare, ours = [], []
+    with store(folder) as served:
+        for _ in range(3 if files < 1000 else 1):
+            s3fs.S3FileSystem.clear_instance_cache()
+            system = s3fs.S3FileSystem(**served.options, config_kwargs=KEPT)
+            begun = time.perf_counter()
+            sizes = {p: info["size"] for p, info in system.find(there.name, detail=True).items()}
+            starts = [max(0, size - (64 << 10)) for size in sizes.values()]
+            system.cat_ranges(list(sizes), starts, list(sizes.values()), batch_size=256)
+            bare.append(time.perf_counter() - begun)
+            s3fs.S3FileSystem.clear_instance_cache()
+            begun = time.perf_counter()
+            pipe = tp.list_files(f"s3://{there.name}", storage_options=served.options)
+            next(iter(pipe.read_parquet(index=False).batch(8)))
+            ours.append(time.perf_counter() - begun)
+    return min(bare), min(ours)
+
+
+def row_group_requests(folder: Path) -> float:
+    """Requests of a shuffled epoch after the start, for each row group."""
+    there = folder / "groups"
+    there.mkdir()
+    table = pa.table({"x": np.arange(400_000)})
+    for number in range(4):
+        pq.write_table(table, there / f"{number}.parquet", row_group_size=40_000)
+    with store(folder) as served:
+        pipe = tp.list_files(f"s3://{there.name}", storage_options=served.options)
+        pipe = pipe.read_parquet(index=False).shuffle(80_000, seed=1).batch(1000)
+        len(pipe)
+        served.told()
+        for _ in pipe:
+            pass
+        return served.told()["requests"] / 40
+
+
+def parquet(folder: Path, each: int) -> None:
+    tokens = np.random.default_rng(0).integers(0, 50_000, (each // 8192, 2048), np.int32)
+    rows = pa.FixedSizeListArray.from_arrays(tokens.ravel(), 2048)
+    for n in range(LARGE):
+        pq.write_table(
+            pa.table({"input_ids": rows.cast(pa.list_(pa.int32()))}), folder / f"{n}.parquet",
+            row_group_size=1 << 7, compression="none", use_dictionary=False,
+        )  # fmt: skip
+
+
+def tar(folder: Path, each: int) -> None:
+    content = os.urandom(100_000)
+    for n in range(LARGE):
+        with tarfile.open(folder / f"{n}.tar", "w") as archive:
+            for k in range(each // len(content)):
+                member = tarfile.TarInfo(f"{k}.bin")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+
+def numpy(folder: Path, each: int) -> None:
+    for n in range(LARGE):
+        np.save(folder / f"{n}.npy", np.zeros((each // 4096, 1024), np.int32))
+
+
+def whole_files(folder: Path, each: int) -> None:
+    content = os.urandom(500_000)
+    for n in range(LARGE * each // len(content)):
+        (folder / f"{n}.bin").write_bytes(content)
+
+
+def json_lines(folder: Path, each: int) -> None:
+    line = json.dumps({"text": "some words of a text " * 100}).encode() + b"\n"
+    for n in range(LARGE):
+        (folder / f"{n}.jsonl").write_bytes(line * (each // len(line)))
+
+
+FORMATS: dict[str, tuple[Callable[[Path, int], None], Callable[[tp.Pipeline], tp.Pipeline]]] = {
+    "parquet": (parquet, lambda files: files.read_parquet(index=True).batch(32).pad_collate()),
+    "tar": (tar, lambda files: files.read_webdataset(index=True).batch(16)),
+    "numpy": (numpy, lambda files: files.read_numpy(index=True).batch(64)),
+    "whole_files": (whole_files, lambda files: files.read_bytes().batch(4)),
+    "json_lines": (json_lines, lambda files: files.read_json(index=True).batch(256)),
+}
+
+
+def used_bandwidth(folder: Path, name: str, megabytes: int, workers: int) -> float:
+    """The share of the store's bandwidth that an epoch takes; the best of three."""
+    there, (write, read) = folder / name.replace("_", ""), FORMATS[name]
+    if not there.exists():
+        there.mkdir()
+        write(there, megabytes * 10**6 // LARGE)
+    with store(folder) as served:
+        files = tp.list_files(
+            f"s3://{there.name}",
+            storage_options=served.options,
+            suffix="" if "_f" in name else None,
+        )
+        pipe = read(files)
+        if not name.startswith("whole"):
+            len(pipe)  # the index is made
+        found = []
+        for _ in range(3):
+            served.told()
+            for _ in tp.Loader(pipe, num_workers=workers):
+                pass
+            told = served.told()
+            found.append(told["bytes"] / (told["last"] - told["first"]) / RATE)
+        return max(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--files", type=int, nargs="*", default=[400])
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--only", nargs="*", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        asyncio.run(Store(Path(args.serve[0]), float(args.serve[1])).serve())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["TRAINPIPES_CACHE"] = str(folder / "kept")
+        for files in args.files:
+            bare, ours = start_ratio(folder, files)
+            print(
+                f"start, {files:,} files: {ours:.2f} s, bare {bare:.2f} s: {ours / bare:.2f} times"
+            )
+        print(f"requests for a row group: {row_group_requests(folder):.2f}")
+        for form in args.only:
+            for workers in (0, 2):
+                used = used_bandwidth(folder, form, args.megabytes, workers)
+                print(
+                    f"read-ahead, {form}, {workers} workers: {used:.2f} of the bandwidth",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
