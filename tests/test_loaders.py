@@ -15,11 +15,6 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.nodes import (
     BaseNode,
-    Batcher,
-    IterableWrapper,
-    ParallelMapper,
-    Prefetcher,
-    Unbatcher,
 )
 from torchdata.nodes import Loader as NodeLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -38,7 +33,7 @@ from hundred_rows import (
     stateful,
 )
 from map_functions import slow_to_send
-from trainpipes.nodes import Batch, FromArrow, ListFiles, Map, ReadParquet, ShardingFilter, Shuffle
+from trainpipes.nodes import Batch, FromArrow, ListFiles, ReadParquet, ShardingFilter, Shuffle
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
@@ -397,86 +392,9 @@ def node() -> BaseNode[Any]:
     return Batch(Shuffle(sharded, buffer_size=15, seed=2), batch_size=8)
 
 
-def rows_node(rows: int = 100) -> BaseNode[Any]:
-    source = FromArrow(table=TABLE.slice(0, rows))
-    return Shuffle(source, buffer_size=15, seed=2)  # type: ignore[arg-type]
-
-
-def times_two(row: dict[str, Any]) -> dict[str, Any]:
-    return {"row": row["row"] * 2}
-
-
-def number(row: int) -> dict[str, Any]:
-    return {"row": row}
-
-
-NODES: dict[str, Callable[[], BaseNode[Any]]] = {
-    "alone": node,
-    "under Batcher": lambda: Batcher(rows_node(), 8, drop_last=False),
-    "under Prefetcher": lambda: Prefetcher(node(), prefetch_factor=3),
-    "under ParallelMapper": lambda: ParallelMapper(
-        rows_node(12), times_two, num_workers=2, in_order=True, method="thread"
-    ),
-    "above Batcher": lambda: Batch(
-        Map(Unbatcher(Batcher(IterableWrapper(range(60)), 7, drop_last=False)), fn=number),
-        batch_size=8,
-    ),
-    "above Prefetcher, shuffled": lambda: Batch(
-        Shuffle(Map(Prefetcher(IterableWrapper(range(60)), 4), fn=number), buffer_size=9),
-        batch_size=8,
-    ),
-    "between": lambda: Prefetcher(
-        Batch(
-            Map(
-                ParallelMapper(IterableWrapper(range(60)), number, num_workers=2, method="thread"),
-                fn=times_two,
-            ),
-            batch_size=8,
-        ),
-        prefetch_factor=2,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", NODES)
-def test_nodes_save_and_load_at_every_place_in_torchdatas_loader(kind: str) -> None:
-    make = NODES[kind]
-    whole = NodeLoader(make())
-    expected = [given_by_node(whole) for _ in range(3)]
-    run = NodeLoader(make())
-    states = [copy.deepcopy(run.state_dict())]
-    for _ in run:
-        states.append(copy.deepcopy(run.state_dict()))
-    for taken, state in enumerate(states):
-        again = NodeLoader(make())
-        again.load_state_dict(kept(state))
-        left = [expected[0][taken:], *expected[1:]]
-        if taken == len(expected[0]):  # torchdata starts the next epoch where nothing is left
-            assert [given_by_node(again) for _ in range(2)] in (left[:2], left[1:])
-        else:
-            assert [given_by_node(again) for _ in range(3)] == left
-
-
-def given_by_node(loader: Any) -> list[Any]:
-    return [rows_of(item) for item in loader]
-
-
 def test_a_node_gives_what_the_pipeline_of_the_same_stages_gives() -> None:
     run = NodeLoader(node())
-    assert [given_by_node(run) for _ in range(3)] == epochs_of(3)
-
-
-def test_torchdatas_nodes_see_every_epoch_in_another_order() -> None:
-    for kind in ("under Batcher", "under Prefetcher", "under ParallelMapper"):
-        run = NodeLoader(NODES[kind]())
-        first, second = given_by_node(run), given_by_node(run)
-        assert first != second
-        assert sorted(map(str, _flat(first))) == sorted(map(str, _flat(second)))
-
-
-def _flat(items: list[Any]) -> Iterator[Any]:
-    for item in items:
-        yield from item if isinstance(item, list) else [item]
+    assert [given_by(run) for _ in range(3)] == epochs_of(3)
 
 
 def test_parquet_nodes_run_alone_with_reset_and_next(tmp_path: Path) -> None:

@@ -105,8 +105,11 @@ class InProcess(Run):
 class OfLoader(Run):
     """``trainpipes.Loader``."""
 
+    def make_loader(self) -> Any:
+        return tp.Loader(self.pipe, **self.options)
+
     def open(self, state: Any) -> None:
-        self.loader = tp.Loader(self.pipe, **self.options)
+        self.loader = self.make_loader()
         if state is not None:
             self.loader.load_state_dict(state)
 
@@ -117,21 +120,13 @@ class OfLoader(Run):
         return self.loader.state_dict()
 
 
-class OfStatefulDataLoader(Run):
+class OfStatefulDataLoader(OfLoader):
     """torchdata's loader, as it is."""
 
     empty_pass_after_resume = True
 
-    def open(self, state: Any) -> None:
-        self.loader = StatefulDataLoader(self.pipe, batch_size=None, **self.options)
-        if state is not None:
-            self.loader.load_state_dict(state)
-
-    def start_pass(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def state(self) -> Any:
-        return self.loader.state_dict()
+    def make_loader(self) -> Any:
+        return StatefulDataLoader(self.pipe, batch_size=None, **self.options)
 
 
 class OfDataLoader(Run):
