@@ -70,7 +70,7 @@ def of_collating(tiny: bool) -> Figures:
 
 
 def of_packing(tiny: bool) -> Figures:
-    lengths = packing.lengths_of(600 if tiny else 8_192, 831, 1.0)
+    lengths = packing.lengths_of(160 if tiny else 8_192, 831, 1.0)
     methods = dict(packing.padding_of(lengths, 4096, ours=True))
     found: Figures = {}
     for name, kept in methods.items():

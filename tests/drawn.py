@@ -20,15 +20,18 @@ from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage_kinds import Source
 
 
-def examples(count: int, *, shrink: bool = True) -> settings:
-    """As many examples as fit the run: half of ``count`` in an ordinary one, 20 times as many in the nightly.
+def examples(count: int, *, often: int | None = None, shrink: bool = True) -> settings:
+    """As many examples as fit the run: a fifth of ``count``, and 20 times ``count`` in the nightly one.
 
     Args:
         count: examples, where a property that says nothing has 100.
+        often: in an ordinary run, where one costs much more or less than others.
         shrink: look for a simpler one that fails; that takes minutes where each starts processes.
     """
     phases = [phase for phase in Phase if shrink or phase not in (Phase.shrink, Phase.explain)]
     most = max(1, count * settings.default.max_examples // 100)
+    if often is not None and settings.default.derandomize:
+        most = often
     return settings(max_examples=most, phases=phases)
 
 

@@ -125,11 +125,11 @@ def test_a_measurement_beside_the_suite_has_the_figures_that_are_promised(name: 
 def test_a_check_says_which_promises_are_kept(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rate = rates("one_shard", "ours")
+    size = (("whole_epoch", "ours", "state"),)
     promises = (
-        Target("kept", 0.001, None, rate, rates("one_shard", "ours-one"), where="README.md"),
-        Target("not kept", 0.001, None, rate, rates("one_shard", "ours-one"), most=True),
-        Target("of a peer", 1, None, rates("pretokenised", "grain")),
+        Target("kept", 0.001, None, size, size, where="README.md"),
+        Target("not kept", 0.001, None, size, size, most=True),
+        Target("of a peer", 1, None, rates("whole_epoch", "grain")),
         Target("exact", 1, None, (("resume", "ours", "right"),)),
         Target("beside", 1e-9, None, (("samplers", "ours", "ns a row"),)),
     )

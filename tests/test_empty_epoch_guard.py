@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 
 import pyarrow as pa
-import pytest
 
 import trainpipes as tp
 from trainpipes.engine.layout import Layout
@@ -30,24 +29,6 @@ def test_a_finite_repeat_ends_whatever_its_epochs_give() -> None:
     for give in (2, 0):
         pipe = rows(4).batch(1).filter(lambda b, give=give: b[0]["x"] < give, version="1")
         assert len(list(pipe.repeat(40))) == 40 * give
-
-
-@pytest.mark.parametrize("stage", ["filter", "batch filter"])
-def test_an_endless_repeat_of_nothing_is_an_error(stage: str) -> None:
-    pipe = rows(9)
-    if stage == "filter":
-        pipe = pipe.filter(lambda row: row["x"] > 9, version="1").batch(2)
-    else:
-        pipe = pipe.batch(2).filter(lambda batch: batch[0]["x"] > 9, version="1")
-    for endless in (pipe.repeat(), tp.Loader(pipe.repeat(), num_workers=1)):
-        with pytest.raises(tp.DataError, match="would wait forever"):
-            next(iter(endless))
-
-
-def test_an_endless_stream_of_batches_that_a_filter_drops_is_an_error() -> None:
-    pipe = rows(9).repeat().batch(2).filter(lambda batch: batch[0]["x"] > 9, version="1")
-    with pytest.raises(tp.DataError, match=f"kept no row in {MOST_EMPTY_EPOCHS} epochs"):
-        next(iter(pipe))
 
 
 def test_large_data_is_looked_through_for_nothing_only_once() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +20,13 @@ import trainpipes as tp
 from drawn import rows_of, table_of_rows
 from elastic.ranks import Leg
 from every_stage import FINITE
+from hundred_rows import TABLE, epochs_of, given_by, kept, of_unknown_length, pipeline
 from slow_workers import SlowToStart, late
 from trainpipes.testing import digest
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
 
-TABLE = table_of_rows(0, 100)
 WORKERS = pytest.mark.parametrize("workers", [0, 2])
-
-
-def pipeline() -> tp.Pipeline:
-    """13 micro-batches an epoch, the last one short."""
-    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).batch(8)
-
-
-def is_even(row: Any) -> bool:
-    return bool(row["row"] % 2 == 0)
-
-
-def of_unknown_length() -> tp.Pipeline:
-    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).filter(is_even).batch(8)
-
-
-def epochs_of(count: int, make: Callable[[], tp.Pipeline] = pipeline) -> list[list[list[int]]]:
-    pipe = make()
-    return [[rows_of(item) for item in pipe] for _ in range(count)]
-
-
-def given_by(loader: Any, count: int | None = None) -> list[list[int]]:
-    return [rows_of(item) for item in islice(loader, count)]
-
-
-def kept(state: Any) -> Any:
-    """A state as it comes back from a checkpoint."""
-    return json.loads(json.dumps(state))
 
 
 # A Loader and its pipeline
@@ -191,7 +163,9 @@ def test_iterators_of_one_loader_side_by_side_each_go_their_own_way(
 
 
 @pytest.mark.filterwarnings("ignore:pin.. does nothing here")
-@pytest.mark.parametrize("name", FINITE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if " / " in n else []) for n in FINITE]
+)
 def test_iterators_of_any_pipeline_side_by_side_each_go_their_own_way(
     name: str, tmp_path: Path
 ) -> None:
@@ -235,23 +209,6 @@ def test_a_state_of_the_last_item_says_so_where_another_iterator_is_unfinished()
     resumed = tp.Loader(pipeline())
     resumed.load_state_dict(state)
     assert given_by(resumed) == given_by(training) == epochs_of(1)[0][5:]
-
-
-@pytest.mark.parametrize("make", [pipeline, of_unknown_length])
-@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
-def test_asking_an_iterator_that_never_starts_for_its_state_uses_nothing_up(
-    make: Callable[[], tp.Pipeline], run: Any
-) -> None:
-    expected = epochs_of(3, make)
-    subject = run(make())
-    iter(subject).state_dict()
-    assert given_by(subject) == expected[0]
-    subject.load_state_dict(make().state_at(2, epoch=1))
-    asked = iter(subject)
-    state = kept(asked.state_dict())
-    assert subject.state_dict() == state
-    assert given_by(subject) == expected[1][2:]
-    assert given_by(asked) == expected[2]
 
 
 def test_iterators_that_were_made_before_an_endless_one_moved_go_on_where_it_is() -> None:
@@ -486,7 +443,13 @@ def ends_of_epochs(make: Callable[[], tp.Pipeline]) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize(
-    ("workers", "persistent"), [(0, False), (1, False), (1, True), (2, False), (2, True)]
+    ("workers", "persistent"),
+    [
+        (0, False),
+        (1, True),
+        (2, False),
+        *(pytest.param(*way, marks=pytest.mark.slow) for way in ((1, False), (2, True))),
+    ],
 )
 @pytest.mark.parametrize("make", [pipeline, of_unknown_length])
 def test_a_state_of_an_epochs_end_goes_on_with_the_next_in_workers(

@@ -122,25 +122,6 @@ def test_a_forked_child_does_not_do_what_its_parent_has_queued(tmp_path: Any) ->
     assert all(int(pid) == os.getpid() for pid in written)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_copies_of_a_pipeline_in_workers_agree_on_the_epoch(start: str) -> None:
-    from torch.utils.data import DataLoader
-
-    pipe = tp.from_arrow(pa.table({"x": range(64)})).sharding_filter(4).shuffle(64, seed=2).batch(4)
-    alone = [list(pipe) for _ in range(3)]
-    pipe.set_epoch(0)
-    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=start)
-    epochs = [list(loader) for _ in range(3 if start == "fork" else 2)]
-
-    def rows(epoch: Any) -> list[int]:
-        return sorted(row["x"] for batch in epoch for row in batch)
-
-    assert [rows(epoch) for epoch in epochs] == [list(range(64))] * len(epochs)
-    for found, expected in zip(epochs, alone, strict=False):
-        keyed = {tuple(row["x"] for row in batch) for batch in found}
-        assert keyed == {tuple(row["x"] for row in batch) for batch in expected}
-
-
 def test_workers_do_not_read_all_data_in_memory_to_name_the_pipeline(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,12 +139,11 @@ def test_the_order_is_the_same_in_another_process_with_another_hash_seed() -> No
     here = pipeline()
     epochs = [given_by(here) for _ in range(2)]
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    for hash_seed in ("1", "4242"):
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": paths}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
-        )
-        assert json.loads(done.stdout) == [epochs, here.state_dict()]
+    env = {**os.environ, "PYTHONHASHSEED": "4242", "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == [epochs, here.state_dict()]
     assert epochs == [sequence(SPEC, 0), sequence(SPEC, 1)]
 
 

@@ -105,8 +105,11 @@ class InProcess(Run):
 class OfLoader(Run):
     """``trainpipes.Loader``."""
 
+    def make_loader(self) -> Any:
+        return tp.Loader(self.pipe, **self.options)
+
     def open(self, state: Any) -> None:
-        self.loader = tp.Loader(self.pipe, **self.options)
+        self.loader = self.make_loader()
         if state is not None:
             self.loader.load_state_dict(state)
 
@@ -117,21 +120,13 @@ class OfLoader(Run):
         return self.loader.state_dict()
 
 
-class OfStatefulDataLoader(Run):
+class OfStatefulDataLoader(OfLoader):
     """torchdata's loader, as it is."""
 
     empty_pass_after_resume = True
 
-    def open(self, state: Any) -> None:
-        self.loader = StatefulDataLoader(self.pipe, batch_size=None, **self.options)
-        if state is not None:
-            self.loader.load_state_dict(state)
-
-    def start_pass(self) -> Iterator[Any]:
-        return iter(self.loader)
-
-    def state(self) -> Any:
-        return self.loader.state_dict()
+    def make_loader(self) -> Any:
+        return StatefulDataLoader(self.pipe, batch_size=None, **self.options)
 
 
 class OfDataLoader(Run):
@@ -292,7 +287,7 @@ def plans(draw: st.DrawFn, most_workers: int = 2) -> tuple[Spec, list[int], list
     return spec, stops, workers[: len(stops) + 1]
 
 
-@examples(60, shrink=False)
+@examples(60, often=8, shrink=False)
 @given(plans(most_workers=3))
 def test_a_loader_resumes_exactly_with_any_number_of_workers(
     plan: tuple[Spec, list[int], list[int]],
@@ -304,7 +299,7 @@ def test_a_loader_resumes_exactly_with_any_number_of_workers(
     assert resumed_at(OfLoader, make, stops, workers) == whole
 
 
-@examples(25, shrink=False)
+@examples(25, often=4, shrink=False)
 @given(plans(), st.integers(1, 2))
 def test_a_stateful_data_loader_resumes_exactly(
     plan: tuple[Spec, list[int], list[int]], workers: int
@@ -319,7 +314,7 @@ def test_a_stateful_data_loader_resumes_exactly(
     assert resumed_at(OfStatefulDataLoader, make, stops, count) == whole
 
 
-@examples(40, shrink=False)
+@examples(40, often=4, shrink=False)
 @given(plans())
 def test_a_data_loader_started_from_a_state_goes_on_exactly(
     plan: tuple[Spec, list[int], list[int]],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,33 +9,9 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
-from drawn import rows_of, table_of_rows
+from hundred_rows import epochs_of, given_by, of_unknown_length, pipeline, shuffled_rows
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
-
-TABLE = table_of_rows(0, 100)
-
-
-def pipeline() -> tp.Pipeline:
-    """13 micro-batches an epoch, the last one short."""
-    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).batch(8)
-
-
-def is_even(row: Any) -> bool:
-    return bool(row["row"] % 2 == 0)
-
-
-def of_unknown_length() -> tp.Pipeline:
-    return tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2).filter(is_even).batch(8)
-
-
-def given_by(loader: Any, count: int | None = None) -> list[list[int]]:
-    return [rows_of(item) for item in islice(loader, count)]
-
-
-def epochs_of(count: int, make: Any = pipeline) -> list[list[list[int]]]:
-    pipe = make()
-    return [given_by(pipe) for _ in range(count)]
 
 
 EPOCHS = epochs_of(10)
@@ -75,6 +50,8 @@ def ways() -> list[Any]:
 
 
 EVERY_WAY = pytest.mark.parametrize(("kind", "options"), ways())
+#: Those that other loaders go through, too.
+OURS = [way for way in ways() if way.values[0] in (None, tp.Loader)]
 
 
 @EVERY_WAY
@@ -87,9 +64,18 @@ def test_set_epoch_starts_that_epoch(kind: Any, options: dict[str, Any]) -> None
     assert run.epoch(2) == EPOCHS[2]
 
 
-@EVERY_WAY
 @pytest.mark.parametrize(
-    "named", [0, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 5))]
+    ("kind", "options", "named"),
+    [
+        pytest.param(
+            *way.values,
+            named,
+            id=f"{way.id}, {named}",
+            marks=way.marks if named == 0 or (named == 2 and way in OURS) else pytest.mark.slow,
+        )
+        for way in ways()
+        for named in (0, 1, 2, 5)
+    ],
 )
 def test_the_first_call_after_a_load_names_the_loaded_epoch(
     kind: Any, options: dict[str, Any], named: int
@@ -103,35 +89,6 @@ def test_the_first_call_after_a_load_names_the_loaded_epoch(
     assert run.epoch(named + 1) == EPOCHS[3]
     assert given_by(run.loader) == EPOCHS[4]
     assert run.epoch(named) == EPOCHS[2]
-
-
-@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
-def test_a_loaded_position_is_never_given_up(run: Any) -> None:
-    subject = run(pipeline())
-    subject.load_state_dict(pipeline().state_at(6, epoch=2))
-    subject.set_epoch(5)
-    subject.set_epoch(0)  # the last word before it starts
-    assert rows_of(subject.peek()) == EPOCHS[2][6]
-    assert given_by(subject) == EPOCHS[2][6:]
-    subject.set_epoch(1)
-    assert given_by(subject) == EPOCHS[3]
-    subject.load_state_dict(pipeline().state_at(6, epoch=2))
-    assert given_by(subject) == EPOCHS[2][6:]
-    subject.set_epoch(3)  # nobody called the loaded epoch otherwise
-    assert given_by(subject) == EPOCHS[3]
-
-
-@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
-def test_another_load_ends_the_counting_from_the_first(run: Any) -> None:
-    subject = run(pipeline())
-    subject.load_state_dict(pipeline().state_at(6, epoch=2))
-    subject.set_epoch(0)
-    given_by(subject)
-    subject.load_state_dict(pipeline().state_at(6, epoch=1))
-    subject.set_epoch(1)
-    assert given_by(subject) == EPOCHS[1][6:]
-    subject.set_epoch(5)
-    assert given_by(subject) == EPOCHS[5]
 
 
 @EVERY_WAY
@@ -173,7 +130,7 @@ def test_what_a_stateful_data_loader_loads_is_named_too(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_an_endless_pipeline_goes_on_whatever_epoch_it_is_told(workers: int, place: str) -> None:
-    rows = tp.from_arrow(TABLE).sharding_filter(4).shuffle(15, seed=2)
+    rows = shuffled_rows()
     pipe = rows.repeat().batch(8) if place == "before" else rows.batch(8).repeat()
     loader = tp.Loader(pipe, num_workers=workers)
     expected, found = given_by(pipe, 20), []
@@ -199,23 +156,6 @@ def test_set_epoch_of_a_pipeline_leaves_its_loaders_and_iterators_alone() -> Non
     assert given_by(loader) == EPOCHS[0]
     loader.set_epoch(4)
     assert [given_by(loader), given_by(pipe)] == [EPOCHS[4], EPOCHS[6]]
-
-
-def test_the_state_of_an_epoch_that_was_set_says_so() -> None:
-    loader = tp.Loader(pipeline())
-    loader.set_epoch(3)
-    assert loader.state_dict() == pipeline().state_at(0, epoch=3)
-    assert rows_of(loader.peek()) == EPOCHS[3][0]
-    asked = iter(loader)
-    asked.state_dict()
-    loader.set_epoch(5)
-    assert given_by(asked) == EPOCHS[5]
-    loader.set_epoch(2)
-    assert loader.state_dict() == pipeline().state_at(0, epoch=2)
-    running = iter(loader)
-    given_by(running, 3)
-    loader.set_epoch(7)  # the next one, not this one
-    assert loader.state_dict() == pipeline().state_at(3, epoch=2)
 
 
 @pytest.mark.parametrize("epoch", [-1, 1.0, "1", None, True, 10**30])

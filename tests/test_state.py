@@ -501,25 +501,6 @@ def test_a_state_that_lacks_its_checksum_is_refused() -> None:
     assert told.startswith("pipeline: damaged (it has no checksum)")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"window": 999},
-        {"row": 10**9},
-        {"epoch": 7},
-        {"at": 0},
-        {"row": 1},
-        {"window": 0, "row": 0},
-    ],
-    ids=str,
-)
-def test_an_edited_place_is_refused(change: dict[str, int]) -> None:
-    """Never rows lost or given twice in silence."""
-    state = saved(filtered(), 7)
-    cursor = {**json.loads(state["shard-0001"]), **change}
-    refusal(filtered(), {**state, "shard-0001": json.dumps(cursor, separators=(",", ":"))})
-
-
 @pytest.mark.parametrize("text", ["", "{", "null", "[]", "{}", '{"stages":3}', '{"stages":[1]}'])
 def test_a_damaged_description_of_the_pipeline_is_named(text: str) -> None:
     told = refusal(pipeline(), {**saved(pipeline()), "pipeline": text})

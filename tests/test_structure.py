@@ -19,14 +19,7 @@ FLOORS = [
     ["engine.layout", "engine.permutation", "engine.topology", "columns", "state"],
     ["kinds", "samplers"],
     ["storage.caching", "storage.cache"],
-    [
-        "engine",
-        "stages",
-        "sources",
-        "tokenizers",
-        "storage",
-        "stage_methods",
-    ],
+    ["engine", "stages", "sources", "tokenizers", "storage", "stage_methods"],
     [
         "pipeline",
         "start",
@@ -163,15 +156,7 @@ def rooms_of(room: str) -> list[str]:
 SOURCE_ROOMS = ["sources", *rooms_of("sources")]
 
 
-@pytest.mark.parametrize(
-    "room",
-    [
-        *SOURCE_ROOMS,
-        *rooms_of("engine"),
-        "storage/caching",
-        "kinds",
-    ],
-)
+@pytest.mark.parametrize("room", [*SOURCE_ROOMS, *rooms_of("engine"), "storage/caching", "kinds"])
 def test_rooms_tell_what_is_in_them(room):
     there = {path.stem for path in (ROOT / room).iterdir()} - {"__pycache__", "__init__"}
     assert sorted(lines_of(room)) == sorted(there)
@@ -197,14 +182,7 @@ def test_the_library_imports_no_optional_package_at_its_top():
 
     known = required | set(sys.stdlib_module_names)
     # Those of a framework say in one sentence what is missing.
-    frameworks = {
-        "accelerate",
-        "datasets",
-        "lightning",
-        "ray",
-        "transformers",
-        "trl",
-    }
+    frameworks = {"accelerate", "datasets", "lightning", "ray", "transformers", "trl"}
     for path in SOURCES:
         there = known | frameworks if "integrations" in path.parts else known
         there = there | {"click"} if "cli" in path.parts else there

@@ -137,7 +137,7 @@ def test_an_exception_whose_class_cannot_be_sent_arrives() -> None:
         next(iter(tp.Loader(rows, num_workers=1, timeout=30)))
 
 
-def pipeline(rows: int = 1200) -> tp.Pipeline:
+def pipeline(rows: int = 600) -> tp.Pipeline:
     table = pa.table({"input_ids": [[n] * (n % 50) for n in range(rows)]})
     return tp.from_arrow(table).sharding_filter(12).shuffle(200, seed=1).batch(4).pad_collate()
 

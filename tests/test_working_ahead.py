@@ -71,24 +71,6 @@ class TestLateItems:
 
 
 class TestATrainerAtWork:
-    @pytest.mark.parametrize("threads", [1, 2])
-    def test_gets_the_same_batches_and_states(self, pipe: tp.Pipeline, threads: int) -> None:
-        expected = list(tp.Loader(pipe, threads=0))
-        pipe.load_state_dict(pipe.state_at(0, epoch=0))
-        loader = tp.Loader(pipe, threads=threads)
-        found, states = [], []
-        for number, batch in enumerate(loader):
-            found.append(batch)
-            if number % 100 == 50:
-                states.append((number, loader.state_dict()))
-            time.sleep(0.0003)
-        assert same(found, expected)
-        for number, state in states:
-            assert state == pipe.state_at(number + 1, epoch=0)
-            other = tp.Loader(pipe, threads=threads)
-            other.load_state_dict(state)
-            assert same(list(other), expected[number + 1 :])
-
     def test_has_them_made_by_another_thread(
         self, pipe: tp.Pipeline, monkeypatch: pytest.MonkeyPatch
     ) -> None:

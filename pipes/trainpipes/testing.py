@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -181,22 +182,25 @@ def _maker(subject: Any) -> Callable[[], Subject]:
     return subject  # type: ignore[no-any-return]
 
 
-def _walk(driver: _Driver, epochs: int, limit: int | None) -> list[_Epoch]:
-    """Items and the state before each one and after the last."""
+def _walk(
+    driver: _Driver, epochs: int, limit: int | None, begun: int = 0, states: bool = True
+) -> list[_Epoch]:
+    """Items, and the state before each one and after the last; ``begun`` items came before them."""
     found: list[_Epoch] = []
     left = KEPT_BYTES
-    for _ in range(epochs):
+    for number in range(epochs):
         own = _Epoch()
+        most = math.inf if limit is None else limit - (0 if number else begun)
         iterator = driver.epoch()
-        while limit is None or len(own.items) < limit:
-            own.states.append(copy.deepcopy(driver.state()))
+        while True:
+            own.states += [copy.deepcopy(driver.state())] if states else []
+            if len(own.items) >= most:
+                break
             try:
                 left = own.add(next(iterator), left)
             except StopIteration:
-                own.states[-1] = copy.deepcopy(driver.state())
+                own.states[-1:] = [copy.deepcopy(driver.state())] if states else []
                 break
-        else:
-            own.states.append(copy.deepcopy(driver.state()))
         found.append(own)
     return found
 
@@ -213,22 +217,9 @@ def _points(reference: Sequence[_Epoch], every: int) -> list[tuple[int, int]]:
 def _resume(
     make: Callable[[], Subject], state: Any, epochs: int, limit: int | None, k: int
 ) -> list[_Epoch]:
-    subject = make()
-    driver = _Driver(subject)
+    driver = _Driver(make())
     driver.load(state)
-    found: list[_Epoch] = []
-    left = KEPT_BYTES
-    for number in range(epochs):
-        own = _Epoch()
-        most = None if limit is None else limit - (k if number == 0 else 0)
-        iterator = driver.epoch()
-        while most is None or len(own.items) < most:
-            try:
-                left = own.add(next(iterator), left)
-            except StopIteration:
-                break
-        found.append(own)
-    return found
+    return _walk(driver, epochs, limit, k, states=False)
 
 
 def _compare(

@@ -122,7 +122,7 @@ def write_ids(folder: Path, texts: Sequence[str]) -> None:
 
 
 def draw_pictures(folder: Path) -> bool:
-    """JPEGs of shapes in several colours, sizes and places; False where Pillow is not installed."""
+    """JPEGs of shapes in several colors, sizes and places; False where Pillow is not installed."""
     try:
         from PIL import Image, ImageDraw
     except ImportError:
@@ -131,18 +131,18 @@ def draw_pictures(folder: Path) -> bool:
     for shape in SHAPES:
         (folder / shape).mkdir(parents=True, exist_ok=True)
         for number in range(PICTURES):
-            colours = [tuple(rng.randrange(256) for _ in "rgb") for _ in range(2)]
-            image = Image.new("RGB", (SIDE, SIDE), colours[0])
+            colors = [tuple(rng.randrange(256) for _ in "rgb") for _ in range(2)]
+            image = Image.new("RGB", (SIDE, SIDE), colors[0])
             size = rng.randrange(SIDE // 3, SIDE * 2 // 3)
             x, y = rng.randrange(SIDE - size), rng.randrange(SIDE - size)
             box, draw = (x, y, x + size, y + size), ImageDraw.Draw(image)
             if shape == "circle":
-                draw.ellipse(box, fill=colours[1])
+                draw.ellipse(box, fill=colors[1])
             elif shape == "square":
-                draw.rectangle(box, fill=colours[1])
+                draw.rectangle(box, fill=colors[1])
             else:
-                draw.line(box, fill=colours[1], width=8)
-                draw.line((x, y + size, x + size, y), fill=colours[1], width=8)
+                draw.line(box, fill=colors[1], width=8)
+                draw.line((x, y + size, x + size, y), fill=colors[1], width=8)
             image.save(folder / shape / f"{number}.jpg", quality=90)
     return True
 

@@ -28,9 +28,8 @@ from transformers import (
 import trainpipes as tp
 
 CUDA = torch.cuda.is_available()
-DEVICE = (
-    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA else torch.device("cpu")
-)
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
+DEVICE = torch.device("cuda", LOCAL_RANK) if CUDA else torch.device("cpu")
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
@@ -43,12 +42,7 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
     add("--classes", type=int, required=True, help="labels are below it")
     add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
     add("--eval-files", nargs="+", help="evaluate on these whenever a checkpoint is saved")
-    add(
-        "--output",
-        type=Path,
-        default=Path("runs/images"),
-        help="for checkpoints; all ranks share it",
-    )
+    add("--output", type=Path, default=Path("runs/images"), help="checkpoints of all ranks")
     add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
     add("--batch-size", type=int, default=32, help="rows of a rank at a time")
     add("--size", type=int, default=224, help="pixels of a side")

@@ -26,9 +26,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, get_cosine_schedule_w
 import trainpipes as tp
 
 CUDA = torch.cuda.is_available()
-DEVICE = (
-    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA else torch.device("cpu")
-)
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
+DEVICE = torch.device("cuda", LOCAL_RANK) if CUDA else torch.device("cpu")
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 
@@ -40,12 +39,7 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
     add("--model", required=True, help="name or folder of a config; weights start at random")
     add("--tokenizer", help="name, folder or tokenizer.json; the model's if left out")
     add("--files", nargs="+", required=True, help="paths, folders, globs or URLs")
-    add(
-        "--output",
-        type=Path,
-        default=Path("runs/pretrain"),
-        help="for checkpoints; all ranks share it",
-    )
+    add("--output", type=Path, default=Path("runs/pretrain"), help="checkpoints of all ranks")
     add("--steps", type=int, default=1000, help="optimizer steps, before and after resumes")
     add("--batch-size", type=int, default=8, help="rows of a rank at a time")
     add("--accumulate", type=int, default=1, help="batches of a rank in a step")

@@ -25,9 +25,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, get_cosine_schedule_w
 import trainpipes as tp
 
 CUDA = torch.cuda.is_available()
-DEVICE = (
-    torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if CUDA else torch.device("cpu")
-)
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", "0"))
+DEVICE = torch.device("cuda", LOCAL_RANK) if CUDA else torch.device("cpu")
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LOG_EVERY, WARMUP, CLIP, BF16 = 10, 0.05, 1.0, CUDA  # steps; part of all steps; norm of gradients
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -197,26 +197,29 @@ def test_an_epoch_of_unknown_length_on_several_ranks_with_plain_workers_is_refus
 # States that do not make one
 
 
-def test_states_of_runs_with_other_options_are_not_merged() -> None:
-    with refused(tp.StateError, "stages/shuffle/seed", "state 0 has 1", "state 2 has 2", "one run"):
-        tp.merge_states([*states(3)[:2], states(3, seed=2)[2]])
-
-
-def test_states_of_runs_over_other_data_are_not_merged() -> None:
-    with refused(tp.StateError, "data/rows", "state 0 has 203", "state 1 has 210", "one run"):
-        tp.merge_states([states(3)[0], *states(3, count=210)[1:]])
-
-
-def test_states_of_other_num_shards_are_not_merged() -> None:
-    with refused(tp.StateError, "num_shards", "state 0 has 12", "state 1 has 24", "the same step"):
-        tp.merge_states([states(3)[0], states(3, shards=24)[1], states(3)[2]])
-
-
-def test_states_of_different_epochs_are_not_merged() -> None:
-    ended, running = states(2, [25, 24])
-    assert (ended["epoch"], running["epoch"]) == (1, 0)
-    with refused(tp.StateError, "epoch", "state 0 has 1", "state 1 has 0", "the same step"):
-        tp.merge_states([ended, running])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: [*states(3)[:2], states(3, seed=2)[2]],
+            ("stages/shuffle/seed", "0 has 1", "2 has 2"),
+        ),
+        (
+            lambda: [states(3)[0], *states(3, count=210)[1:]],
+            ("data/rows", "0 has 203", "1 has 210"),
+        ),
+        (lambda: [states(3)[0], states(3, shards=24)[1]], ("num_shards", "0 has 12", "1 has 24")),
+        (lambda: states(2, [25, 24]), ("epoch", "0 has 1", "1 has 0", "the same step")),
+        (lambda: states(3, [4, 4, 3]), ("m: state 0 has 12, state 2 has 9", "after the same step")),
+        (lambda: states(3, [0, 1, 1]), ("m: state 0 has 0, state 1 has 3", "after the same step")),
+    ],
+    ids=["options", "data", "shards", "epochs", "a step behind", "not started"],
+)
+def test_states_that_differ_in_what_ranks_share_are_not_merged(
+    make: Callable[[], list[dict[str, Any]]], said: tuple[str, ...]
+) -> None:
+    with refused(tp.StateError, *said):
+        tp.merge_states(make())
 
 
 @pytest.mark.parametrize("again", [[0, 0, 1, 2], [0, 0, 1]])
@@ -273,17 +276,6 @@ def test_a_rank_that_is_behind_or_has_not_started_is_named(
         "save on all ranks after the same step",
     ):
         tp.merge_states(states(3, steps, uncounted))
-
-
-@pytest.mark.parametrize(
-    ("steps", "one", "other"),
-    [([4, 4, 3], "state 0 has 12", "state 2 has 9"), ([0, 1, 1], "state 0 has 0", "state 1 has 3")],
-)
-def test_counted_ranks_that_are_not_at_one_step_are_named(
-    steps: list[int], one: str, other: str
-) -> None:
-    with refused(tp.StateError, f"m: {one}, {other}", "after the same step"):
-        tp.merge_states(states(3, steps))
 
 
 def test_any_counted_ranks_state_is_the_state_of_all() -> None:

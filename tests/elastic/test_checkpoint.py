@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import torch
 import torch.distributed.checkpoint as dcp
 
 import trainpipes as tp
@@ -216,10 +215,3 @@ def test_states_of_ranks_merge_in_any_order_and_more_than_once() -> None:
     assert tp.merge_states(reversed(states)) == merged
     assert tp.merge_states([merged]) == merged
     assert tp.merge_states(iter(json.loads(json.dumps(states)))) == merged
-
-
-def test_a_state_passes_through_torch_save_with_weights_only(tmp_path: Path) -> None:
-    loader = tp.Loader(rows())
-    numbers(iter(loader), 4)
-    torch.save(loader.state_dict(), tmp_path / "state.pt")
-    assert torch.load(tmp_path / "state.pt", weights_only=True) == loader.state_dict()

@@ -411,7 +411,7 @@ class TestByColumn:
             ({"x": 3}, "dict of column names and dicts of options, got {'x': 3}"),
             (
                 {"x": {"padding_side": "up"}},
-                r"columns\['x'\]\)\(padding_side\) must be \"right\" or \"left\"",
+                r"columns\['x'\]\)\(padding_side\) must be \"(right|left)\" or \"(left|right)\"",
             ),
             ({"x": {"mask": 1}}, "a name for the mask, or False, got 1"),
         ],

@@ -539,7 +539,7 @@ class TestRefusals:
             ({"max_length": 0}, "max_length.* of 1 or more.*got 0"),
             (
                 {"truncation_side": "top"},
-                'truncation_side.* must be "right" or "left", got \'top\'',
+                'truncation_side.* must be "(right|left)" or "(left|right)", got \'top\'',
             ),
             ({"add_eos": -1}, "eos.* got -1"),
             ({"add_eos": 1.5}, "eos.* got 1.5"),

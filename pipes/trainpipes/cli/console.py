@@ -27,11 +27,6 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf) + "\n")
 
 
-def print_pairs(*pairs: tuple[str, str]) -> None:
-    """Print results, each with its name before it."""
-    print_table(pairs)
-
-
 def print_table(rows: Sequence[Sequence[str]]) -> None:
     out(table([list(map(printable, row)) for row in rows], terminal_width()))
 

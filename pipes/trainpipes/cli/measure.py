@@ -38,11 +38,9 @@ class Counts:
         self.rows += (rows_of(item) or 0) if is_batch else 1
         named = item if isinstance(item, Mapping) else {}
         masks = masks_of(named)
-        for mask in masks:
-            real = int((mask != 0).sum())
-            self.tokens += real
-            self.cells += mask.numel()
-            self.padding += mask.numel() - real
+        self.cells += sum(mask.numel() for mask in masks)
+        self.tokens += sum(int((mask != 0).sum()) for mask in masks)
+        self.padding = self.cells - self.tokens
         for name, labels in named.items():
             shape = getattr(labels, "shape", None)
             if str(name).endswith("labels") and any(shape == mask.shape for mask in masks):
@@ -83,13 +81,15 @@ class Report:
         return None if targets is None else targets / max(1, self.counts.tokens)
 
     def to_dict(self) -> dict[str, Any]:
-        rates = {f"{name}_per_second": self.rate(name) for name in ("steps", "rows", "tokens")}
-        shares = {
-            name: getattr(self, name) for name in ("wait_share", "padding_share", "target_share")
+        shares = ("wait_share", "padding_share", "target_share", "interrupted")
+        return {
+            **vars(self.counts),
+            "first_batch_seconds": self.first.seconds,
+            "warm_up_steps": self.warm.steps,
+            "warm_up_seconds": self.warm.seconds,
+            **{f"{name}_per_second": self.rate(name) for name in ("steps", "rows", "tokens")},
+            **{name: getattr(self, name) for name in shares},
         }
-        start = {"first_batch_seconds": self.first.seconds, "warm_up_steps": self.warm.steps}
-        start["warm_up_seconds"] = self.warm.seconds
-        return {**vars(self.counts), **start, **rates, **shares, "interrupted": self.interrupted}
 
 
 def measure(
@@ -106,9 +106,7 @@ def measure(
     stages = loader.pipeline.stages
     is_batch = any(s.role == "batch" or getattr(s, "makes_batches", False) for s in stages)
     counts, interrupted = Counts(), False
-    begun: list[
-        Counts
-    ] = []  # after each of the first batches: only the end says which were warm-up
+    begun: list[Counts] = []  # the first batches: only the end says which were warm-up
     started, waited = perf_counter(), loader.wait_seconds
     with Progress("running", steps, "batches") as progress:
         try:

@@ -34,12 +34,12 @@ class PipelineOptions:
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
         self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
         given = [_named(text, "option") for text in self.options]
-        if self.tokenizer is not None:
-            given.append(("tokenizer", self.tokenizer))
-        if files:
-            given.append(("files", list(files) if len(files) > 1 else files[0]))
-        if self.storage_options is not None:
-            given.append(("storage_options", storage_options(self.storage_options)))
+        others = {
+            "tokenizer": self.tokenizer,
+            "files": (list(files) if len(files) > 1 else files[0]) if files else None,
+            "storage_options": storage_options(self.storage_options),
+        }
+        given += [(name, value) for name, value in others.items() if value is not None]
         return _once(given, "option")
 
     def recipe(self, name: str, files: Sequence[str]) -> Pipeline:

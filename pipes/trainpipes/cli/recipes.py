@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.console import note, out, print_json, print_pairs, print_table
+from trainpipes.cli.console import note, out, print_json, print_table
 from trainpipes.cli.options import AS_JSON
 from trainpipes.cli.pipelines import recipe_names
 
@@ -54,7 +54,7 @@ def show(name: str) -> None:
 
     file, _ = _file(name)  # first, since it says which names there are
     (found,) = (one for one in recipes() if one.name == name)
-    print_pairs(("recipe", f"{name}: {found.summary}"), ("file", file))
+    print_table([("recipe", f"{name}: {found.summary}"), ("file", file)])
     rows = [("option", "default", "what it is")]
     for name, told in _as_json(found)["options"].items():
         default = "needed" if told["needed"] else told["default"]

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trainpipes.cli import options as o
-from trainpipes.cli.console import note, out, print_json, print_pairs
+from trainpipes.cli.console import note, out, print_json, print_table
 from trainpipes.cli.options import option
 
 
@@ -94,11 +94,13 @@ def command(
     there = f", {done.kept:,} of them there already" if done.kept else ""
     dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"
     read = "" if done.bytes_in is None else f", of {amount(done.bytes_in)}"
-    print_pairs(
-        ("files", f"{len(done.files):,}{there}"),
-        ("rows", f"{done.rows:,}{dropped if done.duplicates else ''}"),
-        ("size", f"{amount(done.bytes)}{read}"),
-        ("took", f"{done.seconds:,.1f} s"),
+    print_table(
+        [
+            ("files", f"{len(done.files):,}{there}"),
+            ("rows", f"{done.rows:,}{dropped if done.duplicates else ''}"),
+            ("size", f"{amount(done.bytes)}{read}"),
+            ("took", f"{done.seconds:,.1f} s"),
+        ]
     )
     note("look at it:")
     out(f"trainpipes inspect {shlex.quote(done.folder)}")

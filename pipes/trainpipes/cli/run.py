@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.console import note, print_json, print_pairs
+from trainpipes.cli.console import note, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
 
@@ -94,7 +94,7 @@ def command(
     if as_json:
         print_json({**report.to_dict(), "advice": told or None})
     else:
-        print_pairs(*_lines(report, pipe))
+        print_table(_lines(report, pipe))
         if told:
             note(f"! {told}")
     if save_state is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainpipes.cli.console import error_line, out, print_json, print_pairs
+from trainpipes.cli.console import error_line, out, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
@@ -76,7 +76,7 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
             pairs = [("problem", str(error))]
         if not as_json:
             out(one.where)
-            print_pairs(*pairs)
+            print_table(pairs)
     if as_json:
         places = [{"path": one.path, "keys": one.keys} for one in found]
         print_json([{**place, **one} for place, one in zip(places, told, strict=True)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes.cli import options as o
-from trainpipes.cli.console import note, out, print_json, print_pairs, public_fields
+from trainpipes.cli.console import note, out, print_json, print_table, public_fields
 from trainpipes.cli.options import option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
@@ -78,12 +78,14 @@ def command(
         return
     there = f", {done.kept:,} of them there already" if done.kept else ""
     left_out = f" of {done.read:,}; the pipeline leaves the others out"
-    print_pairs(
-        ("files", f"{len(done.files):,}{there}"),
-        ("rows", f"{done.rows:,}{left_out if done.read > done.rows else ''}"),
-        ("tokens", f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"),
-        ("size", f"{amount(done.bytes)}{f' of {done.dtype}' if done.dtype else ''}"),
-        ("took", f"{seconds:,.1f} s"),
+    print_table(
+        [
+            ("files", f"{len(done.files):,}{there}"),
+            ("rows", f"{done.rows:,}{left_out if done.read > done.rows else ''}"),
+            ("tokens", f"{done.tokens:,}, {done.tokens / max(1, done.rows):,.1f} a row"),
+            ("size", f"{amount(done.bytes)}{f' of {done.dtype}' if done.dtype else ''}"),
+            ("took", f"{seconds:,.1f} s"),
+        ]
     )
     note("train with:")
     out(train)

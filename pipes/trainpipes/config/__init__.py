@@ -28,7 +28,7 @@ def load(
     storage_options: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    r"""The pipeline of a YAML file: a recipe with its options, or stages. See docs/config.md.
+    r"""The pipeline of a YAML file: a recipe with its options, or stages. See docs/recipes.md.
 
     ``${NAME}`` and ``${NAME:-default}`` stand for environment variables.
 

@@ -22,8 +22,6 @@ from trainpipes.state.merge import merge_states
 
 #: Files of a folder, dicts and lists within a file, and levels of these, at most.
 MOST_FILES, MOST_LOOKED_INTO, MOST_DEEP = 20_000, 200_000, 40
-#: Shards that a pipeline can have.
-MOST_SHARDS = 1 << 24
 #: The option that says most about a stage.
 MAIN_OPTIONS = (
     "num_shards", "buffer_size", "batch_size", "max_tokens", "max_length", "count", "times",
@@ -158,11 +156,6 @@ def summarize(found: FoundState) -> StateSummary:
     saved = read(found.state)
     position, identity = saved.position, read_identity(saved.pipeline)
     shards = position.num_shards
-    if shards > MOST_SHARDS:
-        raise StateError(
-            f"num_shards must be at most {MOST_SHARDS:,}, got {shards:,}: the state was edited or is "
-            "damaged; load it as it was saved"
-        )
     rank = _rank(sorted(position.cursors), shards)
     return StateSummary(
         format=int(found.state["trainpipes"]),

@@ -23,6 +23,9 @@ RUN_ROWS = 256
 PLACE_BITS = 40
 
 
+Pairs = list[tuple[int, int]]
+
+
 class FlatMap(CutStage):
     """Make any number of rows of each row with a function.
 
@@ -112,38 +115,30 @@ class _Rows:
     def _lot(self, run: Run) -> Run | None:
         """The next rows made of a run's; None where there are no more."""
         rows: list[Any] = []
-        whose: list[int] = []
-        counts: list[int] = []
+        made: Pairs = []  # of each row: that of the run it is made of, and how many of its rows are used then
         while self._number < len(self._rows) and len(rows) < RUN_ROWS:
             number = self._number
             if self._made is None:
                 self._begin(run, number)
             got = self._next(run, number, RUN_ROWS - len(rows))
             rows += got
-            whose += [number] * len(got)
-            counts += range(self._used + 1, self._used + 1 + len(got))
+            made += [(number, self._used + k) for k in range(1, len(got) + 1)]
             self._used += len(got)
             if len(rows) < RUN_ROWS:  # there are no more of this one
                 self._made, self._used = None, 0
                 self._number += 1
         if not rows:
             return None
-        places = [(whose[0], counts[0] - 1), *zip(whose, counts, strict=True)]
+        places = [(made[0][0], made[0][1] - 1), *made]
         if self._made is None:  # all that is made of the last row is given
             places[-1] = self._number, 0
-        return self._as_run(run, rows, whose, counts, places)
+        return self._as_run(run, rows, made, places)
 
-    def _as_run(
-        self,
-        run: Run,
-        rows: list[Any],
-        whose: list[int],
-        counts: list[int],
-        places: list[tuple[int, int]],
-    ) -> Run:
-        below = run.block.take(np.array(whose, dtype=np.int64))
-        part = below.part + (np.array(counts, dtype=np.int64) << PLACE_BITS)
-        numbers, used = (np.array(column, dtype=np.int64) for column in zip(*places, strict=True))
+    def _as_run(self, run: Run, rows: list[Any], made: Pairs, places: Pairs) -> Run:
+        whose, counts = np.array(made, dtype=np.int64).T.copy()
+        numbers, used = np.array(places, dtype=np.int64).T.copy()
+        below = run.block.take(whose)
+        part = below.part + (counts << PLACE_BITS)
         bases, which = np.unique(numbers, return_inverse=True)
         states = tuple({"below": run.cursors.state(k)} for k in bases.tolist())
         cursors = Cursors(states, which.reshape(-1).astype(np.int64), used)

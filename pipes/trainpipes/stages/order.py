@@ -179,9 +179,7 @@ class _Counted(CutStage):
     count: Natural
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        bounds = (0, self.count) if self.role == "take" else (self.count, None)
-        rows, passed, row = (at["below"], at["passed"], at["row"]) if "below" in at else (at, 0, 0)
-        return _Counter(below(rows), rows, passed, row, bounds, self.plan_inputs.chain.rolling)
+        return _Counter(self, below, at)
 
 
 class Take(_Counted):
@@ -216,26 +214,19 @@ class Skip(_Counted):
 
 
 class _Counter:
-    """Items ``bounds[0]`` to ``bounds[1]`` of those below, in each epoch; ``rolls`` says whether
-    what comes from below goes on into the next one."""
+    """The items of each epoch that a stage lets through."""
 
-    def __init__(
-        self,
-        below: RunSource,
-        state: dict[str, Any],
-        passed: int,
-        row: int,
-        bounds: tuple[int, int | None],
-        rolls: bool,
-    ) -> None:
-        self._below = below
-        self._state = state  # of the rows below, before the run in hand
-        self._passed = passed  # items of the epoch before that run
-        self._skip = row  # items of that run already used
-        self._low, self._high = bounds
-        self._rolls = rolls
-        self._epoch = innermost(state)["epoch"]
-        self._guard = EmptyEpochGuard(gave=passed > 0 or row > 0)
+    def __init__(self, stage: _Counted, below: OpenBelow, at: dict[str, Any]) -> None:
+        own, take = "below" in at, stage.role == "take"
+        self._state: dict[str, Any] = at["below"] if own else at  # below, before the run at hand
+        self._passed: int = at["passed"] if own else 0  # items of the epoch before that run
+        self._skip: int = at["row"] if own else 0  # items of that run already used
+        self._below = below(self._state)
+        self._low: int = 0 if take else stage.count
+        self._high: int | None = stage.count if take else None
+        self._rolls = stage.plan_inputs.chain.rolling  # into the next epoch
+        self._epoch = innermost(self._state)["epoch"]
+        self._guard = EmptyEpochGuard(gave=self._passed > 0 or self._skip > 0)
 
     def next_run(self) -> Run:
         while True:

@@ -124,7 +124,7 @@ class Ray:
             ) from error
 
     @property
-    def nodes(self) -> int:
+    def _nodes(self) -> int:
         import ray
 
         return sum(bool(node["Alive"]) for node in ray.nodes())
@@ -143,9 +143,9 @@ class Ray:
         scheme = path.partition("://")[0] if "://" in path else "file"
         if scheme not in ("file", "local") or self.shared_filesystem:
             return
-        if self.nodes > 1 or _is_client():
+        if self._nodes > 1 or _is_client():
             raise ConfigError(
-                f"{option}: {path} is on this machine, and the Ray cluster has {self.nodes} nodes, which "
+                f"{option}: {path} is on this machine, and the Ray cluster has {self._nodes} nodes, which "
                 "cannot see it: give a URL of shared storage, such as s3://bucket/folder; or say "
                 "shared_filesystem=True if every node sees the same files at this path",
                 path=path,

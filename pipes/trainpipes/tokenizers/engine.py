@@ -224,20 +224,13 @@ def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
     >>> begins_word({"Ġplay": 0, "ing": 1, "x": 2})
     array([ True, False, False])
     """
-    going_on = sum(name.startswith("##") and len(name) > 2 for name in pieces)
-    spaced = sum(name.startswith("Ġ") for name in pieces)
-    barred = sum(name.startswith("▁") for name in pieces)
-    most = max(going_on, spaced, barred)
-    if not most:
+    marks = {"##": ("##",), "Ġ": SPACES, "▁": ("▁",)}
+    counts = {mark: sum(n.startswith(mark) and n != "##" for n in pieces) for mark in marks}
+    most = max(counts, key=lambda mark: counts[mark])
+    if not counts[most]:
         return None
-    marks = ("##",) if most == going_on else SPACES if most == spaced else ("▁",)
-    found = np.zeros(max(pieces.values()) + 1, dtype=np.bool_)
-    marked = [i for name, i in pieces.items() if name.startswith(marks)]
-    if marks == ("##",):
-        found[:] = True
-        found[marked] = False
-    else:
-        found[marked] = True
+    found = np.full(max(pieces.values()) + 1, most == "##")
+    found[[i for name, i in pieces.items() if name.startswith(marks[most])]] = most != "##"
     return found
 
 

@@ -27,9 +27,9 @@ ASKER = "tokenize()"
 
 @dataclass(frozen=True)
 class Parts:
-    ahead: tuple[Stage, ...]
-    training: tuple[Stage, ...]
-    makers: tuple[TokenizedBy, ...]
+    ahead: tuple[Stage, ...]  # their rows are written
+    training: tuple[Stage, ...]  # on these rows
+    makers: tuple[TokenizedBy, ...]  # in training, for each stage that makes ids
 
     def on(self, folder: str, storage_options: Mapping[str, Any] | None = None) -> Pipeline:
         """The pipeline that trains on the files in a folder, a path or URL."""

@@ -38,6 +38,9 @@ FIRST_ROWS = 16
 
 @dataclass(frozen=True)
 class Task:
+    """One output file: blocks ``first`` to ``stop`` of an input file, which is ``source_name`` below the
+    folder that was asked for."""
+
     name: str
     source: str
     source_name: str
@@ -71,6 +74,7 @@ def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
 
 
 def _sizes(plan: Plan) -> IntArray:
+    """Bytes of each block, about."""
     source, blocks = files_of(plan), plan.inputs.blocks
     if source.block_bytes is None:
         return (blocks.lengths * (source.row_bytes or 1.0)).astype(np.int64)

@@ -151,7 +151,6 @@ class BlockReader:
         self._batches, self._number = iter(()), -1
 
     def _go_to(self, block: int) -> None:
-        """Have the file of a block open."""
         if block == self._block:
             return
         source, file = self._source, int(self._source.file_of_block[block])
@@ -186,7 +185,6 @@ class BlockReader:
         self._number = number
 
     def _next(self) -> Any:
-        """The next batch that has rows."""
         while (batch := next(self._batches, None)) is not None:
             if not isinstance(batch, pa.RecordBatch | TensorRows):
                 kind = type(batch).__name__
@@ -200,13 +198,11 @@ class BlockReader:
         raise _OtherRowsError(f"{given:,} rows" if given else "no rows", counted)
 
     def _check_count(self, more: bool) -> None:
-        """Raise if there are more rows than were counted."""
         if more:
             counted = int(self._source.layouts[self._file].rows[self._number])
             raise _OtherRowsError("more rows", counted)
 
     def _conform(self, batch: Any) -> Any:
-        """Rows in the source's columns and types."""
         begin = int(self._source.begins[self._block])
         row = max(0, self._begins - begin)
         return self._source.conform(batch, lambda: self._source.place(self._block, row))

@@ -262,7 +262,6 @@ class IndexStore:
             lock.leave()
 
     def _can_be_kept(self, file: int) -> bool:
-        """Whether it would show if a file changed."""
         return bool(self.files.stamps[file]) and self.files.sizes[file] >= 0
 
     def _save(self, read: int) -> None:
@@ -311,7 +310,6 @@ def _settled(files: FileList, which: Sequence[int]) -> int:
 
 
 def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) -> pa.Table:
-    """Layouts of some files as a table."""
     names = files.kept_names()
     numbers: dict[int, int] = {}  # of objects that many files share
     written: dict[bytes, int] = {}

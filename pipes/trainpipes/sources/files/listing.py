@@ -161,7 +161,6 @@ def _wanted(system: Any, path: str, folder: Entry | None, suffixes: tuple[str, .
 
 
 def _walk(folders: Folders, wanted: Wanted) -> Found:
-    """The files that are meant, level by level."""
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched

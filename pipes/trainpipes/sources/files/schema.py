@@ -134,7 +134,6 @@ def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
 
 
 def _paths(field: pa.Field, path: str) -> list[str]:
-    """What a field's struct has, by paths."""
     kind = field.type
     if _is_list(kind):
         return _paths(kind.value_field, f"{path}.list.{kind.value_field.name}")

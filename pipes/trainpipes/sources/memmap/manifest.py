@@ -44,10 +44,10 @@ Layout = Literal["dict", "tuple"]
 @dataclass(frozen=True)
 class Column:
     name: str
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # "" as long as it is not known
+    shape: tuple[int, ...]  # of a row; of each element of a ragged one
     ragged: bool
-    values: int = 0
+    values: int = 0  # of that shape, in all rows
     crc32: int = 0
     offsets_crc32: int = 0
 

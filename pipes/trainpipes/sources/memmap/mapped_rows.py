@@ -39,6 +39,9 @@ def mapped(
 
 @dataclass(frozen=True)
 class MappedRows:
+    """The rows of one memory map: of each column its values ``[rows, ...]``, of a ragged one
+    ``[values, ...]`` with ``offsets`` ``[rows + 1]``."""
+
     path: str
     rows: int
     layout: Layout

@@ -78,7 +78,6 @@ def repeated(one: pa.Array, rows: int) -> pa.Array:
 
 
 def _pairs(name: str) -> dict[str, str | None]:
-    """The values that a path's folders give."""
     found: dict[str, str | None] = {}
     for folder in name.split("/")[:-1]:
         key, is_pair, value = folder.partition("=")

@@ -148,14 +148,12 @@ def _response(error: BaseException) -> Any:
 
 
 def _code(error: BaseException) -> str:
-    """The code of an error of S3."""
     response = _response(error)
     found = response.get("Error") if isinstance(response, dict) else None
     return str(found.get("Code", "")) if isinstance(found, dict) else ""
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an error stands for."""
     response = _response(error)
     if isinstance(response, dict):
         told: Iterator[Any] = iter([response.get("ResponseMetadata", {}).get("HTTPStatusCode")])

@@ -36,39 +36,41 @@ def begin_ranges(
     """Fetch ranges side by side; an error stands in the place of one that could not be."""
     fetch: Any = _reader(system, version)
     if fetch is not None:
-        parts = [partial(fetch, system, path, one, version, size) for one in ranges]
-    else:
-        fetch = _coroutine(system, "cat_file")
-        if fetch is None or _coroutine(system, "cat_ranges") is None:
-            starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-            paths = [path] * len(ranges)
-            return _in_thread(partial(system.cat_ranges, paths, starts, stops, on_error="return"))
-        parts = [partial(fetch, path, start=start, end=stop) for start, stop in ranges]
-
-    async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
-        return await asyncio.gather(*(part() for part in parts), return_exceptions=True)
-
-    try_once(system)
-    return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
+        return _begin_all(
+            system, [partial(fetch, system, path, one, version, size) for one in ranges]
+        )
+    fetch = _coroutine(system, "cat_file")
+    if fetch is None or _coroutine(system, "cat_ranges") is None:
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        paths = [path] * len(ranges)
+        return _in_thread(partial(system.cat_ranges, paths, starts, stops, on_error="return"))
+    return _begin_all(system, [partial(fetch, path, start=a, end=b) for a, b in ranges])
 
 
 def begin_files(system: Any, files: Sequence[tuple[str, str, int]], most: int) -> Future[Any]:
     """Fetch files of these paths, versions and sizes whole, so many at a time; an error stands in place of
     one that could not be."""
+    parts = [
+        partial(_reader(system, version), system, path, (0, size), version, size)
+        for path, version, size in files
+    ]
+    return _begin_all(system, parts, most)
 
-    async def fetch_all() -> list[Any]:
+
+def _begin_all(
+    system: Any, parts: Sequence[Callable[[], Coroutine[Any, Any, Any]]], most: int = 1 << 20
+) -> Future[Any]:
+    try_once(system)
+
+    async def fetch_all() -> list[Any]:  # cancelled, it cancels them all, and fsspec's does not
         free = asyncio.Semaphore(most)
 
-        async def fetch(path: str, version: str, size: int) -> bytes:
+        async def fetch(part: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
             async with free:
-                found: bytes = await _reader(system, version)(
-                    system, path, (0, size), version, size
-                )
-                return found
+                return await part()
 
-        return await asyncio.gather(*(fetch(*one) for one in files), return_exceptions=True)
+        return await asyncio.gather(*map(fetch, parts), return_exceptions=True)
 
-    try_once(system)
     return asyncio.run_coroutine_threadsafe(fetch_all(), system.loop)
 
 

@@ -189,7 +189,6 @@ class Requests:
         long: bool = False,
         changes: bool = False,
     ) -> tuple[Any, int]:
-        """What a request gives, and the number of tries."""
         began = time.monotonic()
         end = math.inf if long else began + self._seconds + more
         tries, pause, handled = 0, FIRST_PAUSE, sys.exc_info()[1]
@@ -252,7 +251,6 @@ class Requests:
     def _final(
         self, name: str, failure: Failure, error: Exception, tries: int, seconds: float
     ) -> Exception:
-        """The error that ends a request."""
         if failure.kind == "missing":
             return (
                 error if isinstance(error, FileNotFoundError) else FileNotFoundError(hidden(name))

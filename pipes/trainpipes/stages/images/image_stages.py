@@ -47,6 +47,10 @@ class ImageStage(RunStage):
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         """What becomes of an image, ``[C, H, W]``."""
 
+    @property
+    def _sides(self) -> tuple[int, int]:
+        return size_of(self.options["size"], f"{self.name}(size)")
+
     def process(self, run: Run) -> Run:
         block = run.block
         self._check_rows(run)
@@ -125,6 +129,28 @@ def of_bytes(image: Pixels, asker: Stage) -> Pixels:
     return image
 
 
+def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -> Pixels:
+    """A part of an image, in memory of its own: at the place that is drawn, or its middle."""
+    height, width = size
+    room = image.shape[1] - height, image.shape[2] - width
+    if min(room) < 0:
+        raise NoPicture(
+            f"has {image.shape[1]} x {image.shape[2]} pixels, and {height} x {width} are cut out of it: "
+            "put resize() before"
+        )
+    top, left = room[0] // 2, room[1] // 2
+    if drawn:
+        top, left = (int(one * (free + 1)) for one, free in zip(drawn, room, strict=True))
+    return np.array(image[:, top : top + height, left : left + width], order="C")
+
+
+def numbers_in(value: Any) -> list[float]:
+    """The numbers of an option, one or several; none where one is no finite number."""
+    values = list(value) if several(value) else [value]
+    good = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    return values if good and np.isfinite(values).all() else []
+
+
 def size_of(value: Any, option: str) -> tuple[int, int]:
     """Height and width of an option that is a number, for a square, or both."""
     sides = list(value) if several(value) else [value, value]
@@ -168,7 +194,7 @@ class Resize(ImageStage):
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         if not isinstance(self.size, int):
-            return size_of(self.size, "resize(size)")
+            return self._sides
         if height <= width:
             return self.size, self.size * width // height
         return self.size * height // width, self.size
@@ -210,11 +236,7 @@ class RandomCrop(RandomImageStage):
         if self.padding:
             around = (self.padding, self.padding)
             image = np.pad(image, ((0, 0), around, around), constant_values=self.fill)
-        height, width = size_of(self.size, "random_crop(size)")
-        room = image.shape[1] - height + 1, image.shape[2] - width + 1
-        if min(room) < 1:
-            raise too_small(image, (height, width))
-        return part(image, int(drawn[0] * room[0]), int(drawn[1] * room[1]), height, width)
+        return cropped(image, self._sides, drawn)
 
 
 class CenterCrop(ImageStage):
@@ -238,22 +260,7 @@ class CenterCrop(ImageStage):
     column: ColumnName = "image"
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
-        height, width = size_of(self.size, "center_crop(size)")
-        room = image.shape[1] - height, image.shape[2] - width
-        if min(room) < 0:
-            raise too_small(image, (height, width))
-        return part(image, room[0] // 2, room[1] // 2, height, width)
-
-
-def part(image: Pixels, top: int, left: int, height: int, width: int) -> Pixels:
-    return np.array(image[:, top : top + height, left : left + width], order="C")
-
-
-def too_small(image: Pixels, size: tuple[int, int]) -> NoPicture:
-    return NoPicture(
-        f"has {image.shape[1]} x {image.shape[2]} pixels, and {size[0]} x {size[1]} are cut out of it: put "
-        "resize() before"
-    )
+        return cropped(image, self._sides)
 
 
 #: How often a part is drawn that does not fit, before the middle is taken.
@@ -297,20 +304,15 @@ class RandomResizedCrop(RandomImageStage):
 
     def check(self) -> None:
         for name, most in (("scale", 1.0), ("ratio", math.inf)):
-            given = self.options[name]
-            pair = list(given) if several(given) else []
-            good = [isinstance(x, int | float) and not isinstance(x, bool) for x in pair]
+            pair = numbers_in(self.options[name])
             rule = f"(least, greatest), above 0{' up to 1' if most == 1 else ''}"
-            self._require(
-                len(pair) == 2 and all(good) and 0 < pair[0] <= pair[1] <= most, name, rule
-            )
+            self._require(len(pair) == 2 and 0 < pair[0] <= pair[1] <= most, name, rule)
         need("PIL", "random_resized_crop()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         height, width = image.shape[1:]
         box = self._box(height, width, drawn)
-        size = size_of(self.size, "random_resized_crop(size)")
-        return resized(of_bytes(image, self), size, self.interpolation, box)
+        return resized(of_bytes(image, self), self._sides, self.interpolation, box)
 
     def _box(self, height: int, width: int, drawn: Sequence[float]) -> tuple[int, int, int, int]:
         (least, most), (narrow, wide) = self.scale, self.ratio
@@ -398,10 +400,8 @@ class Normalize(ImageStage):
     def check(self) -> None:
         for name in ("mean", "std"):
             given = self.options[name]
-            values = list(given) if several(given) else [given]
-            good = [isinstance(x, int | float) and not isinstance(x, bool) for x in values]
-            finite = values and all(good) and np.isfinite(values).all()
-            require(finite, f"normalize({name})", "a number, or one of each channel", given)
+            values = numbers_in(given)
+            require(values, f"normalize({name})", "a number, or one of each channel", given)
             require(name != "std" or min(values) > 0, "normalize(std)", "above 0", given)
 
     @made_once

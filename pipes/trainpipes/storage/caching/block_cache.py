@@ -247,7 +247,6 @@ class BlockCache:
             time.sleep(PAUSE)
 
     def _keep(self, file: _File, path: Path, reader: Reader) -> Block:
-        """The rows of a file, made and kept."""
         made = self._make(file, file.begin, file.end, reader)
         assert isinstance(made.data, pa.Table)
         table = made.data.combine_chunks()
@@ -265,7 +264,6 @@ class BlockCache:
         return made if found is None else found
 
     def _make(self, file: _File, start: int, stop: int, reader: Reader) -> Block:
-        """Rows of a file's block, put through the stages."""
         data = read_rows(self._source, reader, file.block, start, stop)
         ids = self._firsts[file.block] + np.arange(start, stop, dtype=np.int64)
         return self._apply(Block(data, ids))

@@ -228,7 +228,6 @@ class Contents:
         return ["class", _name(kind), [self.of(b) for b in kind.__bases__], self._each(own)]
 
     def _state(self, value: Any) -> Any:
-        """What an object would be pickled as."""
         own = copyreg.dispatch_table.get(type(value))
         try:
             found = value.__reduce_ex__(4) if own is None else own(value)

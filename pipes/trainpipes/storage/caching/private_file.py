@@ -87,7 +87,6 @@ def _new_file(path: Path, flags: int, own: bool) -> int:
 
 
 def _attempts() -> Iterator[bool]:
-    """One for each attempt: whether there is another one."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         yield True

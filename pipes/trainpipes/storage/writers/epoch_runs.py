@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 class EpochRuns:
-    """The runs of one epoch of a pipeline, without what deals them to ranks. Used by one thread.
+    """The runs of one epoch of a pipeline. ``used`` counts the rows of the last one that were taken. They are
+    dealt to shards, of which ``open`` takes one, if ``dealt``. Used by one thread.
 
-    Pickles before it is opened: who reads it elsewhere need not list files again.
+    Pickles before it is opened, with the source: who reads it elsewhere need not list files again.
     """
 
     def __init__(
