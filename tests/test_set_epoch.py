@@ -91,6 +91,22 @@ def test_the_first_call_after_a_load_names_the_loaded_epoch(
     assert run.epoch(named) == EPOCHS[2]
 
 
+@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
+def test_a_loaded_position_is_never_given_up(run: Any) -> None:
+    subject = run(pipeline())
+    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    subject.set_epoch(5)
+    subject.set_epoch(0)  # the last word before it starts
+    assert rows_of(subject.peek()) == EPOCHS[2][6]
+    assert given_by(subject) == EPOCHS[2][6:]
+    subject.set_epoch(1)
+    assert given_by(subject) == EPOCHS[3]
+    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    assert given_by(subject) == EPOCHS[2][6:]
+    subject.set_epoch(3)  # nobody called the loaded epoch otherwise
+    assert given_by(subject) == EPOCHS[3]
+
+
 @EVERY_WAY
 def test_a_state_of_an_epochs_end_is_called_what_the_next_epoch_is(
     kind: Any, options: dict[str, Any]
