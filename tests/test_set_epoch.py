@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
+from drawn import rows_of
 from hundred_rows import epochs_of, given_by, of_unknown_length, pipeline, shuffled_rows
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
