@@ -284,7 +284,7 @@ def costs_of(
     """Processor time of each stage in ns a token, medians, and how many tokens there are."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tokenizer.json"
-        pairs = list(function_pairs())
+        pairs = list(function_pairs(1 if repeats > 1 else 16))
         train_tokenizer(pairs[::8], path, vocabulary)
         text = "\n".join(part for pair in pairs for part in pair)
         chars = lengths * 7 // 2

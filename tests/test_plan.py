@@ -1,4 +1,4 @@
-"""What plans share: what was opened, and the types that were found."""
+"""What a plan knows by arithmetic, and what plans share: what was opened, and the types that were found."""
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,31 @@ from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.state.format import BatchSizes
 
 ROWS = tp.from_arrow(pa.table({"x": np.arange(100)}))
+
+
+@pytest.mark.parametrize(
+    "pipe",
+    [
+        ROWS.batch(3),
+        ROWS.sharding_filter(4).batch(3),
+        ROWS.batch(7, drop_last=True),
+        ROWS.skip(5).sharding_filter(4).batch(3).skip(2).repeat(3),
+        ROWS.repeat(3).batch(7),
+    ],
+)
+def test_a_cursor_by_arithmetic_stands_at_the_first_row_of_its_micro_batch(pipe):
+    plan = Plan.of(pipe.stages)
+    counts, shards = plan.counts, plan.chain.num_shards
+    assert plan.counted
+    batches = list(pipe)
+    assert len(batches) == counts.batches_in_pass
+    for m, batch in enumerate(batches):
+        place = counts.cursor_at(m, m % shards, 0)
+        layout = plan.layouts.of(place["epoch"])
+        span = counts.slot(m % shards, place["epoch"], 0) % layout.num_spans
+        row = layout.span(span)[0] + layout.window(span, place["window"])[0] + place["row"]
+        assert batch[0]["x"] == plan.chain.skip_rows + row
+        assert place["delivered"] == m // shards
 
 
 def test_another_size_of_batches_shares_all_that_does_not_depend_on_it():

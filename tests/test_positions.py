@@ -211,6 +211,23 @@ def test_a_state_of_the_last_item_says_so_where_another_iterator_is_unfinished()
     assert given_by(resumed) == given_by(training) == epochs_of(1)[0][5:]
 
 
+@pytest.mark.parametrize("make", [pipeline, of_unknown_length])
+@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
+def test_asking_an_iterator_that_never_starts_for_its_state_uses_nothing_up(
+    make: Callable[[], tp.Pipeline], run: Any
+) -> None:
+    expected = epochs_of(3, make)
+    subject = run(make())
+    iter(subject).state_dict()
+    assert given_by(subject) == expected[0]
+    subject.load_state_dict(make().state_at(2, epoch=1))
+    asked = iter(subject)
+    state = kept(asked.state_dict())
+    assert subject.state_dict() == state
+    assert given_by(subject) == expected[1][2:]
+    assert given_by(asked) == expected[2]
+
+
 def test_iterators_that_were_made_before_an_endless_one_moved_go_on_where_it_is() -> None:
     pipe = pipeline().repeat()
     first, second = iter(pipe), iter(pipe)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import trainpipes as tp
+from drawn import rows_of
 from hundred_rows import epochs_of, given_by, of_unknown_length, pipeline, shuffled_rows
 
 pytestmark = pytest.mark.usefixtures("no_processes_left")
@@ -89,6 +90,22 @@ def test_the_first_call_after_a_load_names_the_loaded_epoch(
     assert run.epoch(named + 1) == EPOCHS[3]
     assert given_by(run.loader) == EPOCHS[4]
     assert run.epoch(named) == EPOCHS[2]
+
+
+@pytest.mark.parametrize("run", [lambda pipe: pipe, tp.Loader], ids=["pipeline", "Loader"])
+def test_a_loaded_position_is_never_given_up(run: Any) -> None:
+    subject = run(pipeline())
+    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    subject.set_epoch(5)
+    subject.set_epoch(0)  # the last word before it starts
+    assert rows_of(subject.peek()) == EPOCHS[2][6]
+    assert given_by(subject) == EPOCHS[2][6:]
+    subject.set_epoch(1)
+    assert given_by(subject) == EPOCHS[3]
+    subject.load_state_dict(pipeline().state_at(6, epoch=2))
+    assert given_by(subject) == EPOCHS[2][6:]
+    subject.set_epoch(3)  # nobody called the loaded epoch otherwise
+    assert given_by(subject) == EPOCHS[3]
 
 
 @EVERY_WAY
