@@ -1,7 +1,4 @@
-"""Which stage of a pipeline stands where: what ``arrange`` makes of the stages as they are written.
-
-Immutable, and of no data: nothing is opened to make it. Any thread may ask it.
-"""
+"""Which stage of a pipeline stands where. Immutable; nothing is opened. Any thread may ask it."""
 
 from __future__ import annotations
 
@@ -47,16 +44,13 @@ class Chain:
 
     Attributes:
         stages: all of them, first one first.
-        opener: the one that opens the source of rows.
-        file_stages: on file paths, before they are read.
+        opener: opens the source of rows.
+        file_stages: on file paths.
         before: on rows, before the shuffle.
-        after: on rows after they are dealt, and above.
-        shuffle: the one that orders rows.
-        shard: the one that deals them.
-        batch: the one that cuts batches.
-        repeat: the one that goes on with the next epoch.
-        cache: the one that keeps rows.
-        cached: how many of ``before`` are below it; None where nothing is kept.
+        after: on rows after they are dealt, and on batches.
+        shuffle: orders rows.
+        shard: deals them.
+        cached: how many of ``before`` are below the cache; None where nothing is kept.
         place_stages: on finished batches, in the process that trains.
         skip_rows: rows in file order left out at the start of an epoch.
         stop_rows: the row in file order before which an epoch ends.
@@ -137,7 +131,7 @@ class Chain:
 
     @property
     def drawn(self) -> RowOrder | None:
-        """What says which rows an epoch has, row by row; None where windows are shuffled, or nothing."""
+        """The stage that draws an epoch's rows by number."""
         return None if self.shuffle is None else self.shuffle.order
 
     @property
@@ -147,7 +141,7 @@ class Chain:
 
     @property
     def buffer(self) -> int | None:
-        """Rows that are shuffled with each other; None where rows are not shuffled within a buffer."""
+        """Rows that are shuffled together; None without a buffer."""
         if self.shuffle is None or self.drawn is not None:
             return None
         return self.shuffle.buffer_size
@@ -179,7 +173,7 @@ class Chain:
         return self.times is None
 
     def goes_on(self, epoch: int, first_epoch: int) -> bool:
-        """Whether another epoch follows one, in the pass that starts with ``first_epoch``."""
+        """Whether another epoch follows in the pass that starts with ``first_epoch``."""
         if self.repeat is None:
             return False
         return self.times is None or epoch + 1 < first_epoch + self.times
@@ -194,15 +188,10 @@ SAMPLE_ROWS = 10_000
 
 
 class Inputs:
-    """The rows that a chain of stages reads.
+    """The rows that a chain of stages reads. The source is opened when it is first asked for.
 
-    Args:
-        chain: its stages are told of these inputs, where they ask.
-        source: the source, if it is open already; opened when it is asked for otherwise.
-        schemas: of other inputs of the same rows; their own otherwise.
-
-    Attributes:
-        schemas: of rows that are Python objects, by ``AsColumns.key``.
+    ``schemas``: of rows that are Python objects, by ``AsColumns.key``; another plan's of the same
+    rows, or their own.
     """
 
     def __init__(
@@ -222,7 +211,6 @@ class Inputs:
 
     @property
     def is_open(self) -> bool:
-        """Whether the source was asked for."""
         return self._source is not None
 
     @cached_property
@@ -247,7 +235,7 @@ class Inputs:
 
     @cached_property
     def mixed(self) -> dict[str, Inputs]:
-        """Those of the pipelines whose rows are mixed; none where rows are of one source."""
+        """Of the pipelines whose rows are mixed."""
         mix = self.chain.opener
         parts = mix.parts(self) if isinstance(mix, MixingSource) else {}
         for name, part in parts.items():
@@ -256,13 +244,11 @@ class Inputs:
 
     @property
     def listed(self) -> RowSource:
-        """The source, where its blocks are listed."""
         assert isinstance(self.source, RowSource)
         return self.source
 
     @cached_property
     def blocks(self) -> BlockTable:
-        """The blocks of that."""
         skip, stop = self.chain.skip_rows, self.chain.stop_rows
         return BlockTable(self.listed.lengths, skip, stop, self.listed.unread)
 
@@ -283,7 +269,6 @@ class Inputs:
         return max(0, stop - chain.skip_rows)
 
     def place_of(self, row: int) -> Place:
-        """Where a row, numbered in file order, stands."""
         if isinstance(self.source, RowSource):
             return self.source.place(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
@@ -292,7 +277,7 @@ class Inputs:
         return Place(row=row)
 
     def places_of(self, row: int) -> list[Place]:
-        """Where all that a row is made of stands: one place, but for rows side by side."""
+        """Where all that a row is made of stands: one place, or several for zipped rows."""
         if isinstance(self.source, RowSource):
             return self.source.places(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
@@ -304,7 +289,6 @@ class Inputs:
 
     @cached_property
     def cached_blocks(self) -> BlockCache | None:
-        """What a cache() keeps; None where nothing is kept."""
         chain = self.chain
         if chain.cache is None or chain.cached is None:
             return None
@@ -316,7 +300,7 @@ class Inputs:
         )  # fmt: skip
 
     def first_keys(self) -> list[Any]:
-        """What tells the rows that types of columns are found from."""
+        """Identifies the rows that types of columns are found from."""
         firsts, found = self.blocks.firsts, []
         for block in np.flatnonzero(self.blocks.lengths).tolist():
             if firsts[block] - firsts[0] >= SAMPLE_ROWS:
