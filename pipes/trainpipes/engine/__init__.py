@@ -6,9 +6,9 @@ topology           ranks, workers and shards
 interrupts         waits that Ctrl-C ends
 pool               threads that work ahead
 calling            user functions, in threads and processes
-reading            the rows of an epoch, read once in a process and shared by its shards
-planning           what a chain of stages will do, before anything is read
-shards             the items of one consumer's shards, made in order
+reading            the rows of an epoch, shared by its shards
+planning           what a chain will do, before anything is read
+shards             the items of one consumer's shards, in order
 column_names       the columns of a chain's rows
-iterating          what users iterate, with a state after every item
+iterating          what users iterate, with a state
 """

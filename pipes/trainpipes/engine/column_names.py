@@ -12,7 +12,6 @@ from trainpipes.engine.planning.plan import Plan
 
 
 def columns(plan: Plan) -> dict[str, str]:
-    """Type of each column by name; none where rows have no names, or where there is no row."""
     data = _schema_or_rows(plan, "explain().columns")
     if isinstance(data, pa.Schema):
         return _types(data)
@@ -25,7 +24,6 @@ def columns(plan: Plan) -> dict[str, str]:
 
 
 def columns_if_known(plan: Plan) -> dict[str, str]:
-    """The same, without reading a row; none where that is not enough."""
     schema = known_columns(plan.inputs, plan.chain.before + plan.chain.after_on_rows)
     return {} if schema is None else _types(schema)
 
@@ -35,7 +33,6 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def row_schema(plan: Plan, asker: str) -> pa.Schema | None:
-    """The schema of the rows; None where they are Python objects, or where there is no row."""
     data = _schema_or_rows(plan, asker)
     return data if isinstance(data, pa.Schema) else None
 

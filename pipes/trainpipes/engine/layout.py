@@ -96,19 +96,16 @@ class Layout:
         rows: N, before any filter.
         batch_size: B; 1 where the pipeline gives rows.
         num_shards: S.
-        window_rows: least rows in a window where the span has as many: the shuffle's buffer.
-        span_rows: least rows in a span: the buffer again, or 1 where nothing is shuffled.
+        window_rows: least rows in a window: the shuffle's buffer.
+        span_rows: least rows in a span: the buffer again, or 1 without a shuffle.
         window_limit: most rows in a window, whatever ``window_rows`` says.
-        whole: whether row counts are known to the end, so that spans are cut and dealt in whole
-            batches; else by rows.
+        whole: whether spans are cut and dealt in whole batches, since row counts are known; else by
+            rows.
         rolling: whether batches go on over the joint of two epochs (``.repeat().batch()``).
         stride: whether there is one span over all rows: file order.
-        cuts: first row of each span, and N, where spans hold equal numbers of bytes (not with
-            ``by_batches``).
-        changes: number in the epoch (over the epochs if rolling) of the first batch of each new
-            size, and that size.
-        lanes: how many lanes of this process take turns at each shard's batches (only with
-            ``whole``).
+        cuts: first row of each span, and N, where spans hold equal numbers of bytes.
+        changes: number in the epoch of the first batch of each new size, and that size.
+        lanes: that take turns at each shard's batches (only with ``whole``).
     """
 
     rows: int
@@ -191,7 +188,6 @@ class Layout:
         return min(count, rows)
 
     def window(self, span: int, window: int) -> tuple[int, int]:
-        """First row of a window, counted from the span's first, and the row after its last."""
         start, stop = self.span(span)
         count = self.num_windows(span)
         return window * (stop - start) // count, (window + 1) * (stop - start) // count
@@ -211,7 +207,6 @@ class Layout:
         return _pieces(span, self.num_spans, self.batch_size, self.changes)
 
     def chunk_row(self, span: int, chunk: int) -> int:
-        """First row of a chunk, counted from the span's first (``by_batches`` only)."""
         first, row, size = next(p for p in reversed(self._pieces(span)) if p[0] <= chunk)
         return row + (chunk - first) * size
 
@@ -237,13 +232,9 @@ class Layout:
         return max(1, min(MAX_CHUNK, (stop - start) // (16 * self.sharers)))
 
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
-        """Positions in a window's order that belong to one of the span's shards, int64, ascending.
-
-        Args:
-            sharer: which of the span's shards, below ``sharers``.
-            rows: rows in the window as it came out: fewer than planned after a filter.
-            epoch: counted from the start of the run; used when rolling.
-        """
+        """Positions in a window's order that belong to shard ``sharer`` of the span, int64,
+        ascending. ``rows``: in the window as it came out of a filter; ``epoch``: from the start of
+        the run, if rolling."""
         if self.sharers == 1:
             return np.arange(rows, dtype=np.int64)
         if not self.whole:
@@ -288,12 +279,8 @@ def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArra
 
 
 def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> tuple[int, ...]:
-    """Where to cut an epoch so that all spans hold about the same number of bytes, spread evenly
-    within a block: the first row of each, and N.
-
-    Args:
-        starts: rows before each block in the epoch's order, and N: int64 ``[blocks + 1]``.
-        sizes: bytes of each block in that order, float64 ``[blocks]``.
+    """Where to cut an epoch so that all spans hold about the same number of bytes: the first row of
+    each, and N. ``starts`` as in ``segments``; ``sizes``: bytes of each block, float64.
 
     >>> even_cuts(np.array([0, 10, 20]), np.array([30.0, 10.0]), 2)
     (0, 7, 20)
@@ -325,7 +312,6 @@ class StreamLayout:
         return self.num_shards
 
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
-        """See ``Layout.owned``."""
         position = np.arange(rows, dtype=np.int64)
         if self.sharers == 1:
             return position
@@ -344,7 +330,7 @@ def segments(
 
     Args:
         starts: rows before each block in the epoch's order, and N: int64 ``[blocks + 1]``.
-        order: block at each place of that order, int64 ``[blocks]``; None for file order.
+        order: of the blocks, int64; None for file order.
 
     >>> segments(np.array([0, 4, 10]), np.array([1, 0]), 2, 7)
     [(1, 2, 4), (0, 0, 3)]

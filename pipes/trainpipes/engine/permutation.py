@@ -1,16 +1,16 @@
 """Random permutations and draws of any size, by position: O(1) memory, no state.
 
-``Permutation`` is a format-preserving permutation: the generalized Feistel cipher of Black and
-Rogaway ("Ciphers with arbitrary finite domains", CT-RSA 2002, eprint.iacr.org/2001/012, method 3).
-A number below n is ``l + a * r`` with ``a * b >= n``, both near the square root of n; each round
-adds a keyed function of one half to the other. A result of n or above goes through again ("cycle
-walking", their method 2): less than one number in 250. Keys are from Philox; the round function
-multiplies and takes the upper bits, as Philox does. To shuffle by such bijections is an idea of
-Mitchell et al. ("Bandwidth-optimal random shuffling for GPUs", arXiv 2106.06161). From four rounds
-on, tests of positions, residues and differences find no pattern; there are eight.
+``Permutation`` is the generalized Feistel cipher of Black and Rogaway ("Ciphers with arbitrary
+finite domains", CT-RSA 2002, eprint.iacr.org/2001/012, method 3). A number below n is ``l + a * r``
+with ``a * b >= n``; each round adds a keyed function of one half to the other. A result of n or
+above goes through again ("cycle walking", their method 2): less than one in 250. Keys are from
+Philox; the round function multiplies and takes the upper bits, as Philox does. To shuffle by such
+bijections is an idea of Mitchell et al. ("Bandwidth-optimal random shuffling for GPUs", arXiv
+2106.06161). From four rounds on, tests of positions, residues and differences find no pattern;
+there are eight.
 
-A Feistel network of a small domain reaches few of all orders. Up to 65,536 rows the permutation is
-therefore a sort (``layout.permutation``), which reaches all.
+A Feistel network of a small domain reaches few of all orders: up to 65,536 rows
+``layout.permutation`` sorts instead, which reaches all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ class Permutation:
         self._low, self._high = np.uint64(low), np.uint64(-(-n // low))
 
     def __call__(self, positions: IntArray) -> IntArray:
-        """The numbers at ``positions``, int64."""
         if self._sorted is not None:
             return self._sorted[positions]
         found = np.empty(len(positions), dtype=np.int64)
@@ -75,7 +74,6 @@ class Permutation:
         return found
 
     def _rounds(self, numbers: UIntArray) -> None:
-        """Map each number below ``low * high`` to another one, in place."""
         right = numbers // self._low
         left = numbers - right * self._low
         mixed, shifted = np.empty_like(numbers), np.empty_like(numbers)

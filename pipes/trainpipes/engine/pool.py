@@ -42,15 +42,11 @@ def default_threads() -> int:
 
 
 class Priority(IntEnum):
-    """What threads do first."""
-
     MAKING = 0  #: items, and what they are made of
     READING_AHEAD = 1  #: windows that will be needed; a thread stays free for what cannot wait
 
 
 class Future:
-    """A task, and what came of it."""
-
     __slots__ = ("_done", "_result", "_work", "begun", "error")
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -61,7 +57,6 @@ class Future:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, once."""
         work, self._work = self._work, None
         if work is None:
             return
@@ -125,7 +120,6 @@ class Pool:
         return future
 
     def _next_thread(self) -> threading.Thread | None:
-        """Wake an idle thread, or return one to be started."""
         if self._idle:
             self._changed.notify()
             return None
@@ -164,7 +158,6 @@ class Pool:
                     self._changed.notify_all()
 
     def _next_task(self) -> Priority | None:
-        """What a thread does next."""
         if self._running - self._waiting >= self.threads:
             return None
         for priority in Priority:
@@ -195,7 +188,6 @@ class Pool:
         self._changed.notify()
 
     def close(self) -> None:
-        """Drop what nobody has begun, and let the threads go."""
         with self._lock:
             self._closed = True
             for tasks in self._tasks:

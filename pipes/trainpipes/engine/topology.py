@@ -42,7 +42,6 @@ class Topology:
         )
 
     def first(self, m: int) -> int:
-        """The first batch of this rank at or after ``m``."""
         return m + (self.rank - m) % self.world_size
 
     def next_slot(self, m: int, origin: int) -> int:
@@ -53,7 +52,6 @@ class Topology:
         return max(m, origin) + (first - max(m, origin)) % stride
 
     def shards(self, origin: int, num_shards: int) -> set[int]:
-        """The shards of this consumer; workers take turns from ``origin`` on."""
         first, stride = self.next_slot(origin, origin), self.world_size * self.num_workers
         return {m % num_shards for m in range(first, first + num_shards, stride)}
 

@@ -120,7 +120,6 @@ class ProcessMap:
             worker.start()
 
     def next_task(self, worker: _Worker) -> Task | None:
-        """Wait for rows; None where the worker is to end."""
         while not self.closed:
             try:
                 task = self._tasks.get(timeout=IDLE)
@@ -158,22 +157,18 @@ class ProcessMap:
                     answer.put(found)
 
     def hear(self, drawn_from: str) -> None:
-        """Note a global generator that the function drew from in a worker."""
         self._call.watch.hear(drawn_from)
 
     def gone(self) -> TrainpipesError:
-        """The error for those who still wait at the end."""
         return _of_no_row(WorkerError, self._call.said, "its worker processes were ended")
 
     def close(self) -> None:
-        """Have the processes end; returns at once."""
         self.closed = True
         for worker in list(self._workers):
             worker.hang_up()
         self._tasks.put(None)
 
     def join(self) -> None:
-        """Wait until the processes have ended."""
         for worker in list(self._workers):
             if worker.is_alive():
                 worker.join(3 * PATIENCE)
@@ -258,18 +253,15 @@ class _Worker(threading.Thread):
         return results, error
 
     def _receive(self) -> Message:
-        """The next message; an error where the process has died."""
         if self.connection not in connection.wait([self.connection, self._process.sentinel]):
             raise EOFError
         return receive(self.connection)
 
     def hang_up(self) -> None:
-        """End the process, whatever it does; any thread may call this."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def _end_process(self) -> str:
-        """End the process, and say how it ended."""
         self.connection.close()
         process, self._process = self._process, None
         if process is None:

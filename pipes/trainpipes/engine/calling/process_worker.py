@@ -1,7 +1,8 @@
-"""The worker process of ``ProcessMap``, and the messages that it shares with its parent.
+"""The worker process of ``ProcessMap`` and its messages: pickles with large arrays out of band (PEP
+574).
 
-Its main thread calls the function; a second one reads what the parent sends, and ends the process
-with the parent. A message is a pickle with large arrays and tensors out of band (PEP 574).
+The main thread calls the function; a second one reads what the parent sends, and ends the process
+with the parent.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ class _Pickler(pickle.Pickler):
 
 
 def pickled(value: Any) -> Message:
-    """A value as a message."""
     large: list[memoryview] = []
 
     def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
@@ -64,7 +64,6 @@ def pickled(value: Any) -> Message:
 
 
 def unpickled(message: Message) -> Any:
-    """The value of a message, whose memory its large arrays use."""
     return pickle.loads(message[0], buffers=message[1:])
 
 
@@ -96,9 +95,9 @@ def _read(sender: socket.socket, size: int) -> memoryview:
 def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     """Call a function for the rows that the parent sends, until it hangs up or dies.
 
-    The first message back is None, or says why the function can't be used. After that each message
-    with rows gets one answer. ``call`` is pickled unless this process is a fork; ``row`` in shared
-    memory says which row the function is called for.
+    The first message back is None, or why the function can't be used; then each message with rows
+    gets one answer. ``call`` is pickled unless this process is a fork; ``row``, in shared memory,
+    says which row is at work.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and hangs up
     # Copies of one process would draw the same numbers otherwise.
@@ -175,8 +174,6 @@ def _pickles(value: Any) -> bool:
 
 
 def _portable(error: BaseException, said: str) -> BaseException:
-    """The error with its traceback as a note; a ``WorkerError`` in its place if it does not
-    pickle."""
     trace = error.__traceback__
     ours = {__file__, RowCall.each.__code__.co_filename}
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:

@@ -1,11 +1,9 @@
 """Calls a user function for rows, with a random generator for each row if it takes one.
 
 Generators are counter-based: Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", SC'11). Its 128-bit key is the seed and a name. Of its 256-bit counter the upper 192 bits are
-the row's number, its epoch and the part of the row; the lower 64 count the draws of one row. So no
-two rows share numbers, and none depends on what was drawn before.
-
-Called by the thread that iterates, by threads of ``ThreadMap``, and in worker processes.
+3", SC'11). The 128-bit key is a seed and a name. The upper 192 bits of the counter are the row's
+number, epoch and part; the lower 64 count its draws. So no two rows share numbers, and none depends
+on earlier draws.
 """
 
 from __future__ import annotations
@@ -81,7 +79,6 @@ def words_of(run: Run) -> Words:
 
 
 def row_words(block: Block) -> Words:
-    """The counter words of each row, uint64 ``[rows, 3]``."""
     places = np.empty((len(block), 3), dtype="<u8")
     places[:, 0], places[:, 1], places[:, 2] = block.part, block.ids, block.epoch
     return places
@@ -133,7 +130,6 @@ class ThreadMap:
         self._pool = Pool(workers, shares=False, within=True)
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
-        """Submit rows. Returns a function that waits for the answer; to drop it is to cancel."""
         pool = self._pool
 
         def wait() -> Answer:
@@ -144,7 +140,6 @@ class ThreadMap:
         return wait
 
     def close(self) -> None:
-        """Have the threads end."""
         self._pool.close()
 
 

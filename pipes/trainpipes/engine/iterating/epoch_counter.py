@@ -1,9 +1,8 @@
 """Which pass is next, agreed by all processes that iterate one pipeline.
 
-A plain ``DataLoader`` forks or spawns its workers at ``iter()`` and calls nothing in the parent, so
-the parent cannot count passes; after a ``break`` workers of two passes may start side by side. So
-all copies of a pipeline share a few numbers in memory. The workers of one pass know it by what they
-alone were given and by how often each was iterated; the first to start claims the next pass for
+A plain ``DataLoader`` starts workers at ``iter()`` and calls nothing in the parent, so the parent
+cannot count passes; after a ``break`` workers of two passes may start side by side. So all copies
+of a pipeline share a few numbers in memory, and the first worker of a pass to start claims it for
 them all. The numbers move to shared memory just before the first fork or spawn.
 """
 
@@ -93,11 +92,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
-    """What the workers of a pass have in common, said in one of them.
+    """What all workers of this pass have in common, and no others.
 
-    Their base seed is not enough: it repeats if the program sets the global seed before each pass.
-    So the name of the event by which the loader stops its workers comes with it; where that is
-    unknown, the workers of one loader are processes that were started one after the other.
+    The base seed is not enough: it repeats if the program sets the global seed before each pass. So
+    the name of the event by which the loader stops its workers is added, or, where unknown, the
+    number of the first process.
     """
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_name != "_worker_loop":
@@ -113,9 +112,7 @@ def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
 
 class EpochCounter:
     """The number of the next pass, what it starts from, and the last passes that workers claimed.
-
-    Forked processes share it, and processes that ``multiprocessing`` spawns with it; a plain pickle
-    is a copy.
+    Forked and spawned processes share it; a plain pickle is a copy.
 
     Args:
         upcoming: the next pass's number.
@@ -131,7 +128,6 @@ class EpochCounter:
         _counters.add(self)
 
     def share(self) -> None:
-        """Move the numbers to shared memory."""
         if not self._is_shared:
             with self._lock:
                 shared = sharedctypes.RawValue(_Numbers)
@@ -142,7 +138,6 @@ class EpochCounter:
         return number + 1 if self.fixed is None else self.fixed
 
     def here(self) -> None:
-        """Note that the next pass is one of this process."""
         self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
@@ -191,13 +186,11 @@ class EpochCounter:
                 now.upcoming = max(now.upcoming, number + 1)
 
     def join(self, shared: Shared) -> tuple[int, int]:
-        """The number of a worker's pass, and the load that it starts from."""
         with self._lock:
             found = self._find(shared) or self._enter(shared, *self._claim())
             return int(found.number), int(found.load)
 
     def settle(self, shared: Shared, number: int) -> None:
-        """Set the pass of these workers to ``number``: a state told one of them."""
         with self._lock:
             now = self.now
             found = self._find(shared) or self._enter(shared, -1, 0)

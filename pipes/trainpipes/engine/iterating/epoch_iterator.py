@@ -85,9 +85,9 @@ class EpochIterator:
                 self._current.close()  # its workers go with it
 
     def is_last(self) -> bool:
-        """Whether the last item given is the last one of this pass, for loops that accumulate
-        gradients. Where the end is not known in advance, this makes the next item and keeps it; the
-        state stays that of the item given. Under an endless ``repeat`` none is the last.
+        """Whether the last item given ends this pass, for loops that accumulate gradients. Makes
+        and keeps the next item where the end is not known in advance; the state does not move.
+        Never true under an endless ``repeat``.
 
         >>> import trainpipes as tp
         >>> batches = iter(tp.Loader(tp.from_dataset(range(5)).filter(lambda x: x < 3).batch(2)))
@@ -131,7 +131,6 @@ class EpochIterator:
             self._is_taken = False
 
     def _first(self) -> Any:
-        """The first item; from here on the pass is this iterator's."""
         session = self._session
         current = self._begin()
         if not self._is_taken:  # what can't be begun was not claimed
@@ -160,14 +159,12 @@ class EpochIterator:
         return self._current
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
-        """The pass from a position on."""
         session, lock = self._session, self._one_at_a_time
         topology = session.topology()
         after = session.passes.after
         return OnePass(session.plan, topology, position, origin, go_on, self._options, lock, after)
 
     def _begin_worker(self, shared: Shared) -> OnePass:
-        """The pass in a DataLoader's worker."""
         session, own = self._session, self._own
         placing = session.plan.chain.place_stages
         if placing:

@@ -2,13 +2,11 @@
 be.
 
 A worker makes the batches of its own shards. Each message covers a stretch of the rank's batches,
-the same for all workers, and may hold none; so any number of workers will do, a ``DataLoader`` may
-ask them in turn, and a queue's cost is paid once for several batches. Stretches start short, so
-that the first batch comes soon. Batches too large to travel together take several messages, and the
-other workers wait.
+the same for all workers, and may hold none: so any number of workers will do, and a queue's cost is
+paid once for several batches. Stretches start short, so that the first batch comes soon.
 
-``LoaderWorkers`` knows nothing of who iterates: in a cycle of references, processes would outlive
-the last reference to their loader.
+``LoaderWorkers`` does not know who iterates: in a cycle of references, processes would outlive
+their loader.
 """
 
 from __future__ import annotations
@@ -76,7 +74,6 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         return plan
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
-        """What a worker sends."""
         number = self.memory.unpacked(worker)
         for message in self._filled(plan, worker):
             message.schemas = plan.inputs.schemas.known()
@@ -135,9 +132,6 @@ class LoaderWorkers:
         check: raises if these can't be sent to a process that is not forked.
         most: how many workers there may be.
         ahead: messages that each makes ahead.
-        persistent: whether they are kept for the next pass.
-        init: called with the worker's number in each.
-        options: more options of ``DataLoader``.
     """
 
     stages: Callable[[], Sequence[Stage]]
@@ -157,9 +151,9 @@ class LoaderWorkers:
     def start(
         self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
     ) -> tuple[WorkerMemory, Generator[WorkerMessage]]:
-        """The memory that the workers of a pass share, and their messages; they begin when the
-        first is asked for. A dead worker raises ``WorkerError``. Throw errors in unpacking a
-        message at the generator: a dead worker may be why."""
+        """The memory that the workers of a pass share, and their messages, which raise
+        ``WorkerError`` for a dead worker. Throw errors in unpacking at the generator: a dead worker
+        may be why."""
         idle, self._idle = self._idle, None
         watch = None
         if idle is not None and not position.m and idle[2].is_well:
@@ -219,7 +213,6 @@ class LoaderWorkers:
 
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:
-    """What a worker does first."""
     end_in_peace()
     gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
     if own is not None:

@@ -1,12 +1,10 @@
-"""Items taken before they are asked for: to copy them to a device while earlier ones are trained
-on, to know which is the last, and to agree with other ranks on the end.
+"""Items taken before they are asked for: to copy them to a device, to know the last one, and to
+agree with other ranks on the end.
 
-Where shards end at unknown steps, each rank looks some steps ahead: two at first, then up to 16.
-Before what was agreed on is used up, all agree, by one all-reduce of a single number, on the first
-batch that any of them lacks. What lies before it is delivered, in whole steps; there the epoch ends
-for all. Otherwise a rank that has ended would leave the others waiting in their next collective.
-
-Used by the thread that iterates; the device copies by itself.
+Where shards end at unknown steps, each rank looks two steps ahead at first, later up to 16. Before
+what was agreed on is used up, all agree, by one all-reduce of a number, on the first batch that any
+of them lacks. There, in whole steps, the epoch ends for all: otherwise a rank that has ended would
+leave the others waiting in their next collective.
 """
 
 from __future__ import annotations
@@ -44,16 +42,13 @@ class _Taken:
 class Lookahead:
     """The items of one consumer; its state is that of the last one given.
 
-    Errors and the end are given in their turn, as items are; asked again after one, the source is
-    asked again. Where ranks end together, an error is raised only after they have agreed, and on
-    every call from then on: the other ranks have gone on.
+    Errors and the end are given in their turn; asked again after one, the source is asked again.
+    Where ranks end together, an error is raised only after they have agreed, and on every later
+    call: the other ranks have gone on.
 
     Args:
         origin: the batch from which steps are counted.
         stages: that place items, such as on a device.
-
-    Raises:
-        TopologyError: ranks must end together, and are read by workers that cannot agree.
     """
 
     def __init__(
@@ -96,8 +91,7 @@ class Lookahead:
 
     def is_last(self, alone: bool) -> bool:
         """Whether the item given last is the last of the pass. Takes one more item where arithmetic
-        does not tell; where ranks end together, asks no other rank. ``alone``: this is the only
-        consumer, so the pass is over where it ends."""
+        does not tell; asks no other rank. ``alone``: this is the only consumer."""
         if self._agrees:
             return self._last is not None and self._last.over
         if self._last is None:
@@ -125,11 +119,9 @@ class Lookahead:
 
     @property
     def _error(self) -> Exception | None:
-        """The item taken last, if it is an error or the end."""
         return self._taken[-1].error if self._taken else None
 
     def _take(self, count: int) -> None:
-        """Take items until there are ``count``, or no more come."""
         if self._last is None:
             self._last = self._source.state()
         while len(self._taken) < count and self._error is None:
@@ -190,14 +182,12 @@ class Lookahead:
         return item
 
     def _begun(self, item: Any) -> Callable[[], Any]:
-        """Begin to place an item; call the result for it."""
         try:
             return _begin(self._stages, item)
         except Exception:  # it is tried again, and raised, when the item is due
             return lambda: _placed(self._stages, item)
 
     def state(self) -> Standing:
-        """The state after the last item given."""
         last = self._last
         if last is None:
             return self._source.state()
@@ -205,7 +195,6 @@ class Lookahead:
         return last
 
     def close(self) -> None:
-        """Let threads and worker processes go. The state stays."""
         self._source.close()
         self._taken.clear()
 

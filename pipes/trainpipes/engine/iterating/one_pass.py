@@ -1,5 +1,3 @@
-"""One pass over a plan, with a state after every item. Used by the thread that iterates."""
-
 from __future__ import annotations
 
 import json
@@ -25,9 +23,8 @@ class OneAtATime:
     """Held while an iterator makes an item. A second thread that asks meanwhile is refused, as by a
     generator: items would be repeated and lost.
 
-    An iterator calls ``take`` within a ``try``, and if that is False ``wait``; then ``done``,
-    unless it was refused. Signal handlers run after calls, so not before ``done``: Ctrl-C does not
-    leave it held.
+    An iterator calls ``take`` within a ``try``, and if that is False ``wait``; then ``done``.
+    Signal handlers run after calls, so Ctrl-C does not leave it held.
     """
 
     def __init__(self) -> None:
@@ -72,7 +69,6 @@ class OnePass:
     Args:
         origin: the batch from which workers took turns; the position's by default.
         go_on: whether a position with nothing left continues with the next pass.
-        one_at_a_time: of the iterator that gives this pass's items.
         after: the number of the pass that follows one.
         together: whether it ends where several ranks would, though it is one.
     """
@@ -142,7 +138,6 @@ class OnePass:
         return state
 
     def _go_on(self) -> None:
-        """Nothing was left: this is the next pass."""
         self._may_go_on, self.origin = False, 0
         self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards))
 
@@ -159,14 +154,14 @@ class OnePass:
         return True
 
     def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
-        """The state after the last item given: whole where the pipeline is counted, else with the
-        cursors of this consumer's own shards.
+        """The state after the last item given; of an uncounted pipeline with the cursors of this
+        consumer's shards.
 
         Args:
             turn: whether it says which of the workers that take turns this consumer is.
-            ends: whether the state after the last item tells of the pass's end instead of the start
-                of the next one: for nodes, and for workers, which can't know whether the others
-                have ended.
+            ends: whether the state after the last item is that of the pass's end, not of the next
+                one's start: for nodes, and for workers, which can't know whether the others have
+                ended.
         """
         topology, extra = self._topology, {}
         if turn:
@@ -195,5 +190,4 @@ class OnePass:
         return self.standing().m <= self.position.m + self._topology.world_size
 
     def close(self) -> None:
-        """Let threads and worker processes go. The state stays."""
         self.items.close()

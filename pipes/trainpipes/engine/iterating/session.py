@@ -100,7 +100,6 @@ class Session:
         return position_of(state, self.plan)
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
-        """Let the next pass start where the state says."""
         if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
             state = migrate(state, self.plan, allow_changes)
         self.place(state)
@@ -185,7 +184,6 @@ class Session:
         )
 
     def upcoming(self) -> Position:
-        """Where the next pass starts."""
         if self._goes_on and self.last is not None:
             return self.parse(self.last.state())
         return self.start(self.passes.now.upcoming, self.passes.now.loaded)
@@ -209,7 +207,6 @@ class Session:
         return self.start_of(number)
 
     def start_of(self, number: int) -> Position:
-        """The start of a pass, whatever was loaded."""
         return Position(number, 0, self.plan.chain.num_shards)
 
     def loaded(self, position: Position) -> Position:
@@ -217,7 +214,6 @@ class Session:
         return deepcopy(position)
 
     def start_of_epoch_at_hand(self) -> Position:
-        """The start of the current pass; of the next one where none is under way."""
         last, now = self.last, self.passes.now
         if last is not None and not last.ended:
             position = last.position
@@ -264,7 +260,6 @@ class Session:
         )
 
     def coming(self) -> Iterator[Any]:
-        """The items of the next pass, without beginning it; made for this rank alone."""
         position = self.upcoming()
         starts = [position]
         if position.m:  # there may be nothing left

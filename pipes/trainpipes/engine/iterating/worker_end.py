@@ -1,6 +1,3 @@
-"""How a worker process of a ``DataLoader`` ends: by itself, with the one that trains, or with the
-other workers where one has died."""
-
 from __future__ import annotations
 
 import atexit
@@ -33,16 +30,12 @@ SENDER = "QueueFeederThread"
 
 def end_in_peace() -> None:
     """In a worker: end with the process that started it, and not before the thread that sends
-    batches has finished.
+    batches is done.
 
-    torch's worker asks every 5 seconds, when idle, whether its parent is there. Then it waits until
-    all that it made is sent: forever, since nobody reads and other workers keep the pipe open.
-
-    torch does not wait for the sending thread where a loader is left in mid-epoch. A spawned worker
-    takes its interpreter down below it; if that thread is about to take the interpreter's lock, the
-    C++ runtime aborts ("terminate called without an active exception"), and the process that trains
-    hears of a worker killed by signal Aborted. A forked one ends at once, as a spawned one does
-    here.
+    torch's own worker, when its parent is gone, waits forever until its batches are sent: other
+    workers keep the pipe open. And torch does not wait for the sending thread where a loader is
+    left in mid-epoch: a spawned worker takes its interpreter down below it, and the C++ runtime
+    aborts ("terminate called without an active exception").
     """
     if get_worker_info() is not None:
         _register()
@@ -55,7 +48,6 @@ def _register() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the process that asked for this one, not of a fork server."""
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:  # what started this worker is not multiprocessing
         return
@@ -90,10 +82,8 @@ GRACE = 0.5
 
 class WorkerWatch:
     """A thread that ends all workers where one dies: that one may hold a lock that they share, or
-    have sent half a message. Then nobody is left who could send, and whoever waits gets an error.
-
-    torch would ask every 5 seconds, or raise from a signal's handler, wherever the program is.
-    """
+    have sent half a message. torch would ask every 5 seconds, or raise from a signal's handler,
+    wherever the program is."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -110,11 +100,9 @@ class WorkerWatch:
 
     @property
     def is_well(self) -> bool:
-        """Whether no worker has ended."""
         return not connection.wait([worker.sentinel for worker in self._workers], 0)
 
     def error(self, memory: WorkerMemory, num_shards: int) -> WorkerError | None:
-        """The error to raise instead, if a worker has died."""
         if connection.wait([worker.sentinel for worker in self._workers], PATIENCE):
             self._thread.join(PATIENCE)
         # One that says that all is well, in the middle of it, is not in the thread's list.
@@ -136,7 +124,6 @@ class WorkerWatch:
         )
 
     def end(self) -> None:
-        """End the workers; kill those still alive after a moment."""
         batches, workers = self._batches, self._workers
         ended, batches._shutdown = batches._shutdown, True
         if (

@@ -25,8 +25,8 @@ class RunOptions:
 
     Args:
         threads: that work ahead; None for one per core, without user functions.
-        workers: of a ``Loader``, which make the items; None to make them in this process.
-        with_rows: whether each item comes with the rows that it is made of.
+        workers: of a ``Loader``, which make the items.
+        with_rows: whether each item comes with its rows.
         places: whether stages place batches on a device.
     """
 
@@ -44,11 +44,10 @@ class Standing(NamedTuple):
     """Where a consumer stands after the last item that it gave.
 
     Args:
-        m: batches of the pass that all ranks together have taken, with that item's step.
-        upcoming: number of the next batch; at the end, of the first one that is missing.
-        over: whether the pass is over, so that the state is the start of the next one.
-        moved: JSON cursors of the shards that moved since the last call; first all. Empty where the
-            pipeline is counted.
+        m: batches of the pass that all ranks together have taken.
+        upcoming: number of the next batch; at the end, of the first missing one.
+        over: whether the pass is over, so that the state is the next one's start.
+        moved: JSON cursors of the shards that moved since the last call; first all.
     """
 
     m: int
@@ -142,7 +141,6 @@ class WorkerIterator:
 
     @property
     def items(self) -> Items:
-        """What gives the items."""
         if self._items is None:
             self._items = self._begin()
         return self._items
@@ -168,7 +166,6 @@ class WorkerIterator:
         return Standing(self._m, self._next, over, moved)
 
     def close(self) -> None:
-        """Let threads and workers go. The state stays."""
         if self._pool is not None:
             self._pool.close()
         if self._items is not None:
@@ -176,8 +173,7 @@ class WorkerIterator:
 
 
 def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
-    """Warn once for a pipeline that a consumer's whole epoch gave nothing, and why. Silent where
-    other consumers may have had something, or where nothing was asked for."""
+    """Warn once for a pipeline that a consumer's whole epoch gave nothing, and why."""
     world, workers = topology.world_size, topology.num_workers
     if plan.quiet or (plan.chain.ragged and world > 1):
         return
@@ -208,7 +204,6 @@ def _cause(plan: Plan, world: int) -> str | None:
 
 
 def _drops(stage: Any) -> bool:
-    """Whether a stage may leave items out."""
     if stage.role == "batch":
         return bool(stage.drop_last)
     if stage.role == "pack":

@@ -1,10 +1,9 @@
 """What a ``Loader``'s worker sends: several batches in one message, of at most 8 MiB.
 
 Each batch is pickled by itself. Tensors below 1 MiB leave their values out of band (pickle protocol
-5), in memory that forked workers share with their parent: nothing is opened, mapped or faulted in
-on the way. Without such memory (spawned workers), or room in it, the values travel with the
-message. Larger tensors travel as torch sends them. Workers call ``pack`` and ``place``, the process
-that trains ``unpack``.
+5), in memory that forked workers share with their parent: nothing is opened, mapped or faulted in.
+Without such memory, or room in it, the values travel with the message. Larger tensors travel as
+torch sends them.
 """
 
 from __future__ import annotations
@@ -50,9 +49,8 @@ class WorkerMessage:
     """What a worker sends at a time: perhaps nothing, so that any number of workers may take turns.
 
     Args:
-        items: in order: number; batch, None where the shard has ended, or an exception, the last
-            item; JSON cursor of its shard after it, empty where the pipeline is counted.
-        schemas: that the worker knows.
+        items: in order: number; batch, None where the shard has ended, or an exception; JSON cursor
+            of its shard after it, if it needs one.
     """
 
     worker: int
@@ -65,7 +63,6 @@ class WorkerMessage:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a batch could not be made: it is its worker's last message."""
         return bool(self.items) and isinstance(self.items[-1][1], ExceptionWrapper)
 
     def has_room(self, batch: Packed) -> bool:
@@ -108,7 +105,6 @@ class WorkerMemory:
 
     @property
     def due(self) -> int:
-        """The batch that the parent waits for, or did a moment ago."""
         return int(self._numbers[_DUE])
 
     @due.setter
@@ -122,7 +118,6 @@ class WorkerMemory:
         self._numbers[_UNPACKED + self.workers + worker] = m
 
     def made_by(self, worker: int) -> int | None:
-        """The batch that a worker makes, or made last; None where it has not begun."""
         m = int(self._numbers[_UNPACKED + self.workers + worker])
         return None if m < 0 else m
 
@@ -144,7 +139,6 @@ class WorkerMemory:
                     at = stop + -stop % ALIGNED
 
     def unpack(self, message: WorkerMessage) -> list[tuple[int, Any, str]]:
-        """The items of a message, with memory of their own. Frees its place."""
         found = [(m, self._unpacked(made), text) for m, made, text in message.items]
         self._numbers[_UNPACKED + message.worker] += 1
         return found
@@ -197,7 +191,6 @@ def _tensor(values: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
 
 
 def pack(batch: Any) -> Packed:
-    """A batch, ready to be sent; raises DataError if it can't be pickled."""
     pickler = _Pickler()
     try:
         pickler.dump(batch)

@@ -40,7 +40,6 @@ class WorkerReceiver:
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
 
     def take(self, m: int) -> Any:
-        """Batch ``m``, or ENDED if its shard has no more."""
         try:
             if self._error is not None:
                 raise self._error

@@ -4,10 +4,10 @@ schemas         of rows that are Python objects
 chain           which stage stands where
 block_table     a source's blocks as arrays
 first_rows      finds a schema
-as_columns      the stage that turns Python objects into columns
-arrange         makes a chain of stages as written
-layouts         how each epoch is cut into spans, windows, batches
+as_columns      turns Python objects into columns
+arrange         makes a chain of stages
+layouts         how each epoch is cut
 counts          how many batches there are, and where each begins
-plan            the four parts together, and the pipeline's identity
-migrate         adapts the state of a pipeline with other options
+plan            the four parts together
+migrate         adapts the state of a changed pipeline
 """

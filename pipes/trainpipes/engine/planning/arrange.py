@@ -81,7 +81,6 @@ def _on_files(chain: Chain, stage: Stage) -> Chain:
 
 
 def _check(chain: Chain) -> None:
-    """Raise where stages do not go together."""
     opener = chain.opener
     if chain.shuffle is not None and opener.orders_rows:
         raise ConfigError(

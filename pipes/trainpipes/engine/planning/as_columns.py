@@ -20,10 +20,8 @@ from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_throu
 
 
 class AsColumns(RunStage):
-    """Turns rows that are dicts into Arrow columns; leaves rows that have columns as they are.
-
-    Stands below each stage that works on columns where rows may be Python objects. Its schema is
-    given, or found once: every block of every run has it. Called by any thread.
+    """Turns rows that are dicts into Arrow columns, below each stage that works on columns. Its
+    schema is given, or found once: every block of every run has it. Called by any thread.
 
     Args:
         asker: the stage that needs columns, for messages.
@@ -100,17 +98,14 @@ class AsColumns(RunStage):
 
 
 def with_columns(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages of a chain, with ``AsColumns`` below each that needs columns."""
     return _with_columns(stages)[0]
 
 
 def gives_objects(stages: Sequence[Stage]) -> bool:
-    """Whether rows that come out of a chain may be Python objects."""
     return _with_columns(stages)[1]
 
 
 def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
-    """The schema after some stages, where no row need be read for it."""
     schema = inputs.source.schema if isinstance(inputs.source, RowSource) else None
     start = 0
     for number, stage in enumerate(steps):

@@ -55,13 +55,11 @@ class BlockTable:
         return found
 
     def numbers(self, stretches: Sequence[tuple[int, int, int]]) -> IntArray:
-        """The row numbers in file order, int64, of stretches of blocks."""
         found = [
             np.arange(self.firsts[b] + low, self.firsts[b] + high) for b, low, high in stretches
         ]
         return np.concatenate(found or [np.empty(0, dtype=np.int64)])
 
     def where(self, row: int) -> tuple[int, int]:
-        """The block of a row, numbered in file order, and its row there."""
         block = int(np.searchsorted(self.firsts, row, side="right")) - 1
         return block, row - int(self.firsts[block])

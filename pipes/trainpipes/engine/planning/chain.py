@@ -43,19 +43,15 @@ class Chain:
     """The stages of a pipeline, sorted by what they are to its plan.
 
     Attributes:
-        stages: all of them, first one first.
+        stages: all of them.
         opener: opens the source of rows.
-        file_stages: on file paths.
         before: on rows, before the shuffle.
         after: on rows after they are dealt, and on batches.
-        shuffle: orders rows.
-        shard: deals them.
+        shard: deals rows.
         cached: how many of ``before`` are below the cache; None where nothing is kept.
         place_stages: on finished batches, in the process that trains.
-        skip_rows: rows in file order left out at the start of an epoch.
-        stop_rows: the row in file order before which an epoch ends.
-        skip_batches: batches left out at the start of an epoch.
-        stop_batches: the batch before which an epoch ends.
+        skip_rows, stop_rows: which rows in file order an epoch has.
+        skip_batches, stop_batches: which batches an epoch has.
         rolling: whether rows go on into the next epoch before they are batched.
     """
 
@@ -81,7 +77,6 @@ class Chain:
 
     @property
     def steps(self) -> tuple[Stage, ...]:
-        """What rows go through, first one first."""
         return self.before + self.after
 
     @property
@@ -93,12 +88,10 @@ class Chain:
 
     @property
     def mixes(self) -> bool:
-        """Whether the rows are of several pipelines."""
         return isinstance(self.opener, MixingSource)
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether each row read is one that is batched."""
         rows = self.before + self.after_on_rows
         rows = rows if self.batch is None else (*rows, self.batch)
         counting = any(s.role in ("take", "skip") for s in self.after)
@@ -108,7 +101,6 @@ class Chain:
 
     @property
     def urls(self) -> Any:
-        """What was asked for, where files are listed."""
         return self.stages[0].options["urls"] if self.stages[0].role == "files" else None
 
     @property
@@ -136,7 +128,6 @@ class Chain:
 
     @property
     def may_repeat(self) -> bool:
-        """Whether an epoch may have a row twice."""
         return self.shuffle is not None and self.shuffle.sampler is not None
 
     @property
@@ -148,11 +139,9 @@ class Chain:
 
     @property
     def seed(self) -> int | None:
-        """Of a shuffle within a buffer."""
         return None if self.shuffle is None or self.drawn is not None else self.shuffle.seed
 
     def of_batch_size(self, size: int) -> Chain:
-        """The chain with batches of another size."""
         if self.batch is None:
             return self
         batch = self.batch.replaced(batch_size=size)
@@ -173,13 +162,11 @@ class Chain:
         return self.times is None
 
     def goes_on(self, epoch: int, first_epoch: int) -> bool:
-        """Whether another epoch follows in the pass that starts with ``first_epoch``."""
         if self.repeat is None:
             return False
         return self.times is None or epoch + 1 < first_epoch + self.times
 
     def first_epoch(self, number: int) -> int:
-        """The epoch with which pass ``number`` starts."""
         return number * (PASS_EPOCHS if self.times is None else self.times)
 
 
@@ -188,11 +175,7 @@ SAMPLE_ROWS = 10_000
 
 
 class Inputs:
-    """The rows that a chain of stages reads. The source is opened when it is first asked for.
-
-    ``schemas``: of rows that are Python objects, by ``AsColumns.key``; another plan's of the same
-    rows, or their own.
-    """
+    """The rows that a chain reads. The source is opened when it is first asked for."""
 
     def __init__(
         self,
@@ -235,7 +218,6 @@ class Inputs:
 
     @cached_property
     def mixed(self) -> dict[str, Inputs]:
-        """Of the pipelines whose rows are mixed."""
         mix = self.chain.opener
         parts = mix.parts(self) if isinstance(mix, MixingSource) else {}
         for name, part in parts.items():
@@ -254,7 +236,6 @@ class Inputs:
 
     @cached_property
     def epoch_rows(self) -> int | None:
-        """Rows read in an epoch, if they are counted before they are read."""
         chain = self.chain
         if isinstance(self.source, RowSource):
             rows = self.blocks.rows
@@ -300,7 +281,6 @@ class Inputs:
         )  # fmt: skip
 
     def first_keys(self) -> list[Any]:
-        """Identifies the rows that types of columns are found from."""
         firsts, found = self.blocks.firsts, []
         for block in np.flatnonzero(self.blocks.lengths).tolist():
             if firsts[block] - firsts[0] >= SAMPLE_ROWS:

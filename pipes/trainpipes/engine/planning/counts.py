@@ -25,7 +25,6 @@ class Counts:
 
     @cached_property
     def known(self) -> bool:
-        """Whether the number of batches in a pass is known, and none is missing."""
         chain, layouts = self.chain, self.layouts
         if layouts.inputs.epoch_rows is None or not layouts.whole:
             return False
@@ -37,15 +36,13 @@ class Counts:
         """Whether the first row of a batch follows from its number: the number of rows is known,
         and all stages keep them one to one, in batches of a fixed size.
 
-        Where each shard stands after m batches is then arithmetic (``cursor_at``): a state needs
-        only m, and resuming reads nothing before it. In all other pipelines only whoever has read
-        that far knows a shard's position, and a state keeps it.
+        Then a state needs only m, and resuming reads nothing before it. In all other pipelines only
+        whoever has read that far knows a shard's position, and a state keeps it.
         """
         return self.known and isinstance(self.layouts.usual, Layout)
 
     @property
     def ends_unevenly(self) -> bool:
-        """Whether shards end at unknown steps."""
         return not self.known and not self.chain.endless
 
     # Counts, where they are known
@@ -85,7 +82,6 @@ class Counts:
         return chain.repeat is not None and not chain.rolling and self.known
 
     def epoch_start(self, epoch: int, first_epoch: int) -> int:
-        """Number of an epoch's first batch in its pass, where epochs are batched one by one."""
         known, start, after = self._known_epoch(first_epoch)
         return start if epoch <= known else after + (epoch - known - 1) * self.batches_in_epoch
 
@@ -108,7 +104,6 @@ class Counts:
 
     @cached_property
     def _changed_batches(self) -> int:
-        """Batches of the epoch in which their size was changed."""
         layout = self.layouts.changed
         if isinstance(layout, StreamLayout):  # as one span of rows
             size, changes = layout.batch_size, layout.changes
@@ -179,8 +174,6 @@ class Counts:
         return {"epoch": epoch, "window": window, "row": row - layout.window(span, window)[0]}
 
     def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
-        """The cursor of a shard after ``m`` batches of pass ``number`` over all ranks, in a counted
-        pipeline."""
         first, shards = self.chain.first_epoch(number), self.num_shards
         epoch = self.epoch_of(m, first)
         slot = self.slot(shard, epoch, first)
@@ -189,7 +182,6 @@ class Counts:
         return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
 
     def cursor(self, position: Position, shard: int) -> dict[str, Any] | None:
-        """A shard's cursor at a position; None for the start of the pass."""
         if self.counted:
             return self.cursor_at(position.m, shard, position.epoch)
         return position.cursors.get(shard)

@@ -1,8 +1,7 @@
 """The schema of rows that are Python objects, found from the first of them.
 
 It must be the same wherever a run starts, on every rank and in every worker. So the rows are read
-once more from the start of the data, with the random choices of epoch 0, and put through the stages
-below, user functions included.
+once more from the start, with the random choices of epoch 0, and put through the stages below.
 """
 
 from __future__ import annotations
@@ -56,12 +55,11 @@ def find_schema(
     Args:
         asker: who needs columns, for messages.
         cure: what to do where types are not found; their schema goes in.
-        rows_of: makes the rows to look at.
         typed: columns whose types are known from elsewhere.
-        whole: of the mix that the pipeline is part of, for row numbers in messages.
+        whole: the mix that the pipeline is part of, for row numbers in messages.
 
     Raises:
-        UnfitRows: a row is no dict, holds what Arrow can't, or does not fit those before it.
+        UnfitRows: a row makes no columns, or does not fit those before it.
         SchemaError: a column has no type in all that is looked at.
     """
     if isinstance(inputs.source, RowMixture):
@@ -111,7 +109,6 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | 
 def _parts_of_mix(
     inputs: Inputs, mixture: RowMixture, below: Sequence[Stage]
 ) -> Iterator[tuple[str, Inputs, Sequence[Stage]]]:
-    """Name, inputs and stages of each pipeline of a mix."""
     for name, part in inputs.mixed.items():
         yield name, part, (*part.chain.steps, mixture.naming(name), *below)
 
@@ -168,8 +165,6 @@ class _Runs:
 
 
 class _FirstRows:
-    """The first rows of a source in file order; ``rows`` were read, ``cut`` if there are more."""
-
     def __init__(self, inputs: Inputs, asker: str, step: int = STEP) -> None:
         chain = inputs.chain
         if chain.opener.read_once:

@@ -63,8 +63,6 @@ class Layouts:
 
     @cached_property
     def usual(self) -> Layout | StreamLayout:
-        """The layout of epochs without a change of the batch size; ``of`` may cut spans
-        elsewhere."""
         chain, source = self.chain, self.inputs.source
         size, shards, buffer = chain.batch_size, chain.num_shards, chain.buffer
         if isinstance(source, RowStream):
@@ -101,7 +99,6 @@ class Layouts:
 
     @cached_property
     def changed(self) -> Layout | StreamLayout:
-        """The layout of the epoch in which the batch size was changed, else ``usual``."""
         if self.sizes is None:
             return self.usual
         (_, first), *later = self.sizes.sizes
@@ -125,7 +122,6 @@ class Layouts:
         return even_cuts(starts, sizes if order is None else sizes[order], self.usual.num_spans)
 
     def _window_limit(self, spans: int) -> int | None:
-        """Most rows of a window, by the shuffle's memory."""
         row_bytes = self.window_row_bytes
         if not row_bytes or self.chain.drawn is not None:
             return None
@@ -136,7 +132,6 @@ class Layouts:
 
     @property
     def window_row_bytes(self) -> float | None:
-        """Bytes of a row in a window, as far as known."""
         source = self.inputs.source
         by_number = isinstance(source, RandomAccessSource) and source.holds_numbers
         if by_number and not self.chain.before:

@@ -1,9 +1,8 @@
 """Adapts a saved state to a pipeline that differs in what may change.
 
 Batch size: each row comes at most once in the current epoch, rows of each span in the order they
-would have had, and there is one new sequence from m on, the same on any topology. Spans then no
-longer end together: each leaves over, at that epoch's end, at most the epoch's first batch size and
-the largest later one.
+would have had; from m on there is one new sequence, the same on any topology. Each span leaves over
+at most the epoch's first batch size and the largest later one.
 
 Pack length: changes where an epoch begins. Documents of one epoch are never packed to two lengths.
 
@@ -36,7 +35,6 @@ ALLOWED = ("batch_size", "mix", "pack_length")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
-    """A state as a position of a pipeline; raises StateError if it is damaged, or of another."""
     position = parse(state, plan.identity, plan.chain.num_shards)
     if plan.counted:
         most = plan.resized(position.sizes).counts.batches_in_pass
@@ -86,7 +84,6 @@ def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[s
 
 
 def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
-    """Give a state the pack length of ``plan``."""
     packs = _pairs(identity, plan, "pack")
     lengths = [(before.get("max_length"), now["max_length"]) for before, now in packs]
     changed = [(before, now) for before, now in lengths if before != now]
@@ -105,7 +102,6 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
 
 
 def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
-    """Whether a shard has used nothing of an epoch, or all of it."""
     if cursor.get("ended"):
         return True
     place = innermost(cursor)
@@ -122,7 +118,6 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
 
 
 def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
-    """Give a state the batch size of ``plan``."""
     pairs = [pair for pair in _pairs(identity, plan, "batch") if "batch_size" in pair[0]]
     if not pairs or "batch_size" not in pairs[0][1]:  # it counts tokens
         return

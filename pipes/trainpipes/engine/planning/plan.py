@@ -74,24 +74,20 @@ class Plan:
 
     @property
     def counted(self) -> bool:
-        """See ``Counts.counted``."""
         return self.counts.counted
 
     @cached_property
     def mixed(self) -> dict[str, Plan]:
-        """The plans of the pipelines whose rows are mixed."""
         return {name: Plan(part) for name, part in self.inputs.mixed.items()}
 
     # Who may call what
 
     @cached_property
     def reads_user_code(self) -> bool:
-        """Whether reading a window calls user functions."""
         return any(stage.runs_user_code for stage in [self.chain.stages[0], *self.chain.before])
 
     @cached_property
     def runs_user_code(self) -> bool:
-        """Whether a user function is called for rows or batches."""
         return self.reads_user_code or any(stage.runs_user_code for stage in self.chain.after)
 
     @cached_property
@@ -123,5 +119,4 @@ class Plan:
 
     @cached_property
     def tag(self) -> str:
-        """Its checksum, which tells cursors from those of another pipeline."""
         return checksum(self.identity)

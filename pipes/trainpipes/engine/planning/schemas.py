@@ -15,18 +15,14 @@ searching = ForkLock()
 
 
 class Schemas:
-    """One for each key; None where rows stay Python objects."""
-
     def __init__(self) -> None:
         self._found: dict[str, pa.Schema | None] = {}
         self._parts: dict[str, Schemas] = {}
 
     def give(self, key: str, schema: pa.Schema) -> None:
-        """Say what a user gave."""
         self._found[key] = schema
 
     def get(self, key: str, find: Callable[[], pa.Schema | None]) -> pa.Schema | None:
-        """A schema, found if it is not known yet."""
         if key not in self._found:
             with searching:
                 if key not in self._found:
@@ -46,7 +42,6 @@ class Schemas:
         return found
 
     def adopt(self, known: Mapping[str, pa.Schema | None]) -> None:
-        """Go on with what another process knows."""
         self._found |= known
         for name, part in self._parts.items():
             self._tell(name, part)

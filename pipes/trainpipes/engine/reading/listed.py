@@ -34,8 +34,6 @@ class _Place:
 
 
 class ListedLoader(WindowLoader):
-    """Reads windows of listed blocks, and puts them through the stages before the shuffle."""
-
     def __init__(self, plan: Plan) -> None:
         self._layouts = plan.layouts
         self._source = plan.inputs.listed
@@ -85,7 +83,6 @@ class ListedLoader(WindowLoader):
         return rows, self._layouts.row_order(key, len(rows))
 
     def _following(self, key: WindowKey, most: int) -> Iterator[tuple[int, int, int]]:
-        """The stretches that follow a window in its span."""
         for n in range(key.window + 1, key.window + 1 + most):
             after = key._replace(window=n)
             if self._layouts.places(after):
@@ -134,8 +131,6 @@ class NumberedRows:
 
 
 class NumberedLoader(WindowLoader):
-    """Makes windows of row numbers."""
-
     def __init__(self, plan: Plan, source: RandomAccessSource) -> None:
         self._chain = plan.chain
         self._layouts = plan.layouts

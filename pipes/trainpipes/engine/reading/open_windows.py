@@ -37,7 +37,6 @@ def open_windows(
 
 
 def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | None:
-    """The span that a shard comes to after an epoch; None where the pass ends with it."""
     if not plan.chain.goes_on(epoch, first_epoch):
         return None
     return plan.counts.span(shard, epoch + 1, first_epoch)

@@ -92,7 +92,6 @@ class StreamLoader(WindowLoader):
         self._passes.pop(epoch).reader.close()
 
     def _open(self, epoch: int, window: int, state: dict[str, Any]) -> _Pass:
-        """Begin a pass: where ``state`` says that a window begins, or at the epoch's start."""
         if epoch in self._passes:
             self._close(epoch)
         at, skip = state if self._stream.seekable else {}, self._chain.skip_rows
@@ -113,7 +112,6 @@ class StreamLoader(WindowLoader):
         return current.reader.state() if self._stream.seekable else {}
 
     def _cut(self, epoch: int, current: _Pass) -> tuple[Block, dict[str, Any]] | None:
-        """The rows of the next window, and the state after them; None past the last."""
         wanted = 1 if self._chain.seed is None else 2
         ahead, stop = current.ahead, self._chain.stop_rows
         while not current.ended and len(ahead) < wanted:

@@ -2,12 +2,9 @@
 all are past.
 
 A window is handed out before it is read, where its number of rows is known: whoever first needs its
-rows reads it. With threads, the next window of a span is read while one is used, as far as memory
-allows. Memory: one window for each open span, two where its shards stand at a window's end or the
-next one is read ahead.
-
-Owned by one pass. The thread that iterates asks for windows, or those that make runs; they or the
-pool's threads read them.
+rows reads it. With threads, a span's next window is read ahead as far as memory allows. Memory: one
+window for each open span, two where its shards stand at a window's end or the next one is read
+ahead.
 """
 
 from __future__ import annotations
@@ -35,13 +32,9 @@ class WindowRows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, index: IntArray) -> Block:
-        """The rows at ``index``, in that order."""
-        ...
+    def take(self, index: IntArray) -> Block: ...
 
-    def slice(self, start: int, stop: int) -> Block:
-        """Rows ``start`` to ``stop``."""
-        ...
+    def slice(self, start: int, stop: int) -> Block: ...
 
 
 #: A window's rows as they stand in the files, and the order in which they come out, int64 ``[rows]``; None
@@ -104,7 +97,6 @@ class Window:
             pool.submit(partial(_read_if_held, ref(self)), Priority.READING_AHEAD)
 
     def take(self, positions: IntArray) -> Block:
-        """The rows at positions of the window's order, int64."""
         rows, order = self.content()
         if order is not None:
             return rows.take(order[positions])
@@ -149,14 +141,12 @@ class WindowLoader(ABC):
 
 
 class Windows:
-    """The windows of all spans and epochs, for the shards of one process. A user is a shard, or
-    what stands for one, at one window at a time. A window is dropped once all users of its span are
-    past it, or in other spans.
+    """The windows of all spans and epochs. A user is a shard, at one window at a time. A window is
+    dropped once all users of its span are past it, or in other spans.
 
     Args:
         ahead_bytes: that all windows may take for one more to be read ahead.
-        following: the span that a user comes to after an epoch, read ahead too; None if there is
-            none.
+        following: the span that a user comes to after an epoch, or None.
         last: no window after this one is read ahead.
     """
 
@@ -219,7 +209,6 @@ class Windows:
             self._loader.close()
 
     def _move(self, user: int, key: WindowKey) -> None:
-        """Move a user to a window, and drop what nobody needs any more."""
         if self._needs.get(user) == key:
             return
         self._needs[user] = key
@@ -232,14 +221,12 @@ class Windows:
         self._loader.let_go(min(least.values()).epoch)
 
     def _limit(self, span: int) -> None:
-        """Make room for one more window of a span."""
         own = sorted(key for key in self._held if key.span == span)
         if self._loader.most_held is not None:
             for old in own[: max(0, len(own) + 1 - self._loader.most_held)]:
                 del self._held[old]
 
     def _read_ahead(self, user: int, key: WindowKey, current: Window, pool: Pool) -> None:
-        """Have the pool read the window after one, if there is room."""
         if self._last is not None and key >= self._last:
             return
         coming = key._replace(window=key.window + 1)

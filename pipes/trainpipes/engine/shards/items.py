@@ -1,7 +1,7 @@
 """The items of one consumer, in global order: the runs of its shards, some made ahead.
 
 Where positions follow from m, several lanes may take the place of each shard, so that threads make
-more in parallel: lane ``m % L`` of batch m, where L is a multiple of the number of shards.
+more in parallel: lane ``m % L`` of batch m.
 """
 
 from __future__ import annotations
@@ -45,14 +45,11 @@ class ItemRows(NamedTuple):
 
 
 class KnownItem(NamedTuple):
-    """An item, and the rows that it is made of."""
-
     item: Any
     rows: ItemRows
 
 
 def known_items(run: Run) -> MutableSequence[Any]:
-    """The items of ``Run.unroll``, each with its rows."""
     items, block, bounds = run.unroll(), run.block, run.bounds
     count = len(items)
     if bounds is None:
@@ -129,7 +126,6 @@ class ShardItems:
         self._given = math.inf  # when the last item was given
 
     def begin(self, m: int, stride: int, end: float) -> None:
-        """Announce the windows of all lanes, so that none is read twice, and begin runs."""
         if self._pool is None and self._opener.has_workers:
             self._most = SUBMITTED
         self._stride = stride
@@ -178,7 +174,6 @@ class ShardItems:
         return "" if self._counted else self._of(shard).cursor_text()
 
     def close(self) -> None:
-        """Let the windows go."""
         self._opener.windows.close()
 
     def _of(self, lane: int) -> ShardIterator:
@@ -191,7 +186,6 @@ class ShardItems:
 
 
 def _make_items(coming: Sequence[tuple[LazyBatches, int]]) -> None:
-    """Make items that wait for that, unless they were taken."""
     for items, place in coming:
         items[place]
 

@@ -42,7 +42,6 @@ def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
 
 
 def has_workers(stages: Sequence[Stage]) -> bool:
-    """Whether some stage can begin with a run before its turn."""
     return any(isinstance(stage, RunStage) and stage.has_workers for stage in stages)
 
 
@@ -118,11 +117,9 @@ class ShardOpener:
 
     @property
     def divisible(self) -> bool:
-        """Whether there can be smaller runs."""
         return self.run_rows > self.plan.chain.batch_size
 
     def expect(self, shard: int, first_epoch: int, cursor: dict[str, Any]) -> None:
-        """Keep what a shard will need from a cursor on."""
         place = innermost(cursor)
         if isinstance(self.windows, MixedWindows):
             self.windows.expect(shard, place, self._shards)
@@ -134,7 +131,6 @@ class ShardOpener:
     def open(
         self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
     ) -> OpenChain:
-        """The runs of one shard from ``state`` on; as small as can be if ``singly``."""
         chain = self.plan.chain
         # One batch in the first run of the first shard, and on from there.
         first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
@@ -147,7 +143,6 @@ class ShardOpener:
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
     ) -> RunSource:
-        """The rows of a shard, below all stages."""
         if isinstance(self.windows, MixedWindows):
             return self.windows.open(shard, state, rows, self._shards, first_epoch)
         return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state)

@@ -53,7 +53,6 @@ class ShardIterator:
 
     @property
     def left(self) -> int:
-        """Items left of the run at hand."""
         return 0 if self._run is None else self._run.last - self._k
 
     def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
@@ -93,7 +92,6 @@ class ShardIterator:
         self._k = self._run.first
 
     def work_ahead(self) -> None:
-        """Have the next run made, beside the current one."""
         if self._result is None and not self._ended:
             self._result = partial(
                 _next_run, self._runs, self._unroll
@@ -119,7 +117,6 @@ class ShardIterator:
         return dict(self._start) if self._run is None else self._run.cursor(self._k)
 
     def cursor(self) -> dict[str, Any]:
-        """Where the next item starts, in JSON types."""
         position = self._position()
         at = position.pop("at")
         cursor = {**position, "delivered": self._delivered, "at": at}
@@ -137,6 +134,5 @@ class ShardIterator:
 
 
 def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequence[Any]] | None:
-    """The next run's items and place, without its rows; None at the end."""
     found = runs.next()
     return None if found is None else (found[0], unroll(found[1]))

@@ -1,5 +1,3 @@
-"""The rows of one shard, in its order: the bottom of each shard's chain."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -15,12 +13,8 @@ from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 
 
 class ShardRows:
-    """Runs of rows of one shard. Its cursor is the epoch, the window, the row in the window's
-    order, and ``stream`` where a stream keeps its own.
-
-    ``rows``: most rows in a run, and in the first one, which differs between shards so that they do
-    not end their runs at the same time.
-    """
+    """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first
+    one, which differs between shards so that they do not end their runs at the same time."""
 
     def __init__(
         self,
@@ -109,7 +103,6 @@ class ShardRows:
         self._go_to(self._key._replace(window=self._key.window + 1), stream)
 
     def _go_to(self, key: WindowKey, stream: dict[str, Any]) -> None:
-        """Stand before the first row of a window; ``stream`` is where a stream reads it."""
         self._key, self._row, self._stream, self._positions = key, 0, stream, None
 
     def _end_epoch(self) -> None:
@@ -125,7 +118,6 @@ class ShardRows:
 def end_epoch(
     guard: EmptyEpochGuard, layout: Layout | StreamLayout, shard: int, epoch: int
 ) -> None:
-    """End a shard's epoch; raises DataError if too many in a row gave nothing."""
     if guard.next_epoch(layout):
         raise DataError(
             f"repeat() would wait forever: shard {shard} of {layout.num_shards} got no rows up to epoch "

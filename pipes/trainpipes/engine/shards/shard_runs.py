@@ -24,7 +24,6 @@ class PlacedRun:
     at: int
 
     def cursor(self, k: int) -> dict[str, Any]:
-        """The shard's position before item ``k`` of the run."""
         return {**self.cursors.state(k), "at": self.at + k - self.first}
 
 
@@ -51,7 +50,6 @@ class ShardRuns:
         self._enter(first if starts else innermost(cursor or {})["epoch"], cursor)
 
     def _enter(self, epoch: int, cursor: dict[str, Any] | None = None) -> None:
-        """Stand in an epoch: at a cursor, or before the first item."""
         plan, self.epoch = self._plan, epoch
         slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
         self._skip, self._until = plan.counts.chunks(slot, epoch)
@@ -95,7 +93,6 @@ class ShardRuns:
                 self._enter(self.epoch + 1)
 
     def begin(self) -> None:
-        """Have workers of a stage begin with the next run."""
         if self._opener.has_workers and not self._is_over:
             self._open().begin()
 
@@ -132,7 +129,6 @@ def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
 
 
 def say_where(error: Exception, plan: Plan) -> None:
-    """Add to an error that a stage marked: which stage, and where the row stands."""
     if not hasattr(error, "_trainpipes"):
         return
     stage, row = error._trainpipes
