@@ -1,4 +1,4 @@
-"""Which columns rows have, before any is trained on."""
+"""The columns of a pipeline's rows, before they are batched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from trainpipes.engine.planning.plan import Plan
 
 
 def columns(plan: Plan) -> dict[str, str]:
-    """Types of the columns of a pipeline's rows, before they are batched, by name; none where rows have no
-    names, or where there is no row."""
     data = _schema_or_rows(plan, "explain().columns")
     if isinstance(data, pa.Schema):
         return _types(data)
@@ -26,7 +24,6 @@ def columns(plan: Plan) -> dict[str, str]:
 
 
 def columns_if_known(plan: Plan) -> dict[str, str]:
-    """The same where no row has to be read to know them; else none."""
     schema = known_columns(plan.inputs, plan.chain.before + plan.chain.after_on_rows)
     return {} if schema is None else _types(schema)
 
@@ -36,19 +33,11 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def row_schema(plan: Plan, asker: str) -> pa.Schema | None:
-    """The schema of a pipeline's rows, before they are batched; None where they are Python objects, or where
-    there is no row.
-
-    Args:
-        plan: the pipeline's.
-        asker: who asks, for messages.
-    """
     data = _schema_or_rows(plan, asker)
     return data if isinstance(data, pa.Schema) else None
 
 
 def _schema_or_rows(plan: Plan, asker: str) -> pa.Schema | Payload | None:
-    """The schema of rows that have one; else the first of them."""
     chain = plan.chain
     steps = chain.before + chain.after_on_rows
     schema = known_columns(plan.inputs, steps)

@@ -1,8 +1,7 @@
 """Waits that Ctrl-C ends.
 
-Python calls a signal's handler between two instructions of the main thread. A signal that comes just before
-an instruction that waits in C, without a limit, is seen only when that wait ends. So what may take long is
-waited for a little at a time.
+Python calls a signal's handler between two instructions of the main thread. A signal just before an
+instruction that waits in C is seen only when that wait ends. So these wait a little at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ TICK = 0.1
 
 
 class InterruptibleLock(_thread.RLock):  # type: ignore[misc]  # its end, in C, cannot be interrupted
-    """A lock for a ``with`` statement, held once by a thread. It is never left locked by Ctrl-C."""
+    """A lock for a ``with`` statement, held once by a thread and never left locked by Ctrl-C."""
 
     def __enter__(self) -> bool:  # type: ignore[override]
         try:
@@ -35,20 +34,17 @@ class InterruptibleLock(_thread.RLock):  # type: ignore[misc]  # its end, in C, 
 
 
 def wait_for(event: threading.Event) -> None:
-    """Wait until an event is set."""
     while not event.wait(TICK):
         pass
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for what comes of a future."""
     while not future.done():
         wait([future], TICK)
     return future.result()
 
 
 def get(queue: SimpleQueue[T]) -> T:
-    """Wait for the next item of a queue."""
     while True:
         try:
             return queue.get(timeout=TICK)

@@ -1,19 +1,17 @@
 """Who gets which rows, in which order: pure functions, no I/O, no state.
 
-The vocabulary, for an epoch of N rows cut into batches of B rows:
+For an epoch of N rows cut into batches of B rows:
 
-    batch m   number in the one global sequence, over all ranks
-    shard s         residue class of m modulo S = num_shards: *who*
-    span g          one of G contiguous ranges of the epoch's rows: *where*   (G divides S)
-    window w        equal part of a span; its rows are permuted together
-    chunk c         rows that one of the S / G shards of a span gets at a time
+    batch m     number in the one global sequence, over all ranks
+    shard s     residue class of m modulo S = num_shards: *who*
+    span g      one of G contiguous ranges of the epoch's rows: *where*   (G divides S)
+    window w    equal part of a span; its rows are permuted together
+    chunk c     rows that one of the S / G shards of a span gets at a time
 
 Batch i of an epoch is chunk ``i // G`` of span ``i % G`` and belongs to shard ``i % S``.
 
-Randomness is counter-based: a permutation is a pure function of a seed and a path of names,
-made from the raw 64-bit stream of Philox-4x64 (Salmon et al., "Parallel random numbers: as easy
-as 1, 2, 3", SC'11) by a stable argsort. NumPy keeps bit streams, unlike ``Generator`` methods,
-the same over versions (NEP 19).
+A permutation is a pure function of a seed and a path of names: a stable argsort of the raw 64-bit
+stream of Philox-4x64 (Salmon et al., SC'11), which NumPy keeps the same over versions (NEP 19).
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ MAX_CHUNK = 256
 
 
 class WindowKey(NamedTuple):
-    """Which window: of those of one span, earlier ones compare as less."""
+    """Earlier windows of a span compare as less."""
 
     epoch: int
     span: int
@@ -43,7 +41,7 @@ class WindowKey(NamedTuple):
 
 
 def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:
-    """The 128-bit Philox key of a seed and a path of names, two uint64.
+    """The 128-bit Philox key of a seed and a path of names, uint64 ``[2]``.
 
     >>> random_key(0, "rows", 3).tolist()
     [4477973818612085419, 15367812723592809961]
@@ -53,9 +51,7 @@ def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:
 
 
 def permutation(n: int, seed: int, *path: int | str) -> IntArray:
-    """A permutation of ``range(n)``, int64 ``[n]``: a pure function of n, seed and path.
-
-    About 60 ns a row.
+    """A permutation of ``range(n)``, int64 ``[n]``. About 60 ns a row.
 
     >>> permutation(5, 0, "rows").tolist()
     [0, 1, 3, 4, 2]
@@ -65,7 +61,7 @@ def permutation(n: int, seed: int, *path: int | str) -> IntArray:
 
 
 def divisors(n: int) -> list[int]:
-    """All divisors of ``n``, ascending.
+    """Ascending.
 
     >>> divisors(24)
     [1, 2, 3, 4, 6, 8, 12, 24]
@@ -75,7 +71,7 @@ def divisors(n: int) -> list[int]:
 
 
 def count_batches(rows: int, batch_size: int, drop_last: bool) -> int:
-    """Batches in an epoch of ``rows`` rows, as a plain ``DataLoader`` counts them.
+    """As a plain ``DataLoader`` counts them.
 
     >>> count_batches(100, 32, drop_last=False), count_batches(100, 32, drop_last=True)
     (4, 3)
@@ -94,25 +90,22 @@ def slots_before(m: int, shard: int, num_shards: int) -> int:
 
 @dataclass(frozen=True)
 class Layout:
-    """How an epoch of N rows is cut into spans, windows and chunks. The same in every epoch.
+    """How an epoch of N rows is cut into spans, windows and chunks.
 
     Args:
-        rows: N, rows in an epoch as planned (before any filter).
-        batch_size: B, rows in a batch; 1 where the pipeline gives rows.
+        rows: N, before any filter.
+        batch_size: B; 1 where the pipeline gives rows.
         num_shards: S.
-        window_rows: least rows in a window where the span has as many: the shuffle's buffer.
-        span_rows: least rows in a span: the buffer again, or 1 where nothing is shuffled.
-        window_limit: most rows in a window, whatever ``window_rows`` says; None for no limit.
-        whole: True where row counts are known to the end, so that spans are cut in whole
-            batches and dealt one by one; False where they are cut and dealt by rows.
-        rolling: True where a span goes on into the next epoch's without closing its last
-            batch (``.repeat().batch()``); dealt in batches over the epochs' joint.
-        stride: True for one span over all rows: file order.
-        cuts: first row of each span, and N, where spans are not cut evenly by rows: so that they hold
-            equal numbers of bytes (not with ``by_batches``).
-        changes: where the size of batches changed within the epoch: the number of the first one
-            of a new size, counted in the epoch (over the epochs if rolling), and that size.
-        lanes: how many lanes of this process take turns at each shard's batches (only with ``whole``).
+        window_rows: least rows in a window: the shuffle's buffer.
+        span_rows: least rows in a span: the buffer again, or 1 without a shuffle.
+        window_limit: most rows in a window, whatever ``window_rows`` says.
+        whole: whether spans are cut and dealt in whole batches, since row counts are known; else by
+            rows.
+        rolling: whether batches go on over the joint of two epochs (``.repeat().batch()``).
+        stride: whether there is one span over all rows: file order.
+        cuts: first row of each span, and N, where spans hold equal numbers of bytes.
+        changes: number in the epoch of the first batch of each new size, and that size.
+        lanes: that take turns at each shard's batches (only with ``whole``).
     """
 
     rows: int
@@ -145,7 +138,6 @@ class Layout:
 
     @property
     def by_batches(self) -> bool:
-        """Whether spans are cut in whole batches."""
         return self.whole and not self.rolling
 
     def _shortest(self, spans: int) -> int:
@@ -180,14 +172,12 @@ class Layout:
 
     @cached_property
     def _starts(self) -> Sequence[int]:
-        """First row of each span, and N."""
         if self.cuts is not None:
             return self.cuts
         spans = self.num_spans
         return [self._start(span, spans) for span in range(spans + 1)]
 
     def num_windows(self, span: int) -> int:
-        """Windows in a span: as many as have at least ``window_rows`` rows each."""
         start, stop = self.span(span)
         rows = stop - start
         if rows == 0:
@@ -198,13 +188,12 @@ class Layout:
         return min(count, rows)
 
     def window(self, span: int, window: int) -> tuple[int, int]:
-        """First row of a window, counted from the span's first, and the row after its last."""
         start, stop = self.span(span)
         count = self.num_windows(span)
         return window * (stop - start) // count, (window + 1) * (stop - start) // count
 
     def window_of(self, span: int, row: int) -> int:
-        """The window that holds a row counted from the span's first; their number past the end."""
+        """The window of a row counted from the span's first; the number of windows past the end."""
         start, stop = self.span(span)
         count = self.num_windows(span)
         if row >= stop - start:
@@ -218,13 +207,12 @@ class Layout:
         return _pieces(span, self.num_spans, self.batch_size, self.changes)
 
     def chunk_row(self, span: int, chunk: int) -> int:
-        """First row of a chunk, counted from the span's first (``by_batches`` only)."""
         first, row, size = next(p for p in reversed(self._pieces(span)) if p[0] <= chunk)
         return row + (chunk - first) * size
 
     def count(self, drop_last: bool) -> int:
         """Batches in an epoch (``by_batches`` only). After a change of their size the spans no
-        longer end together, and the epoch ends at the first one that is missing."""
+        longer end together, and the epoch ends at the first that is missing."""
         if not self.changes:
             return count_batches(self.rows, self.batch_size, drop_last)
         if self.num_spans == 1:
@@ -238,22 +226,15 @@ class Layout:
         return min(ends)
 
     def chunk_rows(self, span: int) -> int:
-        """Rows that a shard of the span gets at a time."""
         if self.whole:
             return self.batch_size
         start, stop = self.span(span)
         return max(1, min(MAX_CHUNK, (stop - start) // (16 * self.sharers)))
 
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
-        """Positions in a window's order that belong to one of the span's shards, int64, ascending.
-
-        Args:
-            span: the span.
-            sharer: which of its shards, from 0 to ``sharers - 1``.
-            window: the window within the span.
-            rows: rows in the window as it came out: fewer than planned after a filter.
-            epoch: counted from the start of the run; used when rolling.
-        """
+        """Positions in a window's order that belong to shard ``sharer`` of the span, int64,
+        ascending. ``rows``: in the window as it came out of a filter; ``epoch``: from the start of
+        the run, if rolling."""
         if self.sharers == 1:
             return np.arange(rows, dtype=np.int64)
         if not self.whole:
@@ -272,7 +253,7 @@ class Layout:
 def _pieces(
     span: int, spans: int, batch_size: int, changes: Sequence[tuple[int, int]]
 ) -> list[tuple[int, int, int]]:
-    """First chunk, first row and batch size of each stretch of a span between changes."""
+    """First chunk, first row and batch size of each part of a span between changes."""
     pieces = [(0, 0, batch_size)]
     for number, size in changes:
         first, row, before = pieces[-1]
@@ -282,8 +263,8 @@ def _pieces(
 
 
 def _dealt(rows: int, first: int, size: int, sharers: int, sharer: int) -> IntArray:
-    """Positions of ``rows`` rows whose chunk is one sharer's, where chunks have ``size`` rows and row 0 is
-    the ``first`` of them all."""
+    """Positions of ``rows`` rows whose chunk, of ``size`` rows, is one sharer's; row 0 is the
+    ``first`` of all."""
     low, high = first // size, (first + rows - 1) // size
     chunks = np.arange(low + (sharer - low) % sharers, high + 1, sharers, dtype=np.int64)
     positions: IntArray = (chunks[:, None] * size + np.arange(-first, size - first)).ravel()
@@ -291,7 +272,6 @@ def _dealt(rows: int, first: int, size: int, sharers: int, sharer: int) -> IntAr
 
 
 def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArray:
-    """The chunk of each row of a span."""
     chunk: IntArray = rows // pieces[0][2]
     for first, row, size in pieces[1:]:
         chunk = np.where(rows >= row, first + (rows - row) // size, chunk)
@@ -300,12 +280,7 @@ def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArra
 
 def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> tuple[int, ...]:
     """Where to cut an epoch so that all spans hold about the same number of bytes: the first row of
-    each, and the number of rows. Bytes are taken as spread evenly within a block.
-
-    Args:
-        starts: rows before each block in the epoch's order, and all rows last: int64 ``[blocks + 1]``.
-        sizes: bytes of each block in that order, float64 ``[blocks]``.
-        spans: G.
+    each, and N. ``starts`` as in ``segments``; ``sizes``: bytes of each block, float64.
 
     >>> even_cuts(np.array([0, 10, 20]), np.array([30.0, 10.0]), 2)
     (0, 7, 20)
@@ -319,11 +294,8 @@ def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> t
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """How a stream of unknown length is dealt: one span, cut into windows as it comes.
-
-    Window w starts at row ``w * window_rows``; the last one may be longer or shorter.
-    Arguments as in ``Layout``.
-    """
+    """How a stream of unknown length is dealt: one span, cut into windows as it comes. Window w
+    starts at row ``w * window_rows``; the last one may be longer or shorter."""
 
     batch_size: int
     num_shards: int
@@ -340,7 +312,6 @@ class StreamLayout:
         return self.num_shards
 
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
-        """Positions in a window's order that belong to a shard; see ``Layout.owned``."""
         position = np.arange(rows, dtype=np.int64)
         if self.sharers == 1:
             return position
@@ -358,8 +329,8 @@ def segments(
     """The blocks, and rows within them, that make up rows ``first`` to ``stop`` of an epoch.
 
     Args:
-        starts: rows before each block in the epoch's order, and all rows last: int64 ``[blocks + 1]``.
-        order: block at each place of the epoch's order, int64 ``[blocks]``; None for file order.
+        starts: rows before each block in the epoch's order, and N: int64 ``[blocks + 1]``.
+        order: of the blocks, int64; None for file order.
 
     >>> segments(np.array([0, 4, 10]), np.array([1, 0]), 2, 7)
     [(1, 2, 4), (0, 0, 3)]

@@ -1,18 +1,16 @@
-"""Random permutations and draws of any size, by position: O(1) memory, no state, no list to keep.
+"""Random permutations and draws of any size, by position: O(1) memory, no state.
 
-``Permutation`` is a format-preserving permutation: a keyed bijection of ``range(n)``, so that the
-value at any position is computed from the position alone. It is the generalised Feistel cipher of
-Black and Rogaway ("Ciphers with arbitrary finite domains", CT-RSA 2002, eprint.iacr.org/2001/012,
-method 3): a number below n is written as ``l + a * r`` with ``a * b >= n``, both near the square root
-of n, and each round adds a keyed function of one half to the other. What falls on n or above is put
-through again ("cycle walking", their method 2), which happens to less than one number in 250.
-Keys are from Philox; the round function multiplies and takes the upper bits, as Philox does. To shuffle
-by such bijections is an idea of Mitchell et al. ("Bandwidth-optimal random shuffling for GPUs", arXiv
-2106.06161). From four rounds on, tests of positions, residues and differences find no pattern; eight are
-made.
+``Permutation`` is the generalized Feistel cipher of Black and Rogaway ("Ciphers with arbitrary
+finite domains", CT-RSA 2002, eprint.iacr.org/2001/012, method 3). A number below n is ``l + a * r``
+with ``a * b >= n``; each round adds a keyed function of one half to the other. A result of n or
+above goes through again ("cycle walking", their method 2): less than one in 250. Keys are from
+Philox; the round function multiplies and takes the upper bits, as Philox does. To shuffle by such
+bijections is an idea of Mitchell et al. ("Bandwidth-optimal random shuffling for GPUs", arXiv
+2106.06161). From four rounds on, tests of positions, residues and differences find no pattern;
+there are eight.
 
-A Feistel network of a small domain reaches few of all orders. Up to 65,536 rows the permutation is
-therefore drawn by a sort (``order.permutation``), which reaches all.
+A Feistel network of a small domain reaches few of all orders: up to 65,536 rows
+``layout.permutation`` sorts instead, which reaches all.
 """
 
 from __future__ import annotations
@@ -38,14 +36,7 @@ UIntArray = npt.NDArray[np.uint64]
 
 
 class Permutation:
-    """A permutation of ``range(n)``, asked by position: a pure function of n, seed and path.
-
-    About 30 ns a row.
-
-    Args:
-        n: how many, up to 2^62.
-        seed: of the order.
-        path: names that tell it from others of the same seed.
+    """A permutation of ``range(n)``, n up to 2^62, asked by position. About 30 ns a row.
 
     >>> order = Permutation(10**9, 0, "rows")
     >>> order(np.array([0, 1, 999_999_999])).tolist()
@@ -67,7 +58,6 @@ class Permutation:
         self._low, self._high = np.uint64(low), np.uint64(-(-n // low))
 
     def __call__(self, positions: IntArray) -> IntArray:
-        """The numbers at ``positions``, int64, each from 0 to n - 1."""
         if self._sorted is not None:
             return self._sorted[positions]
         found = np.empty(len(positions), dtype=np.int64)
@@ -84,7 +74,6 @@ class Permutation:
         return found
 
     def _rounds(self, numbers: UIntArray) -> None:
-        """Each number below ``low * high`` to another one, in place."""
         right = numbers // self._low
         left = numbers - right * self._low
         mixed, shifted = np.empty_like(numbers), np.empty_like(numbers)
@@ -109,9 +98,8 @@ class Permutation:
 
 
 def uniform(start: int, stop: int, seed: int, *path: int | str) -> npt.NDArray[np.float64]:
-    """Draws ``start`` to ``stop`` of an endless sequence of numbers from 0 up to 1, float64.
-
-    Any stretch is as cheap as the first: Philox is counter-based (Salmon et al., SC'11).
+    """Draws ``start`` to ``stop`` of an endless sequence in [0, 1), float64. Any stretch is as
+    cheap as the first.
 
     >>> bool((uniform(5, 9, 0, "draws") == uniform(0, 9, 0, "draws")[5:]).all())
     True

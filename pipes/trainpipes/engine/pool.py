@@ -1,10 +1,7 @@
-"""A few threads that work ahead of the one that trains.
+"""Threads that work ahead of the one that trains. Arrow, NumPy and the tokenizers release the GIL.
 
-Arrow, NumPy and the tokenizers let go of the interpreter's lock while they work, so that threads keep
-the cores busy without the cost of sending anything between processes.
-
-Whoever waits for a task that nobody has begun does it itself. So a pool whose threads are gone,
-in a forked child, still gets everything done.
+Whoever waits for a task that nobody has begun does it itself. So a pool whose threads are gone, in
+a forked child, still gets everything done.
 """
 
 from __future__ import annotations
@@ -31,12 +28,8 @@ PATIENCE = 30.0
 
 
 def default_threads() -> int:
-    """Cores that this process may use, shared with the other ranks of the machine; at most 8.
-    ``TRAINPIPES_THREADS`` says another number.
-
-    Raises:
-        ConfigError: it says what is no number.
-    """
+    """Cores that this process may use, shared with the other ranks of the machine, at most 8;
+    ``TRAINPIPES_THREADS`` sets another number, and raises ConfigError where it is none."""
     asked = os.environ.get("TRAINPIPES_THREADS", "").strip()
     if asked.isdecimal():
         return int(asked)
@@ -49,15 +42,11 @@ def default_threads() -> int:
 
 
 class Priority(IntEnum):
-    """What threads do first."""
-
     MAKING = 0  #: items, and what they are made of
     READING_AHEAD = 1  #: windows that will be needed; a thread stays free for what cannot wait
 
 
 class Future:
-    """A task, and what came of it."""
-
     __slots__ = ("_done", "_result", "_work", "begun", "error")
 
     def __init__(self, work: Callable[[], Any]) -> None:
@@ -68,7 +57,6 @@ class Future:
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, once."""
         work, self._work = self._work, None
         if work is None:
             return
@@ -84,7 +72,7 @@ class Future:
         return self._done.is_set()
 
     def result(self, wait: bool = False) -> Any:
-        """What came of it, done here and now unless another thread has begun; raises what it raised."""
+        """The result; runs the task here unless another thread has begun."""
         if wait:
             wait_for(self._done)
         else:
@@ -98,9 +86,8 @@ class Pool:
     """Threads, started when there is something to do.
 
     Args:
-        threads: how many work at a time.
-        shares: whether the one who waits may work at the same time; False where tasks call functions
-            that are not made for several threads.
+        shares: whether whoever waits may work at the same time; False where tasks call functions
+            made for one thread.
         within: whether tasks of other pools wait for tasks of this one.
     """
 
@@ -122,7 +109,6 @@ class Pool:
         _pools.add(self)
 
     def submit(self, work: Callable[[], Any], priority: Priority = Priority.MAKING) -> Future:
-        """Have something done, after what was submitted before with the same priority."""
         future = Future(work)
         with self._lock:
             self._tasks[priority].append(future)
@@ -134,7 +120,6 @@ class Pool:
         return future
 
     def _next_thread(self) -> threading.Thread | None:
-        """Have one more thread at work: an idle one, or one to be started."""
         if self._idle:
             self._changed.notify()
             return None
@@ -173,7 +158,6 @@ class Pool:
                     self._changed.notify_all()
 
     def _next_task(self) -> Priority | None:
-        """What a thread does next."""
         if self._running - self._waiting >= self.threads:
             return None
         for priority in Priority:
@@ -184,7 +168,6 @@ class Pool:
         return None
 
     def result(self, future: Future) -> Any:
-        """What came of a task, once it is done; raises what it raised."""
         if not future.done:
             mine = False
             with self._lock:
@@ -205,7 +188,6 @@ class Pool:
         self._changed.notify()
 
     def close(self) -> None:
-        """Drop what nobody has begun, and let the threads go."""
         with self._lock:
             self._closed = True
             for tasks in self._tasks:
@@ -216,7 +198,6 @@ class Pool:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has threads."""
         return bool(self._alive)
 
     @property
@@ -224,8 +205,8 @@ class Pool:
         return self._paused
 
     def pause(self) -> None:
-        """Wait until nothing runs, and let nothing begin: a child must not inherit a lock that a thread
-        holds, which is not there any more."""
+        """Wait until nothing runs, before a fork: a child must not inherit a lock held by a thread
+        that it lacks."""
         own = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
@@ -247,30 +228,27 @@ class Pool:
         self._paused = False
 
     def join(self) -> None:
-        """Close, and wait for the threads: one that comes back from native code when the interpreter is
-        gone would end the process with an error."""
+        """Close, and wait for the threads: one that returns from native code after the interpreter
+        is gone would abort the process."""
         self.close()
         for thread in self._alive:
             if thread.ident is not None:  # it was started
                 thread.join(PATIENCE)
 
     def begin_wait(self) -> None:
-        """A task of this thread waits for other threads or processes, and holds no lock: a fork need not
-        wait for it."""
+        """A task of this thread waits and holds no lock: a fork need not wait for it."""
         with self._lock:
             self._running -= 1
             if self._paused:
                 self._changed.notify_all()
 
     def end_wait(self) -> None:
-        """It goes on, unless a fork is under way."""
         with self._lock:
             self._changed.wait_for(lambda: not self._paused, PATIENCE)
             self._running += 1
 
     def begin_server_wait(self) -> bool:
-        """A task of this thread waits for a server, and holds no lock: another thread may work meanwhile, and
-        a fork need not wait for it. Returns whether that is so."""
+        """The same for a server, while another thread may work. Returns whether that is so."""
         with self._lock:
             if self._waiting >= MOST_WAITING:
                 return False
@@ -283,7 +261,6 @@ class Pool:
         return True
 
     def end_server_wait(self) -> None:
-        """It works again, unless a fork is under way."""
         with self._lock:
             self._changed.wait_for(lambda: not self._paused, PATIENCE)
             self._waiting -= 1
@@ -296,7 +273,7 @@ _own = threading.local()
 
 @contextmanager
 def waits() -> Iterator[None]:
-    """Around a wait for what other threads or processes make: they may have to fork before they can."""
+    """Around a wait for other threads or processes: they may have to fork first."""
     pool: Pool | None = getattr(_own, "pool", None)
     if pool is None:
         yield
@@ -310,8 +287,7 @@ def waits() -> Iterator[None]:
 
 @contextmanager
 def waits_for_server() -> Iterator[None]:
-    """Around a wait for a server, which takes no core: another thread works meanwhile, and a fork need not
-    wait for it."""
+    """Around a wait for a server, which takes no core: another thread works meanwhile."""
     pool: Pool | None = getattr(_own, "pool", None)
     if pool is None or not pool.begin_server_wait():
         yield

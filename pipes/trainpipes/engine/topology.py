@@ -1,5 +1,3 @@
-"""Who this process is among all that read: rank, world size, DataLoader worker."""
-
 from __future__ import annotations
 
 import os
@@ -11,15 +9,8 @@ from trainpipes.errors import TopologyError
 
 @dataclass(frozen=True)
 class Topology:
-    """A consumer among R ranks of W workers each.
-
-    Args:
-        rank: data-parallel rank, from 0.
-        world_size: R, data-parallel ranks.
-        worker: worker of this rank, from 0.
-        num_workers: W, at least 1.
-        members: global ranks of the data-parallel group, if it is not all of them.
-    """
+    """Worker ``worker`` of W on rank ``rank`` of R. ``members``: global ranks of the data-parallel
+    group, if not all."""
 
     rank: int = 0
     world_size: int = 1
@@ -28,13 +19,8 @@ class Topology:
     members: tuple[int, ...] | None = None
 
     def check(self, num_shards: int, sharded: bool, one_consumer: str = "") -> None:
-        """Raise unless the ranks and workers divide the shards.
-
-        Args:
-            num_shards: S.
-            sharded: whether there is a ``sharding_filter``.
-            one_consumer: why there may be none, if so.
-        """
+        """Raise unless the ranks and workers divide the shards. ``one_consumer``: why there may be
+        only one."""
         consumers = self.world_size * self.num_workers
         if num_shards % consumers == 0:
             return
@@ -56,25 +42,23 @@ class Topology:
         )
 
     def first(self, m: int) -> int:
-        """The first batch of this rank at or after ``m``."""
         return m + (self.rank - m) % self.world_size
 
     def next_slot(self, m: int, origin: int) -> int:
-        """The first batch of this consumer at or after ``m``, workers taking turns from
-        the first of the rank at or after ``origin``."""
+        """The first batch of this consumer at or after ``m``; workers take turns from ``origin``
+        on."""
         stride = self.world_size * self.num_workers
         first = self.first(origin) + self.world_size * self.worker
         return max(m, origin) + (first - max(m, origin)) % stride
 
     def shards(self, origin: int, num_shards: int) -> set[int]:
-        """The shards of this consumer, workers taking turns from ``origin``."""
         first, stride = self.next_slot(origin, origin), self.world_size * self.num_workers
         return {m % num_shards for m in range(first, first + num_shards, stride)}
 
 
 def data_parallel() -> tuple[int, int]:
-    """Rank and world size: of ``torch.distributed`` when it is initialised, else from the
-    environment's ``RANK`` and ``WORLD_SIZE``, else 0 of 1."""
+    """Rank and world size: of ``torch.distributed`` if initialized, else ``RANK`` and
+    ``WORLD_SIZE``, else 0 of 1."""
     import torch.distributed as dist
 
     set_rank, set_world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")

@@ -1,1 +1,1 @@
-"""What a checkpoint holds: its format, the identity of a pipeline, and how states are merged."""
+"""What a checkpoint holds: its format, the pipeline's identity, and how states are merged."""

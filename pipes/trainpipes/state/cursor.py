@@ -1,9 +1,9 @@
-"""The text of a shard's cursor in a state: whether it is whole, and one that a run could have left.
+"""The text of a shard's cursor in a state, and its checks.
 
     {"epoch": 1, "window": 0, "row": 11, "delivered": 2, "at": 2, "check": "5f0c9a3e"}
 
-"delivered" counts batches of the pass, "at" those of the epoch; "ended" says that there are no more.
-What stands before them is the position of the pipeline's stages. The checksum is of the text, its key, the
+"delivered" counts batches of the pass, "at" those of the epoch; "ended" says that there are no
+more. The position of the stages comes before them. The checksum covers the text, its key, the
 pipeline and the epoch of the state.
 """
 
@@ -22,7 +22,7 @@ _END = re.compile(r'(.*),"check":"([0-9a-f]{8,16})"\}', re.DOTALL)
 
 
 def checksum(*parts: object) -> str:
-    """CRC-32 of some texts and numbers, one after the other, as 8 hexadecimal digits.
+    """CRC-32 of some texts and numbers, as 8 hexadecimal digits.
 
     >>> checksum("{}", 1), checksum("{}", 2)
     ('908d03b8', '09845202')
@@ -31,7 +31,7 @@ def checksum(*parts: object) -> str:
 
 
 def sealed(text: str, check: str) -> str:
-    """The text of a JSON object that is not empty, with a checksum as its last entry.
+    """A JSON object's text with a checksum as its last entry.
 
     >>> sealed('{"row":3}', "908d03b8")
     '{"row":3,"check":"908d03b8"}'
@@ -40,7 +40,7 @@ def sealed(text: str, check: str) -> str:
 
 
 def unsealed(text: str) -> tuple[str, str | None]:
-    """The text that was sealed, and its checksum; None where there is none.
+    """The text that was sealed, and its checksum or None.
 
     >>> unsealed('{"row":3,"check":"908d03b8"}')
     ('{"row":3}', '908d03b8')
@@ -54,20 +54,11 @@ MOST = 1 << 62
 
 
 def shard_key(shard: int) -> str:
-    """The key of a shard's cursor.
-
-    >>> shard_key(7)
-    'shard-0007'
-    """
     return f"shard-{shard:04d}"
 
 
 def shard_of(key: str, num_shards: int) -> int:
-    """The shard whose cursor a key is for.
-
-    Raises:
-        StateError: there is none.
-    """
+    """The shard of a cursor's key; raises StateError if there is none."""
     digits = key.removeprefix("shard-")
     shard = int(digits) if digits.isdecimal() and len(digits) < 20 else -1
     if not 0 <= shard < num_shards or key != shard_key(shard):
@@ -78,12 +69,12 @@ def shard_of(key: str, num_shards: int) -> int:
 
 
 def is_count(value: Any, least: int = 0) -> bool:
-    """Whether a value from a state's JSON counts something: an integer from ``least`` to 2**62."""
+    """Whether a value is an integer from ``least`` to 2**62."""
     return type(value) is int and least <= value < MOST
 
 
 def load_json(text: str) -> Any:
-    """What a JSON text says, None where it is none."""
+    """The value of a JSON text; None where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -91,14 +82,8 @@ def load_json(text: str) -> Any:
 
 
 def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str:
-    """A shard's cursor as it stands in a state.
-
-    Args:
-        cursor: the cursor.
-        shard: whose it is.
-        tag: checksum of the pipeline's identity.
-        epoch: of the state.
-    """
+    """A shard's cursor as it stands in a state; ``tag`` is the checksum of the pipeline's
+    identity."""
     text = json.dumps(cursor, separators=(",", ":"))
     return sealed(text, checksum(text, shard_key(shard), tag, epoch))
 
@@ -106,19 +91,7 @@ def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str
 def read_cursor(
     key: str, value: Any, epoch: int, m: int, num_shards: int, tag: str
 ) -> dict[str, Any]:
-    """A shard's cursor, if it is one and fits ``m``.
-
-    Args:
-        key: its key in the state.
-        value: what stands there.
-        epoch: the state's.
-        m: the state's.
-        num_shards: the state's.
-        tag: checksum of the pipeline's identity.
-
-    Raises:
-        StateError: it is damaged, or of another step.
-    """
+    """The cursor of a key; raises StateError if it is damaged, or of another step than ``m``."""
     shard = shard_of(key, num_shards)
     text, check = unsealed(value) if isinstance(value, str) else ("", None)
     cursor = load_json(text) if check == checksum(text, key, tag, epoch) else None
@@ -132,11 +105,8 @@ def read_cursor(
 
 
 def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int) -> None:
-    """Raise unless a shard has delivered what it had to, up to ``m``, or has ended before.
-
-    Raises:
-        StateError: it has not.
-    """
+    """Raise StateError unless a shard has delivered what it had to up to ``m``, or has ended
+    before."""
     delivered, owed = cursor["delivered"], slots_before(m, shard, num_shards)
     if delivered != owed and not ("ended" in cursor and delivered < owed):
         raise StateError(

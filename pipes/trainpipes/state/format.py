@@ -6,18 +6,17 @@
       "m": 1234,                     batches of that pass taken, over all ranks
       "num_shards": 24,
       "pipeline": "{…}",             what the data and the stages were: JSON
-      "batch_sizes": "",             sizes in an epoch in which that of batches was changed: JSON
+      "batch_sizes": "",             batch sizes in an epoch in which they changed: JSON
       "shard-0007": "{…}",           one cursor a shard, of an uncounted pipeline only: JSON
       …
     }
 
-Where each shard of a *counted* pipeline stands follows from m by arithmetic (``Plan.counted``): its state
-has no cursors, and is whole on every rank. In all others a rank's state has the cursors of its own shards.
+Where each shard of a *counted* pipeline stands follows from m (``Plan.counted``): its state has no
+cursors, and is whole on every rank. In all others a rank's state has the cursors of its own shards.
 
-Only integers and strings in one flat dict: it passes through JSON, ``torch.load`` with
-``weights_only=True`` and ``torch.distributed.checkpoint`` as it is, and each shard is a key that
-can be moved to another rank. Each cursor ends with a checksum of its own, and "pipeline" with one of
-itself and of all that is not a cursor.
+One flat dict of integers and strings passes through JSON, ``torch.load`` with ``weights_only=True``
+and ``torch.distributed.checkpoint``; each shard is a key that can move to another rank. Each cursor
+ends with a checksum of its own, "pipeline" with one of all that is not a cursor.
 """
 
 from __future__ import annotations
@@ -56,12 +55,11 @@ _EDITED = "the state is cut short or was edited: load it as it was saved"
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Changes of the size of batches within an epoch.
+    """Changes of the batch size within an epoch.
 
     Args:
-        epoch: in which they happened.
         start: number of that epoch's first batch in its pass.
-        sizes: number in the epoch from which on, and size; the first from 0 on.
+        sizes: first batch of each size, by its number in the epoch, and the size.
     """
 
     epoch: int
@@ -70,11 +68,7 @@ class BatchSizes:
 
     @staticmethod
     def parse(text: str) -> BatchSizes | None:
-        """What ``render`` wrote; None where no size was changed.
-
-        Raises:
-            StateError: it is damaged.
-        """
+        """What ``render`` wrote; raises StateError if it is damaged."""
         if not text:
             return None
         found = load_json(text)
@@ -85,7 +79,6 @@ class BatchSizes:
         raise StateError(f"batch_sizes: damaged, got {shown(text)}; load the state as it was saved")
 
     def render(self) -> str:
-        """As JSON."""
         found = {"epoch": self.epoch, "start": self.start, "sizes": self.sizes}
         return json.dumps(found, separators=(",", ":"))
 
@@ -104,12 +97,10 @@ class Position:
     """Where a run stands, as a state tells it.
 
     Args:
-        epoch: the pass over the data.
-        m: batches of that pass taken, over all ranks.
-        num_shards: S.
-        cursors: cursor of each shard that the state knows; of no use where the pipeline is counted.
+        m: batches of pass ``epoch`` taken, over all ranks.
+        cursors: of the shards that the state knows; unused where the pipeline is counted.
         extra: keys of one loader's own, kept as they are.
-        sizes: changes of the batch size in the epoch at hand.
+        sizes: changes of the batch size in the current epoch.
     """
 
     epoch: int
@@ -120,11 +111,7 @@ class Position:
     sizes: BatchSizes | None = None
 
     def require_all_workers(self) -> None:
-        """Raise if this is where one of several workers of a DataLoader stands.
-
-        Raises:
-            StateError: it is; says how to get the others.
-        """
+        """Raise StateError if it is that of one of several DataLoader workers."""
         turn = json.loads(self.extra.get("turn", "{}"))
         if turn.get("num_workers", 1) > 1:
             raise StateError(
@@ -134,11 +121,8 @@ class Position:
             )
 
     def require(self, shards: Collection[int]) -> None:
-        """Raise unless the cursors of these shards are here, of those that have delivered something.
-
-        Raises:
-            StateError: some are not; says how to get them.
-        """
+        """Raise StateError unless the cursors of these shards are here, if they have delivered
+        something."""
         lacking = [
             s
             for s in shards
@@ -155,27 +139,17 @@ class Position:
 
 @dataclass(frozen=True)
 class Saved:
-    """A state that is whole in itself, whatever pipeline it is of.
-
-    Args:
-        position: where it stands.
-        pipeline: the text of its key "pipeline", without checksum.
-    """
+    """A state that is whole in itself, and the text of its key "pipeline", without checksum."""
 
     position: Position
     pipeline: str
 
 
 def parse(state: Any, identity: str, num_shards: int) -> Position:
-    """A state as a position, checked against the pipeline that is to load it.
-
-    Args:
-        state: what ``state_dict()`` gave.
-        identity: the pipeline's own ``"pipeline"`` text.
-        num_shards: the pipeline's.
+    """A state as a position, checked against the identity of the pipeline that loads it.
 
     Raises:
-        StateError: it is no state, is damaged, is of another format, or of another pipeline.
+        StateError: it is no state, is damaged, or of another format or pipeline.
     """
     saved = read(state)
     position = saved.position
@@ -189,11 +163,7 @@ def parse(state: Any, identity: str, num_shards: int) -> Position:
 
 
 def read(state: Any) -> Saved:
-    """A state, checked as far as that can be done without its pipeline.
-
-    Raises:
-        StateError: it is no state, is damaged, or is of another format.
-    """
+    """A state, checked as far as possible without its pipeline; raises StateError."""
     if not isinstance(state, Mapping) or "trainpipes" not in state:
         raise unrecognized_state_error(state)
     odd = [key for key in state if not isinstance(key, str)]
@@ -234,7 +204,7 @@ def read(state: Any) -> Saved:
 
 
 def unrecognized_state_error(state: Any) -> StateError:
-    """The error for what was given where a state belongs and is none: says what it is, and what to load."""
+    """The error for what is no state: says what it is, and what to load."""
     if not isinstance(state, Mapping):
         rule = f"a state must be the dict that state_dict() gave, got {type(state).__name__}"
         if isinstance(state, str | os.PathLike):
@@ -265,13 +235,8 @@ def unrecognized_state_error(state: Any) -> StateError:
 def render(
     position: Position, identity: str, texts: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
-    """The state of a position.
-
-    Args:
-        position: where a run stands.
-        identity: of the pipeline.
-        texts: the cursors, sealed with the checksum of ``identity``; those of ``position`` if left out.
-    """
+    """The state of a position; ``texts`` are its cursors, already sealed with the checksum of
+    ``identity``."""
     tag = checksum(identity)
     if texts is None:
         texts = {

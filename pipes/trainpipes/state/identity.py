@@ -1,7 +1,5 @@
-"""What a state says of the pipeline that saved it, compared with the one that loads it.
-
-The text of a state's key "pipeline" is a JSON object: "data" and "stages" identify the pipeline.
-"""
+"""What a state says of the pipeline that saved it, compared with the one that loads it. Its key
+"pipeline" is JSON of "data" and "stages"."""
 
 from __future__ import annotations
 
@@ -21,15 +19,8 @@ MOST = 200
 
 
 def check_identity(saved: str, present: str) -> None:
-    """Raise unless a state is of the pipeline that loads it.
-
-    Args:
-        saved: the state's text.
-        present: of the pipeline that loads it.
-
-    Raises:
-        StateError: they are of different pipelines; names the first difference.
-    """
+    """Raise StateError with the first difference unless a state is of the pipeline that loads
+    it."""
     if saved == present:
         return
     before, now = read_identity(saved), read_identity(present)
@@ -57,11 +48,7 @@ def check_identity(saved: str, present: str) -> None:
 
 
 def read_identity(text: str) -> dict[str, Any]:
-    """The data and the stages that a state's ``"pipeline"`` tells.
-
-    Raises:
-        StateError: it is damaged.
-    """
+    """The data and the stages of a state's "pipeline"; raises StateError if it is damaged."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -78,12 +65,12 @@ def read_identity(text: str) -> dict[str, Any]:
 
 
 def damaged(why: str) -> StateError:
-    """What to raise where the text is none that ``state_dict`` wrote."""
+    """The error for a text that ``state_dict`` did not write."""
     return StateError(f"pipeline: damaged ({cut(why)}); load the state as it was saved")
 
 
 def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:
-    """``first_difference`` of two pipelines' identities, with the stage's name in the path."""
+    """``first_difference`` of two identities, with the stage's name in the path."""
     found = first_difference(before, now)
     if found is None:
         return None
@@ -94,7 +81,7 @@ def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, 
 
 
 def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Path of the first leaf in which two values of JSON types differ, and both values.
+    """Path of the first leaf in which two values of JSON types differ, and both.
 
     >>> first_difference({"a": [1, 2]}, {"a": [1, 3]})
     ('a/1', 2, 3)
@@ -117,7 +104,6 @@ def first_difference(saved: Any, present: Any, path: str = "") -> tuple[str, Any
 
 
 def said(value: Any) -> str:
-    """A value of JSON types as a message quotes it."""
     try:
         return cut(json.dumps(cut(value, MOST) if isinstance(value, str) else value), MOST)
     except (RecursionError, ValueError):

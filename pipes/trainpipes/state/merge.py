@@ -1,7 +1,4 @@
-"""``merge_states``: one state for all ranks from the states of each rank.
-
-States of a counted pipeline have no cursors and are all alike. Others are put together shard by shard.
-"""
+"""``merge_states``: one state for all ranks."""
 
 from __future__ import annotations
 
@@ -27,19 +24,26 @@ MOST_NAMED = 4096
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state that any topology can load, from the states of all ranks, in any order.
+    """Merge the states of all ranks into one that any number of ranks and workers can load.
 
-    Where batches are counted (nothing filters, packs or mixes rows), one rank's state is that already.
+    If batches are counted (no stage filters, packs or mixes rows), each rank's state is already
+    whole.
 
     Args:
-        states: of ``Loader``s or of pipelines, one a rank, saved after the same step.
+        states: states of ``Loader``s or pipelines in any order, one of each rank, saved after the
+            same step.
 
     Returns:
-        A state that is whole: with the cursor of each shard, where it has any.
+        One state with the cursors of all shards.
 
     Raises:
-        StateError: the states are of different runs or steps, a shard comes twice, or one is missing:
-            names them, and the ranks that have them.
+        StateError: the states are of different runs or steps, or a shard comes twice or is missing.
+            The message names the states and ranks.
+
+    >>> import trainpipes as tp
+    >>> pipe = tp.from_tensors(range(8)).batch(2)
+    >>> tp.merge_states([pipe.state_dict()]) == pipe.state_dict()
+    True
     """
     if not isinstance(states, Iterable):
         raise StateError(
@@ -146,7 +150,7 @@ _world: list[Any] = []
 
 
 def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> list[Any]:
-    """The values of some ranks, in their order. Each of them calls this, as often as the others.
+    """The values of some ranks, in their order. A collective.
 
     Args:
         value: this rank's, of JSON's types.
@@ -155,8 +159,8 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
         what: is gathered, for an error.
 
     Raises:
-        StateError: a rank did not come in time. No rank has gathered then: the next call is counted as
-            if this one had not been.
+        StateError: a rank did not come in time. No rank has gathered then, and the call does not
+            count.
     """
     if not _world or _world[0] is not dist.group.WORLD:
         _world[:] = [dist.group.WORLD]
@@ -192,8 +196,8 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
 
 
 def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
-    """Wait for what is decided: by the last rank that comes, or by the first that gives up. The count says
-    which was first, so that all ranks get the same answer."""
+    """Wait for the decision of the last rank that comes, or of the first that gives up. The count
+    says which was first, so that all ranks get the same answer."""
     end = monotonic() + timeout
     while (left := end - monotonic()) > 0:
         try:

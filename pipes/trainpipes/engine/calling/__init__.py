@@ -1,6 +1,6 @@
-"""Calls functions of the user's for rows, several at a time.
+"""Calls user functions for rows, several at a time.
 
-row_call         a function of rows, and a random generator for each row
-process_map      worker processes that call it
+row_call         calls, with a random generator for each row, and threads
+process_map      worker processes
 process_worker   what a worker process does
 """

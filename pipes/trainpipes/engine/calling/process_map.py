@@ -1,8 +1,8 @@
-"""Worker processes that call a function for rows, for ``map(method="process")``.
+"""Worker processes for ``map(method="process")``.
 
-Each process has a thread of the parent, which gives it a few rows at a time and waits for what comes back.
-Processes are started when there are rows, and end after a minute without any, with the pipeline, or with
-their parent, however that ends. Any thread may submit rows.
+A thread of the parent gives each process a few rows at a time and waits for the results. Processes
+start with the first rows; they end after a minute without any, with the pipeline, or with their
+parent. Any thread may submit rows.
 """
 
 from __future__ import annotations
@@ -51,17 +51,7 @@ NO_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
 
 
 class ProcessMap:
-    """Worker processes that call one function.
-
-    Args:
-        call: the function.
-        workers: how many processes.
-        method: how they are started: "forkserver", "spawn" or "fork"; None for what is safe here.
-
-    Attributes:
-        pid: the process that the workers belong to. A fork of it can't use them.
-        closed: whether the workers are to end for good.
-    """
+    """Worker processes that call one function. A fork of ``pid`` can't use them."""
 
     def __init__(self, call: RowCall, workers: int, method: str | None = None) -> None:
         self.pid = os.getpid()
@@ -82,27 +72,14 @@ class ProcessMap:
         _maps.add(self)
 
     def start(self) -> None:
-        """Start the processes that are missing, without waiting until they are ready.
-
-        Raises:
-            ConfigError: the function does not pickle.
-        """
+        """Start the missing processes, without waiting for them; raises ConfigError if the function
+        does not pickle."""
         with self._lock:
             self._start_missing()
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
-        """Have the function called for some rows.
-
-        Args:
-            items: the rows.
-            words: of their generators.
-
-        Returns:
-            A function that waits for the answer, once. Who drops it no longer wants the answer.
-
-        Raises:
-            ConfigError: the function, or a row, does not pickle.
-        """
+        """Submit rows with the words of their generators. Returns a function that waits for the
+        answer; to drop it is to cancel."""
         try:
             message = pickled((items, words))
         except NO_PICKLE as error:
@@ -124,7 +101,7 @@ class ProcessMap:
         return wait
 
     def _start_missing(self) -> None:
-        """Start processes, with a thread for each; the lock is held."""
+        """The lock is held."""
         if self.closed:
             raise self.gone()
         if self._payload is None:
@@ -143,7 +120,6 @@ class ProcessMap:
             worker.start()
 
     def next_task(self, worker: _Worker) -> Task | None:
-        """Wait for rows; None where the worker is to end."""
         while not self.closed:
             try:
                 task = self._tasks.get(timeout=IDLE)
@@ -159,14 +135,8 @@ class ProcessMap:
         return None
 
     def lost(self, worker: _Worker, error: BaseException, task: Task | None = None) -> None:
-        """Take note that a worker's process has died. The next rows start another. If none is left, all that
-        wait get an error.
-
-        Args:
-            worker: the worker.
-            error: what they get.
-            task: rows that came after the process had died, for others to do.
-        """
+        """Note that a worker's process has died; ``task`` came too late for it, and goes to others.
+        If none is left, all that wait get ``error``; the next rows start another."""
         with self._lock:
             self._workers.remove(worker)
             if task is not None:
@@ -187,45 +157,32 @@ class ProcessMap:
                     answer.put(found)
 
     def hear(self, drawn_from: str) -> None:
-        """Take note of a global generator that the function drew from in a worker."""
         self._call.watch.hear(drawn_from)
 
     def gone(self) -> TrainpipesError:
-        """What those who still wait get at the end."""
         return _of_no_row(WorkerError, self._call.said, "its worker processes were ended")
 
     def close(self) -> None:
-        """Have the processes end; returns at once."""
         self.closed = True
         for worker in list(self._workers):
             worker.hang_up()
         self._tasks.put(None)
 
     def join(self) -> None:
-        """Wait until the processes have ended."""
         for worker in list(self._workers):
             if worker.is_alive():
                 worker.join(3 * PATIENCE)
 
     def forget(self) -> None:
-        """In a fork: close its copies of the connections, so that workers notice the end of their parent, and
-        none is ended from here."""
+        """In a fork: close its copies of the connections, so that workers notice the end of their
+        parent."""
         for worker in self._workers:
             worker.connection.close()
 
 
 class _Worker(threading.Thread):
-    """One worker process, and the thread that gives it rows. The thread ends when the process has died.
-
-    Args:
-        owner: where rows come from.
-        said: the stage, as messages name it.
-        context: of multiprocessing, which starts the process.
-        payload: the function.
-
-    Attributes:
-        connection: to the process.
-    """
+    """One worker process and the thread that gives it rows, which ends when the process has
+    died."""
 
     def __init__(
         self, owner: ProcessMap, said: str, context: Any, payload: RowCall | bytes
@@ -241,7 +198,6 @@ class _Worker(threading.Thread):
         self.connection, self._its_end = socket.socketpair()
 
     def start_process(self) -> None:
-        """Start the process, without waiting until it is ready."""
         if self._context.get_start_method() == "forkserver":
             _preload(self._context)
         args = self._its_end, self._payload, self._row
@@ -255,7 +211,6 @@ class _Worker(threading.Thread):
         self._process = process
 
     def run(self) -> None:
-        """Give rows to the process until it is to end, or dies."""
         while (task := self._owner.next_task(self)) is not None:
             answer = task[0]()
             if answer is None:  # nobody waits for it any more
@@ -278,7 +233,6 @@ class _Worker(threading.Thread):
         self._end_process()
 
     def _call(self, message: Message) -> Answer:
-        """Have the function called for some rows, and wait for what comes of them."""
         try:
             problem = None if self._ready else unpickled(self._receive())
             if problem is None:
@@ -299,18 +253,15 @@ class _Worker(threading.Thread):
         return results, error
 
     def _receive(self) -> Message:
-        """The next message; an error where the process has died."""
         if self.connection not in connection.wait([self.connection, self._process.sentinel]):
             raise EOFError
         return receive(self.connection)
 
     def hang_up(self) -> None:
-        """Have the process end, whatever it does; any thread may call this."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def _end_process(self) -> str:
-        """End the process, and say how it ended."""
         self.connection.close()
         process, self._process = self._process, None
         if process is None:
@@ -330,7 +281,6 @@ class _Worker(threading.Thread):
 
 
 def _of_no_row(kind: type[TrainpipesError], said: str, text: str) -> TrainpipesError:
-    """An error that is not about the row at which it is raised."""
     error = kind(f"{said}: {text}", stage=said)
     error._trainpipes = said, None
     return error
@@ -346,8 +296,7 @@ def _no_pickle(said: str, what: str, found: str, error: Exception) -> ConfigErro
 
 
 def _preload(context: Any) -> None:
-    """Have the server that forks import what workers need, once for all of them, unless the program has told
-    it what to import."""
+    """Import what workers need once in the fork server, unless the program has set its preload."""
     if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:
         context.set_forkserver_preload(["__main__", work.__module__])
 

@@ -1,8 +1,8 @@
-"""What a worker process of ``ProcessMap`` does, and the messages that it shares with its parent.
+"""The worker process of ``ProcessMap`` and its messages: pickles with large arrays out of band (PEP
+574).
 
-Its main thread calls the function. A second thread reads what the parent sends, and ends the process when
-the parent is gone. A message is a pickle with large arrays and tensors beside it, as the bytes they are
-(PEP 574).
+The main thread calls the function; a second one reads what the parent sends, and ends the process
+with the parent.
 """
 
 from __future__ import annotations
@@ -50,7 +50,6 @@ class _Pickler(pickle.Pickler):
 
 
 def pickled(value: Any) -> Message:
-    """A value as a message."""
     large: list[memoryview] = []
 
     def keep_in_pickle(buffer: pickle.PickleBuffer) -> bool:
@@ -65,12 +64,10 @@ def pickled(value: Any) -> Message:
 
 
 def unpickled(message: Message) -> Any:
-    """The value of a message. Its large arrays use the message's memory."""
     return pickle.loads(message[0], buffers=message[1:])
 
 
 def send(to: socket.socket, message: Message) -> None:
-    """Send a message; returns when all of it is on its way."""
     sizes = [part.nbytes for part in message]
     to.sendall(struct.pack(f"<{1 + len(sizes)}q", len(sizes), *sizes))
     for part in message:
@@ -78,11 +75,7 @@ def send(to: socket.socket, message: Message) -> None:
 
 
 def receive(sender: socket.socket) -> Message:
-    """Wait for the next message.
-
-    Raises:
-        EOFError: the other side is gone.
-    """
+    """Wait for the next message; raises EOFError when the other side is gone."""
     (count,) = struct.unpack("<q", _read(sender, 8))
     sizes = struct.unpack(f"<{count}q", _read(sender, 8 * count))
     return [_read(sender, size) for size in sizes]
@@ -102,13 +95,9 @@ def _read(sender: socket.socket, size: int) -> memoryview:
 def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     """Call a function for the rows that the parent sends, until it hangs up or dies.
 
-    The first message back is None, or says why the function can't be used. Then each message with rows is
-    answered by one with what the function returned, and what it raised.
-
-    Args:
-        parent: the connection.
-        call: the function; pickled, unless this process is a fork.
-        row: a number in shared memory: which of the rows at hand the function is called for.
+    The first message back is None, or why the function can't be used; then each message with rows
+    gets one answer. ``call`` is pickled unless this process is a fork; ``row``, in shared memory,
+    says which row is at work.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and hangs up
     # Copies of one process would draw the same numbers otherwise.
@@ -135,7 +124,6 @@ def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
 
 
 def _listen(parent: socket.socket, messages: SimpleQueue[Message | None]) -> None:
-    """Read what the parent sends; end this process with it."""
     try:
         while True:
             messages.put(receive(parent))
@@ -146,15 +134,15 @@ def _listen(parent: socket.socket, messages: SimpleQueue[Message | None]) -> Non
 
 
 def _end() -> NoReturn:
-    """End at once, without the interpreter's own end: nothing here needs it."""
+    """End at once, without the interpreter's shutdown."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     os._exit(0)
 
 
 def _answer(call: RowCall, message: Message, row: Any) -> Message:
-    """Results of the function for some rows, up to the first at which it raised; what it raised there; and
-    the global generator that it was seen to draw from."""
+    """Results up to the first row at which the function raised; that error; the global generator
+    that it drew from."""
     results: list[Any] = []
     error: BaseException | None
     call.watch.tells = False  # the parent does
@@ -186,7 +174,6 @@ def _pickles(value: Any) -> bool:
 
 
 def _portable(error: BaseException, said: str) -> BaseException:
-    """An error with its traceback as a note; a ``WorkerError`` in its place if it does not pickle."""
     trace = error.__traceback__
     ours = {__file__, RowCall.each.__code__.co_filename}
     while trace is not None and trace.tb_frame.f_code.co_filename in ours:

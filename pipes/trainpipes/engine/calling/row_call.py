@@ -1,11 +1,9 @@
-"""Calls a function of the user's for rows, with a random generator for each row if it takes one.
+"""Calls a user function for rows, with a random generator for each row if it takes one.
 
-Generators are counter-based: Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC'11) has a key of 128 bits and a counter of 256. The key says who draws: a seed and a name. The upper 192
-bits of the counter say for which row: its number, its epoch, and which part of the row it is. The lower 64
-count the draws of one row. So no two rows share numbers, and none depends on what was drawn before.
-
-Called by the thread that iterates, by threads of ``ThreadMap``, and in worker processes.
+Generators are counter-based: Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
+3", SC'11). The 128-bit key is a seed and a name. The upper 192 bits of the counter are the row's
+number, epoch and part; the lower 64 count its draws. So no two rows share numbers, and none depends
+on earlier draws.
 """
 
 from __future__ import annotations
@@ -37,10 +35,7 @@ _NOTHING = np.zeros(4, dtype=np.uint64)
 
 
 class RowKey(ISeedSequence):  # a Philox asks it for its key
-    """Who draws.
-
-    Args:
-        key: two uint64, as ``order.random_key`` makes them.
+    """The Philox key of ``layout.random_key``.
 
     >>> from trainpipes.engine.layout import random_key
     >>> key = RowKey(random_key(0, "noise"))
@@ -56,11 +51,7 @@ class RowKey(ISeedSequence):  # a Philox asks it for its key
         return self.key
 
     def generator(self, words: Sequence[int]) -> Generator:
-        """The generator of one item. About 4 us.
-
-        Args:
-            words: the three upper ones of the counter.
-        """
+        """The generator of one item, by the three upper words of its counter. About 4 us."""
         bits = Philox(self)  # type: ignore[arg-type]  # takes what gives a state, as documented
         state: Any = {
             "bit_generator": "Philox",
@@ -75,8 +66,8 @@ class RowKey(ISeedSequence):  # a Philox asks it for its key
 
 
 def words_of(run: Run) -> Words:
-    """The counter words of each item of a run, uint64 ``[items, 3]``: of a row its part, number and epoch; of
-    a batch a digest of these over its rows."""
+    """Upper counter words of each item, uint64 ``[items, 3]``: a row's part, number and epoch; a
+    batch's digest of these over its rows."""
     places = row_words(run.block)
     if run.bounds is None:
         return places
@@ -88,21 +79,13 @@ def words_of(run: Run) -> Words:
 
 
 def row_words(block: Block) -> Words:
-    """The counter words of each row, uint64 ``[rows, 3]``: its part, number and epoch."""
     places = np.empty((len(block), 3), dtype="<u8")
     places[:, 0], places[:, 1], places[:, 2] = block.part, block.ids, block.epoch
     return places
 
 
 class RowCall:
-    """A function of one row, or of a row and its generator.
-
-    Args:
-        fn: the function.
-        key: of its generators; None where it takes none.
-        said: the stage, as messages name it.
-        watch: looks whether it draws from other generators.
-    """
+    """A function of one row, or of a row and its generator (with ``key``)."""
 
     def __init__(
         self, fn: Callable[..., Any], key: RowKey | None, said: str, watch: DrawWatch
@@ -114,12 +97,7 @@ class RowCall:
 
     def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
         """Call the function for each item, up to the first at which it raises or returns None.
-
-        Args:
-            items: the items.
-            words: of their generators.
-            at: its ``value`` is set to the number of each item before the function is called for it.
-        """
+        ``at.value`` is set to each item's number before its call."""
         results: list[Any] = []
         counters = None if words is None else words.tolist()
         fn = self.watch.around(self.fn)
@@ -143,15 +121,8 @@ class RowCall:
 
 
 class ThreadMap:
-    """Threads that call one function. They are started when there are rows.
-
-    Args:
-        call: the function.
-        workers: how many threads.
-
-    Attributes:
-        pid: the process that the threads belong to.
-    """
+    """Threads that call one function, started with the first rows. Only process ``pid`` can use
+    them."""
 
     def __init__(self, call: RowCall, workers: int) -> None:
         self.pid = os.getpid()
@@ -159,8 +130,6 @@ class ThreadMap:
         self._pool = Pool(workers, shares=False, within=True)
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
-        """Have the function called for some rows. Returns a function that waits for the answer; who drops it
-        no longer wants the answer."""
         pool = self._pool
 
         def wait() -> Answer:
@@ -171,12 +140,10 @@ class ThreadMap:
         return wait
 
     def close(self) -> None:
-        """Have the threads end."""
         self._pool.close()
 
 
 def _call(
     wait: ref[Callable[[], Answer]], call: RowCall, items: Sequence[Any], words: Words | None
 ) -> Answer:
-    """Call the function, if anybody still waits for the answer."""
     return ([], None) if wait() is None else call.each(items, words)

@@ -1,4 +1,4 @@
-"""How ranks agree on a number: the first batch that is missing on any of them, where an epoch ends."""
+"""How ranks agree where an epoch ends: on the first batch that any of them lacks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ atexit.register(_groups.clear)
 
 
 def agreement_over(topology: Topology) -> Agreement:
-    """Agreement of the data-parallel ranks, over a gloo group of their own.
+    """An all-reduce of the minimum over the data-parallel ranks, in a gloo group of their own.
 
     Raises:
-        TopologyError: ``torch.distributed`` is not initialised, or has other ranks.
+        TopologyError: ``torch.distributed`` is not initialized, or has other ranks.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise TopologyError(
@@ -65,8 +65,8 @@ def agreement_over(topology: Topology) -> Agreement:
 def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
     """A gloo group that only its members have to make.
 
-    Not by ``dist.new_group(use_local_synchronization=True)``: that names the group after the number
-    of groups that a process is in, and hangs where members are in different numbers of them.
+    ``dist.new_group(use_local_synchronization=True)`` names the group after the number of groups
+    that a process is in, and hangs where members are in different numbers of them.
     """
     name = "trainpipes/agreement/" + "-".join(map(str, members))
     rank = members.index(dist.get_rank())

@@ -1,11 +1,9 @@
-"""Which pass over the data is at hand, agreed by all processes that iterate one pipeline.
+"""Which pass is next, agreed by all processes that iterate one pipeline.
 
-A plain ``DataLoader`` forks or spawns its workers at ``iter()`` and calls nothing in the parent,
-so the parent cannot count passes; and after a ``break`` workers of two passes may start side by
-side. All copies of a pipeline therefore share a few numbers in memory: the workers of one pass
-know it by what they alone were given and by how often each has been iterated, and the first one to
-start claims the next pass for them all. The numbers move to shared memory just before the first fork, or when
-they are sent to a spawned process: a process that has no workers needs none, and no semaphore.
+A plain ``DataLoader`` starts workers at ``iter()`` and calls nothing in the parent, so the parent
+cannot count passes; after a ``break`` workers of two passes may start side by side. So all copies
+of a pipeline share a few numbers in memory, and the first worker of a pass to start claims it for
+them all. The numbers move to shared memory just before the first fork or spawn.
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ _REMEMBERED = 64
 
 
 class _Claim(Structure):
-    """A pass that workers claimed."""
-
     _fields_: ClassVar = [
         ("shared", c_int64 * 3),  # what they have in common
         ("number", c_int64),
@@ -42,8 +38,6 @@ class _Claim(Structure):
 
 
 class _Numbers(Structure):
-    """What all copies of a pipeline share."""
-
     _fields_: ClassVar = [
         ("upcoming", c_int64),  # the next pass's number
         ("loaded", c_int64),  # the load that the next pass starts from, 0 if from none
@@ -57,7 +51,8 @@ class _Numbers(Structure):
 
 
 class _Lock(ForkLock):
-    """A lock of this process's threads, and from its first fork on of the forked processes, too."""
+    """A lock for this process's threads, and from its first fork on for the forked processes
+    too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,12 +92,11 @@ if hasattr(os, "register_at_fork"):
 
 
 def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
-    """What the workers of a pass have in common, said in one of them.
+    """What all workers of this pass have in common, and no others.
 
-    Their base seed is not enough: it is the same in two passes if the global seed is set anew before
-    each, and a worker of the first that starts late must not be taken for one of the second. The event by
-    which a loader tells its workers to stop has a name of its own; where nothing is known of that,
-    workers of one loader are processes that were started one after the other.
+    The base seed is not enough: it repeats if the program sets the global seed before each pass. So
+    the name of the event by which the loader stops its workers is added, or, where unknown, the
+    number of the first process.
     """
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_name != "_worker_loop":
@@ -117,17 +111,12 @@ def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
 
 
 class EpochCounter:
-    """The number of the next pass, what it starts from, and the passes that workers claimed last.
-
-    Forked processes share it, and processes that ``multiprocessing`` spawns with it; a copy by
-    plain pickling starts where it stands.
+    """The number of the next pass, what it starts from, and the last passes that workers claimed.
+    Forked and spawned processes share it; a plain pickle is a copy.
 
     Args:
         upcoming: the next pass's number.
-        fixed: that of every pass that starts from no load; None where one follows the other.
-
-    Attributes:
-        now: the numbers as they are. To be read by anybody.
+        fixed: the number of every pass that starts from no load; None where one follows the other.
     """
 
     def __init__(self, upcoming: int = 0, fixed: int | None = None) -> None:
@@ -139,7 +128,6 @@ class EpochCounter:
         _counters.add(self)
 
     def share(self) -> None:
-        """Have the numbers in shared memory."""
         if not self._is_shared:
             with self._lock:
                 shared = sharedctypes.RawValue(_Numbers)
@@ -147,23 +135,14 @@ class EpochCounter:
                 self.now, self._is_shared = shared, True
 
     def after(self, number: int) -> int:
-        """The pass that follows pass ``number``."""
         return number + 1 if self.fixed is None else self.fixed
 
     def here(self) -> None:
-        """The next pass to begin is one of this process."""
         self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
-        """Let the next pass start from a position in ``epoch`` that was loaded.
-
-        Args:
-            epoch: its number.
-            within: whether the position is not the epoch's start.
-
-        Returns:
-            the number of this load.
-        """
+        """Let the next pass start from a loaded position, at the start of ``epoch`` or ``within``
+        it. Returns the number of this load."""
         with self._lock:
             now = self.now
             now.loads += 1
@@ -173,8 +152,8 @@ class EpochCounter:
             return int(now.loaded)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be number ``epoch`` in the caller's counting. A loaded position stays, and is
-        what the caller calls so."""
+        """Let the next pass be number ``epoch`` in the caller's counting. A loaded position stays,
+        and gets that name."""
         with self._lock:
             now = self.now
             if not now.loaded:
@@ -187,12 +166,8 @@ class EpochCounter:
             now.named = epoch
 
     def claim(self, own: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The next pass's number and what load it starts from, for a process that reads by itself.
-
-        Args:
-            own: both, where they are an iterator's own. The pass after it starts from another load all the
-                same, if one waits.
-        """
+        """The next pass's number and load, for a process that reads by itself. ``own``: both, where
+        an iterator has its own; a load that waits still applies to the pass after."""
         with self._lock:
             self.now.elsewhere = 0
             if own is not None:
@@ -202,7 +177,8 @@ class EpochCounter:
             return self._claim()
 
     def outrun(self, number: int, load: int) -> None:
-        """A ``Loader`` over this pipeline begins a pass, from ``load`` if that is one of the pipeline's."""
+        """A ``Loader`` over this pipeline begins a pass, from ``load`` if that is one of the
+        pipeline's."""
         with self._lock:
             now = self.now
             if now.loaded in (0, load):
@@ -210,13 +186,11 @@ class EpochCounter:
                 now.upcoming = max(now.upcoming, number + 1)
 
     def join(self, shared: Shared) -> tuple[int, int]:
-        """The number of a worker's pass, and the load that it starts from."""
         with self._lock:
             found = self._find(shared) or self._enter(shared, *self._claim())
             return int(found.number), int(found.load)
 
     def settle(self, shared: Shared, number: int) -> None:
-        """Say that the pass of these workers is ``number``: a state told one of them."""
         with self._lock:
             now = self.now
             found = self._find(shared) or self._enter(shared, -1, 0)
@@ -228,7 +202,7 @@ class EpochCounter:
                 now.named = named  # torchdata may drop this pass and begin the one after it
 
     def go_on(self, number: int, shared: Shared | None) -> None:
-        """A pass had nothing left where it started, and is ``number`` now, in all its workers."""
+        """A pass had nothing left where it started: in all its workers it is ``number`` now."""
         with self._lock:
             now = self.now
             found = None if shared is None else self._find(shared)

@@ -1,5 +1,3 @@
-"""What users iterate, with a state before and after every item."""
-
 from __future__ import annotations
 
 import json
@@ -22,12 +20,8 @@ from trainpipes.state.format import Position
 class EpochIterator:
     """One pass over a pipeline, in a training process or in a DataLoader's worker.
 
-    Starts at the first ``next`` or ``state_dict``, and is the next epoch from the first ``next`` on. Has
-    ``state_dict`` and ``load_state_dict``, as ``StatefulDataLoader`` looks for. One thread's at a time.
-
-    Args:
-        session: the pipeline's, or a ``Loader``'s.
-        options: how items are made in a training process; a worker has none.
+    It starts at the first ``next`` or ``state_dict``, and counts as the next epoch from the first
+    ``next`` on. Use it from one thread at a time.
     """
 
     def __init__(self, session: Session, options: RunOptions) -> None:
@@ -91,9 +85,9 @@ class EpochIterator:
                 self._current.close()  # its workers go with it
 
     def is_last(self) -> bool:
-        """Whether the item given last is the last one of this pass, as a loop that accumulates gradients
-        asks. Where the end is not known in advance, the next item is made for that, and kept: the state
-        stays that of the item given. Under an endless ``repeat`` none is the last.
+        """Whether the last item given ends this pass, for loops that accumulate gradients. Makes
+        and keeps the next item where the end is not known in advance; the state does not move.
+        Never true under an endless ``repeat``.
 
         >>> import trainpipes as tp
         >>> batches = iter(tp.Loader(tp.from_dataset(range(5)).filter(lambda x: x < 3).batch(2)))
@@ -114,13 +108,13 @@ class EpochIterator:
                 self._one_at_a_time.done()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last item given: integers and strings in a flat dict."""
+        """The state after the last item given: a flat dict of integers and strings."""
         with self._one_at_a_time.between_items():
             current = self._begin()
         return current.state(turn=self._info is not None)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` was taken.
+        """Continue where ``state`` was taken.
 
         Raises:
             StateError: it does not fit the pipeline.
@@ -137,7 +131,6 @@ class EpochIterator:
             self._is_taken = False
 
     def _first(self) -> Any:
-        """The first item. The pass is this iterator's from here on."""
         session = self._session
         current = self._begin()
         if not self._is_taken:  # what can't be begun was not claimed
@@ -166,14 +159,12 @@ class EpochIterator:
         return self._current
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
-        """The pass from a position on."""
         session, lock = self._session, self._one_at_a_time
         topology = session.topology()
         after = session.passes.after
         return OnePass(session.plan, topology, position, origin, go_on, self._options, lock, after)
 
     def _begin_worker(self, shared: Shared) -> OnePass:
-        """The pass in a DataLoader's worker."""
         session, own = self._session, self._own
         placing = session.plan.chain.place_stages
         if placing:

@@ -1,14 +1,12 @@
-"""The worker processes of a ``Loader``: started for a pass, and kept for the next one if they may be. Each
-iterates its rank's pass, a message at a time.
+"""The worker processes of a ``Loader``: started for a pass, and kept for the next one if they may
+be.
 
-A worker makes the batches of its own shards. Each of its messages is for a stretch of the rank's
-batches, the same for all workers, and may have no batch in it; so any number of workers will do, a
-``DataLoader`` may ask them in strict turn, and a queue's cost is paid once for several batches. Stretches
-start short, so that the first batch comes soon. Batches that are too large to travel together take several
-messages, and the other workers wait.
+A worker makes the batches of its own shards. Each message covers a stretch of the rank's batches,
+the same for all workers, and may hold none: so any number of workers will do, and a queue's cost is
+paid once for several batches. Stretches start short, so that the first batch comes soon.
 
-``LoaderWorkers`` is owned by the ``Loader``, and used by the thread that iterates. It knows nothing of who
-iterates: in a cycle of references, processes would outlive the last reference to their loader.
+``LoaderWorkers`` does not know who iterates: in a cycle of references, processes would outlive
+their loader.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ MOST_BATCHES = 8
 
 
 def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
-    """The worker of each shard: shards of one span stay together where there are spans enough,
-    since they share what is read.
+    """The worker of each shard: shards of one span, which share what is read, stay together if
+    there are enough spans.
 
     >>> share_out([0, 1, 2, 3], num_spans=2, workers=2)
     {0: 0, 1: 1, 2: 0, 3: 1}
@@ -52,17 +50,8 @@ def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, 
 
 @dataclass(eq=False)
 class WorkerDataset(IterableDataset[WorkerMessage]):
-    """One rank's pass as its workers make it.
-
-    Args:
-        stages: the pipeline's.
-        source: the listed rows.
-        ranks: rank and world size.
-        position: where the first pass starts.
-        memory: that the rank's workers share with the process that trains.
-        schemas: those of the rows that are known.
-        identity: of the pipeline, where cursors name it: each worker would else read all data for that.
-    """
+    """One rank's pass as its workers make it. ``identity`` is set where cursors name it: each
+    worker would otherwise read all data for it."""
 
     stages: Sequence[Stage]
     source: RowSource | RowStream
@@ -78,7 +67,6 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the worker that asks, for all its passes."""
         plan = Plan.of([stage.fresh() for stage in self.stages], self.source)
         plan.inputs.schemas.adopt(self.schemas)
         if self.identity is not None:
@@ -86,12 +74,6 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         return plan
 
     def messages(self, plan: Plan, worker: int) -> Iterator[WorkerMessage]:
-        """What a worker sends.
-
-        Args:
-            plan: its own.
-            worker: which one.
-        """
         number = self.memory.unpacked(worker)
         for message in self._filled(plan, worker):
             message.schemas = plan.inputs.schemas.known()
@@ -149,10 +131,7 @@ class LoaderWorkers:
         stages: gives the pipeline's stages as workers get them.
         check: raises if these can't be sent to a process that is not forked.
         most: how many workers there may be.
-        ahead: messages of each that are made ahead.
-        persistent: whether they are kept from one pass to the next.
-        init: called with the worker's number in each, if given.
-        options: more of a ``DataLoader``'s.
+        ahead: messages that each makes ahead.
     """
 
     stages: Callable[[], Sequence[Stage]]
@@ -172,16 +151,9 @@ class LoaderWorkers:
     def start(
         self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
     ) -> tuple[WorkerMemory, Generator[WorkerMessage]]:
-        """Workers for a pass: the memory that they share, and their messages. They begin to work when the
-        first one is asked for. The messages raise a ``WorkerError`` where one has died; an error in unpacking
-        a message is to be thrown at them, since that may be why.
-
-        Args:
-            plan: the pipeline's.
-            ranks: rank and world size.
-            workers: how many the pass has use for.
-            position: where it starts.
-        """
+        """The memory that the workers of a pass share, and their messages, which raise
+        ``WorkerError`` for a dead worker. Throw errors in unpacking at the generator: a dead worker
+        may be why."""
         idle, self._idle = self._idle, None
         watch = None
         if idle is not None and not position.m and idle[2].is_well:
@@ -241,7 +213,6 @@ class LoaderWorkers:
 
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:
-    """What a worker does first."""
     end_in_peace()
     gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
     if own is not None:

@@ -1,13 +1,10 @@
-"""Items taken before they are asked for: batches on their way to a device while earlier ones are trained on,
-the next item where it is to be known whether there is one, and what ranks must agree on before they give it.
+"""Items taken before they are asked for: to copy them to a device, to know the last one, and to
+agree with other ranks on the end.
 
-Where shards end at steps that nobody knows in advance, each rank looks some steps ahead: two at first, then
-more and more up to 16. Before what was agreed on is used up, all agree, by one all-reduce of a single
-number, on the first batch that is missing on any of them. What lies before it is delivered, in whole
-steps; there the epoch ends for all. Without that, a rank that has ended leaves the others waiting in their
-next collective.
-
-Used by the thread that iterates; the copies are the device's own work.
+Where shards end at unknown steps, each rank looks two steps ahead at first, later up to 16. Before
+what was agreed on is used up, all agree, by one all-reduce of a number, on the first batch that any
+of them lacks. There, in whole steps, the epoch ends for all: otherwise a rank that has ended would
+leave the others waiting in their next collective.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ _NONE_MISSING = (1 << 62) - 1
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """What was taken: an item, or the error or end (``StopIteration``) that came in its place; the state
-    after it; what gives the item, once it is on its way."""
+    """An item, or the error or ``StopIteration`` that came in its place; the state after it; what
+    gives it once it is on its way."""
 
     item: Any
     error: Exception | None
@@ -43,19 +40,15 @@ class _Taken:
 
 
 class Lookahead:
-    """The items of one consumer, some of them taken ahead of use; its state is that of the last one given.
-    An error, or the end, is taken and given in its turn, as items are; asked again after one, the source is
-    asked again. Where ranks end together, an error is told to nobody before they have agreed, and
-    is raised again whenever an item is asked for: the other ranks have gone on.
+    """The items of one consumer; its state is that of the last one given.
+
+    Errors and the end are given in their turn; asked again after one, the source is asked again.
+    Where ranks end together, an error is raised only after they have agreed, and on every later
+    call: the other ranks have gone on.
 
     Args:
-        source: gives the items; where ranks end together, up to its first missing batch.
-        topology: this consumer.
         origin: the batch from which steps are counted.
-        stages: that place items, in order, such as on a device.
-
-    Raises:
-        TopologyError: ranks must end together, and are read by workers that cannot agree.
+        stages: that place items, such as on a device.
     """
 
     def __init__(
@@ -97,13 +90,8 @@ class Lookahead:
         return self._give()
 
     def is_last(self, alone: bool) -> bool:
-        """Whether the item given last is the last of the pass. From here on one more item is taken than
-        is given, and only where the pass's end is not known by arithmetic. Where ranks end together, no other
-        rank has to ask.
-
-        Args:
-            alone: whether this consumer is the only one, so that the pass is over where it ends.
-        """
+        """Whether the item given last is the last of the pass. Takes one more item where arithmetic
+        does not tell; asks no other rank. ``alone``: this is the only consumer."""
         if self._agrees:
             return self._last is not None and self._last.over
         if self._last is None:
@@ -119,7 +107,7 @@ class Lookahead:
         return self._last.over
 
     def _look_ahead(self) -> None:
-        """Have taken what comes next, at least, and as much of it on its way as is wanted."""
+        """Take at least what comes next, and start it on its way."""
         if self._agrees:
             self._agree()
         else:
@@ -131,11 +119,9 @@ class Lookahead:
 
     @property
     def _error(self) -> Exception | None:
-        """What was taken last, if that is an error or the end."""
         return self._taken[-1].error if self._taken else None
 
     def _take(self, count: int) -> None:
-        """Take items until there are so many, or no more come."""
         if self._last is None:
             self._last = self._source.state()
         while len(self._taken) < count and self._error is None:
@@ -147,7 +133,7 @@ class Lookahead:
             self._taken.append(_Taken(item, error, self._source.state()))
 
     def _agree(self) -> None:
-        """Take what comes next, and agree on it where that is due: for all before the same item."""
+        """Take what comes next, and agree where that is due: for all ranks before the same item."""
         if self._ends:
             return
         held = max(self._depth + 1, min(self._held + 2, AHEAD))
@@ -166,7 +152,7 @@ class Lookahead:
             self._end_at(self._origin + (first - self._origin) // world * world)
 
     def _end_at(self, end: int) -> None:
-        """Drop what was taken from batch ``end`` on: the pass is over after what is left."""
+        """Drop what was taken from batch ``end`` on: the pass is over there."""
         while self._taken:
             last = self._taken[-1]
             if last.error is not None and last.state.upcoming < end:
@@ -178,8 +164,8 @@ class Lookahead:
         self._last = self.state()._replace(over=True)
 
     def _give(self) -> Any:
-        """The next item that was taken; raises the error that came in its place. An item that can't be placed
-        is not given."""
+        """The next item that was taken, or the error in its place. An item that can't be placed
+        stays."""
         if not self._taken:
             raise StopIteration
         coming = self._taken[0]
@@ -196,14 +182,12 @@ class Lookahead:
         return item
 
     def _begun(self, item: Any) -> Callable[[], Any]:
-        """Begin to place an item; what is returned gives it."""
         try:
             return _begin(self._stages, item)
         except Exception:  # it is tried again, and raised, when the item is due
             return lambda: _placed(self._stages, item)
 
     def state(self) -> Standing:
-        """The state after the last item given."""
         last = self._last
         if last is None:
             return self._source.state()
@@ -211,7 +195,6 @@ class Lookahead:
         return last
 
     def close(self) -> None:
-        """Let threads and worker processes go. The state stays."""
         self._source.close()
         self._taken.clear()
 

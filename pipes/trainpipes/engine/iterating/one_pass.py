@@ -1,5 +1,3 @@
-"""One pass over a plan, with a state after every item. Used by the thread that iterates."""
-
 from __future__ import annotations
 
 import json
@@ -22,11 +20,11 @@ from trainpipes.state.format import Position, render
 
 
 class OneAtATime:
-    """Held while an iterator makes an item. Of threads that ask at the same time the second one is refused,
-    as a generator does: items would be repeated and lost.
+    """Held while an iterator makes an item. A second thread that asks meanwhile is refused, as by a
+    generator: items would be repeated and lost.
 
-    An iterator calls ``take`` within a ``try``, and where that gives False ``wait``; then ``done``, unless it
-    was refused. Handlers of signals run after calls, so not before ``done``: Ctrl-C does not leave it held.
+    An iterator calls ``take`` within a ``try``, and if that is False ``wait``; then ``done``.
+    Signal handlers run after calls, so Ctrl-C does not leave it held.
     """
 
     def __init__(self) -> None:
@@ -36,11 +34,7 @@ class OneAtATime:
         self._looks = False
 
     def wait(self) -> None:
-        """Wait for a state that is being taken.
-
-        Raises:
-            RuntimeError: it is an item that is being made.
-        """
+        """Wait for a state that is being taken; raises RuntimeError if an item is being made."""
         if not self._looks:
             raise RuntimeError(
                 "iterator already executing: another thread, or a function of the pipeline's own, is "
@@ -50,7 +44,7 @@ class OneAtATime:
 
     @contextmanager
     def between_items(self) -> Iterator[None]:
-        """While the state is taken, which is that of no item where one is being made."""
+        """Held while a state is taken; raises RuntimeError if an item is being made."""
         self._looks = True
         try:
             held = True
@@ -73,13 +67,8 @@ class OnePass:
     """A pass from a position on.
 
     Args:
-        plan: the pipeline's.
-        topology: which consumer this is.
-        position: where to start.
-        origin: the batch from which workers took turns; the position's, if left out.
-        go_on: whether a position with nothing left goes on with the next pass.
-        options: how items are made.
-        one_at_a_time: of the iterator that gives this pass's items.
+        origin: the batch from which workers took turns; the position's by default.
+        go_on: whether a position with nothing left continues with the next pass.
         after: the number of the pass that follows one.
         together: whether it ends where several ranks would, though it is one.
     """
@@ -138,24 +127,22 @@ class OnePass:
         return item
 
     def is_last(self) -> bool:
-        """Whether the item given last is this consumer's last one of the pass."""
         if self._plan.chain.endless:
             return False
         return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
 
     def standing(self) -> Standing:
-        """Where its items stand, after the last one given. Whose cursors moved is noted."""
+        """Where it stands after the last item given; notes whose cursors moved."""
         state = self.items.state()
         self._cursors.update(state.moved)
         return state
 
     def _go_on(self) -> None:
-        """Nothing was left: this is the next pass."""
         self._may_go_on, self.origin = False, 0
         self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards))
 
     def _other_workers_have_more(self) -> bool:
-        """Whether a worker of this rank has something left where this pass started."""
+        """Whether another worker of this rank has something left where this pass started."""
         topology = self._topology
         if topology.num_workers == 1:
             return False
@@ -167,14 +154,14 @@ class OnePass:
         return True
 
     def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
-        """The state after the last item given: whole where the pipeline is counted, else with the cursors of
-        this consumer's own shards.
+        """The state after the last item given; of an uncounted pipeline with the cursors of this
+        consumer's shards.
 
         Args:
             turn: whether it says which of the workers that take turns this consumer is.
-            ends: whether the state after the last item of a pass tells of its end, as a node's does, and not
-                of the start of the next one. So does a worker's, which can't know that the others have come
-                to the end, too.
+            ends: whether the state after the last item is that of the pass's end, not of the next
+                one's start: for nodes, and for workers, which can't know whether the others have
+                ended.
         """
         topology, extra = self._topology, {}
         if turn:
@@ -192,17 +179,15 @@ class OnePass:
             return render(position, plan.identity, cursors)
 
     def was_left_unfinished(self) -> bool:
-        """Whether the iterator is no more, and did not come to the end. Where the number of items is unknown,
-        it has come there only once it was asked for another."""
+        """Whether the iterator is gone and did not reach the end. Where the number of items is
+        unknown, it is at the end only after a call for one more."""
         if not self.left or self.ended:
             return False
         return not (self._plan.counts.known and self.items.state().over)
 
     @property
     def gave_one_step(self) -> bool:
-        """Whether each rank had one item of it."""
         return self.standing().m <= self.position.m + self._topology.world_size
 
     def close(self) -> None:
-        """Let threads and worker processes go. The state stays."""
         self.items.close()

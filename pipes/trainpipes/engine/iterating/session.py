@@ -1,5 +1,3 @@
-"""Where a pipeline or a ``Loader`` stands: what is outside its record."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,11 +30,10 @@ class Session:
     """Where one pipeline object, or one ``Loader``, stands.
 
     Args:
-        stages: makes the pipeline's stages.
+        stages: makes the plan.
         ranks: gives rank and world size.
-        source: where a ``Loader``'s own starts: that of its pipeline, as it stands now.
-        fixed: the epoch that every pass is, but for one that starts from a loaded state; None where one
-            epoch follows the other.
+        source: the pipeline's, where a ``Loader``'s own starts.
+        fixed: the epoch of every pass that starts from no load; None where one follows the other.
     """
 
     def __init__(
@@ -103,14 +100,13 @@ class Session:
         return position_of(state, self.plan)
 
     def load(self, state: dict[str, Any], allow_changes: Collection[str] = ()) -> None:
-        """Let the next pass start where the state says."""
         if allow_changes and isinstance(state, Mapping) and "pipeline" in state:
             state = migrate(state, self.plan, allow_changes)
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:
-        """Let the next pass start at a state, if it fits and says all that this rank needs. Returns the
-        number of this load, and its place."""
+        """Let the next pass start at a state, if that says all that this rank needs. Returns the
+        number of this load, and its position."""
         position = self.parse(state)
         if get_worker_info() is None:
             position.require_all_workers()
@@ -128,7 +124,6 @@ class Session:
         return load
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be that of an epoch, as ``Pipeline.set_epoch`` says."""
         whole_number(epoch, 0, "set_epoch(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
         if self.passes.fixed is not None:
             raise ConfigError(
@@ -143,11 +138,8 @@ class Session:
                 self.last = None  # what comes next is no longer what came after it
 
     def claim(self, own: tuple[int, Position] | None = None) -> Position:
-        """Where the pass that begins now starts.
-
-        Args:
-            own: the load and the position that are the iterator's own, if it was given a state.
-        """
+        """Where the pass that begins now starts; ``own``: load and position of an iterator that was
+        given a state."""
         self._warn_of_rest()
         if own is not None:
             position = self.loaded(own[1])
@@ -161,9 +153,9 @@ class Session:
         return position
 
     def _warn_of_rest(self) -> None:
-        """Say so, once, where a loop was left before the end of an epoch, and the next epoch begins: what was
-        left of it does not come, and without a shuffle its first items come again. A first look at one item
-        is no loop that was left."""
+        """Warn once where a loop ended before its epoch did and the next epoch begins: the rest
+        does not come, and without a shuffle the first items come again. A first look at one item
+        does not count."""
         last, now, chain = self.last, self.passes.now, self.plan.chain
         told = now.loaded or now.named >= 0 or self.passes.fixed is not None  # where to begin
         if last is None or told or chain.endless:
@@ -192,22 +184,18 @@ class Session:
         )
 
     def upcoming(self) -> Position:
-        """Where the next pass starts."""
         if self._goes_on and self.last is not None:
             return self.parse(self.last.state())
         return self.start(self.passes.now.upcoming, self.passes.now.loaded)
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the next pass goes on where the last one stands: an endless pipeline's does."""
+        """Whether the next pass continues where the last one stands: an endless pipeline's does."""
         return self.last is not None and self.plan.chain.endless and not self.passes.now.loaded
 
     def start(self, number: int, load: int) -> Position:
-        """Where a pass starts, given the load that it starts from.
-
-        Raises:
-            StateError: that was done after this process had started.
-        """
+        """Where a pass starts, given its load; raises StateError if that was loaded after this
+        process had started."""
         if self.pending is not None and self.pending[0] == load:
             return self.loaded(self.pending[1])
         if load % 2:
@@ -219,15 +207,13 @@ class Session:
         return self.start_of(number)
 
     def start_of(self, number: int) -> Position:
-        """The start of a pass, whatever was loaded."""
         return Position(number, 0, self.plan.chain.num_shards)
 
     def loaded(self, position: Position) -> Position:
-        """A position that was loaded, for a pass of its own: stages may change what they are opened with."""
+        """A loaded position for a pass of its own: stages may change what they are opened with."""
         return deepcopy(position)
 
     def start_of_epoch_at_hand(self) -> Position:
-        """The start of the pass that is under way; of the next one where none is."""
         last, now = self.last, self.passes.now
         if last is not None and not last.ended:
             position = last.position
@@ -240,7 +226,6 @@ class Session:
         return replace(position, m=0, cursors={}, extra={})
 
     def state_at(self, batches: int, epoch: int) -> dict[str, Any]:
-        """The state after so many batches of each rank in a pass."""
         if isinstance(batches, bool) or not isinstance(batches, int) or batches < 0:
             raise StateError(f"state_at(batches_delivered) counts from 0, got {shown(batches)}")
         if not is_count(epoch):
@@ -267,7 +252,6 @@ class Session:
         return walk.state()
 
     def peek(self) -> Any:
-        """The first item of the next pass, from an iterator of its own."""
         for item in self.coming():
             return item
         raise DataError(
@@ -276,7 +260,6 @@ class Session:
         )
 
     def coming(self) -> Iterator[Any]:
-        """The items of the next pass, without beginning it: made for this rank, which asks no other."""
         position = self.upcoming()
         starts = [position]
         if position.m:  # there may be nothing left
@@ -291,8 +274,8 @@ class Session:
                 return
 
     def state(self) -> dict[str, Any] | None:
-        """The state after the last item given; of the next pass's start where none was. None in a worker,
-        whose iterator has it."""
+        """The state after the last item given, or at the next pass's start. None in a worker, whose
+        iterator has it."""
         if get_worker_info() is not None:
             return None
         last = self.last

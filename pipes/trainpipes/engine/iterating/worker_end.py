@@ -1,6 +1,3 @@
-"""How a worker process of a ``DataLoader`` ends: by itself, with the one that trains, or with all others
-of its ``Loader`` where one has died."""
-
 from __future__ import annotations
 
 import atexit
@@ -32,18 +29,13 @@ SENDER = "QueueFeederThread"
 
 
 def end_in_peace() -> None:
-    """Have this worker end with the process that started it, however that ends, and end without pulling
-    the interpreter from under the thread that sends its batches; in a process that is no worker, nothing.
+    """In a worker: end with the process that started it, and not before the thread that sends
+    batches is done.
 
-    torch's own worker asks every 5 seconds, when it is not at work, whether its parent is there. Then it
-    waits until all that it has made is sent: for ever, since nobody reads, and the pipe is not broken as
-    long as other workers hold the end to read from.
-
-    torch does not wait for that thread where a loader is left in mid-epoch. A worker that was spawned
-    then takes its interpreter down below it; if the thread is just in torch, about to take the
-    interpreter's lock again, the C++ runtime gives up ("terminate called without an active exception"),
-    and the process that trains hears of a worker killed by signal Aborted. One that was forked ends at
-    once, as here one does whose thread is still at work.
+    torch's own worker, when its parent is gone, waits forever until its batches are sent: other
+    workers keep the pipe open. And torch does not wait for the sending thread where a loader is
+    left in mid-epoch: a spawned worker takes its interpreter down below it, and the C++ runtime
+    aborts ("terminate called without an active exception").
     """
     if get_worker_info() is not None:
         _register()
@@ -56,7 +48,6 @@ def _register() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the end of the process that asked for this one: behind a server that forks, not the server."""
     parent = multiprocessing.parent_process()
     if parent is None or parent.pid is None:  # what started this worker is not multiprocessing
         return
@@ -90,15 +81,9 @@ GRACE = 0.5
 
 
 class WorkerWatch:
-    """A thread that waits for the end of workers. Where one dies it ends the others: a lock that they share
-    may be held for ever, and a message half sent. Then nobody is left who could send, and who waits for a
-    message is told so.
-
-    torch would ask every 5 seconds, or raise from a signal's handler, wherever the program just is.
-
-    Args:
-        batches: torch's iterator over the messages of workers.
-    """
+    """A thread that ends all workers where one dies: that one may hold a lock that they share, or
+    have sent half a message. torch would ask every 5 seconds, or raise from a signal's handler,
+    wherever the program is."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -115,16 +100,9 @@ class WorkerWatch:
 
     @property
     def is_well(self) -> bool:
-        """Whether no worker has ended."""
         return not connection.wait([worker.sentinel for worker in self._workers], 0)
 
     def error(self, memory: WorkerMemory, num_shards: int) -> WorkerError | None:
-        """After an error: what to raise in its place, because a worker has died.
-
-        Args:
-            memory: that the workers share with this process.
-            num_shards: of the pipeline.
-        """
         if connection.wait([worker.sentinel for worker in self._workers], PATIENCE):
             self._thread.join(PATIENCE)
         # One that says that all is well, in the middle of it, is not in the thread's list.
@@ -146,7 +124,6 @@ class WorkerWatch:
         )
 
     def end(self) -> None:
-        """Have the workers end; kill those that are still there after a moment."""
         batches, workers = self._batches, self._workers
         ended, batches._shutdown = batches._shutdown, True
         if (

@@ -1,7 +1,5 @@
-"""One consumer: the items of its shards in the order of the global sequence, and where they then stand.
-
-Owns the threads that work ahead. Used by the thread that iterates.
-"""
+"""The items of one worker of one rank, in global order, and where it then stands. Owns the threads
+that work ahead; used by the thread that iterates."""
 
 from __future__ import annotations
 
@@ -23,14 +21,13 @@ from trainpipes.state.format import Position
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How items are made. What they are is the same with any of these.
+    """How items are made. The items are the same with any of these.
 
     Args:
-        threads: that work ahead: 0 for none; None for as many as there are cores, and none for functions
-            that are not ours.
-        workers: of a ``Loader``, which make the items; None to make them in this process.
-        with_rows: whether it is known of the item given last which rows it is made of.
-        places: whether batches are placed, by stages that do so in the process that trains.
+        threads: that work ahead; None for one per core, without user functions.
+        workers: of a ``Loader``, which make the items.
+        with_rows: whether each item comes with its rows.
+        places: whether stages place batches on a device.
     """
 
     threads: int | None = 0
@@ -47,12 +44,10 @@ class Standing(NamedTuple):
     """Where a consumer stands after the last item that it gave.
 
     Args:
-        m: batches of the pass that all ranks together have taken: that item's step is over.
-        upcoming: number of the batch that comes next. Where the consumer has ended at one that is
-            missing, the number of that one.
-        over: whether the pass is over: what is saved then is the start of the next one.
-        moved: cursors, as JSON, of the shards that moved since the state was asked for before; the first
-            time, of all. Empty where the pipeline is counted.
+        m: batches of the pass that all ranks together have taken.
+        upcoming: number of the next batch; at the end, of the first missing one.
+        over: whether the pass is over, so that the state is the next one's start.
+        moved: JSON cursors of the shards that moved since the last call; first all.
     """
 
     m: int
@@ -62,15 +57,8 @@ class Standing(NamedTuple):
 
 
 class WorkerIterator:
-    """What one worker of one rank gets, in order, from a position on.
-
-    Args:
-        plan: the pipeline's.
-        topology: which consumer this is.
-        position: where to start; its cursors, if it needs any, may be those of all shards or of its own.
-        origin: the batch from which workers took turns; where the run (re)started.
-        options: how items are made.
-    """
+    """What one worker of one rank gets, in order, from a position on. Workers took turns from batch
+    ``origin``."""
 
     def __init__(
         self,
@@ -153,7 +141,6 @@ class WorkerIterator:
 
     @property
     def items(self) -> Items:
-        """What gives the items."""
         if self._items is None:
             self._items = self._begin()
         return self._items
@@ -173,14 +160,12 @@ class WorkerIterator:
         return items_of(plan, self._first, self._own, self._pool, alone, options.with_rows)
 
     def state(self) -> Standing:
-        """Where this consumer stands after the last item given."""
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
         over = self._plan.counts.known and (self._over or self._m >= self.end)
         return Standing(self._m, self._next, over, moved)
 
     def close(self) -> None:
-        """Let threads and workers go. The state stays."""
         if self._pool is not None:
             self._pool.close()
         if self._items is not None:
@@ -188,10 +173,7 @@ class WorkerIterator:
 
 
 def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
-    """Warn, once for a pipeline, that a consumer's whole epoch gave nothing, and say why.
-
-    Says nothing where other consumers may have had something, or where nothing was asked for.
-    """
+    """Warn once for a pipeline that a consumer's whole epoch gave nothing, and why."""
     world, workers = topology.world_size, topology.num_workers
     if plan.quiet or (plan.chain.ragged and world > 1):
         return
@@ -206,7 +188,8 @@ def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
 
 
 def _cause(plan: Plan, world: int) -> str | None:
-    """Which stages left nothing of how many rows; None where there was nothing, or nothing was asked for."""
+    """Which stages left nothing of how many rows; None where there was nothing, or nothing was
+    asked for."""
     rows = (
         int(plan.inputs.source.lengths.sum()) if isinstance(plan.inputs.source, RowSource) else None
     )
@@ -221,7 +204,6 @@ def _cause(plan: Plan, world: int) -> str | None:
 
 
 def _drops(stage: Any) -> bool:
-    """Whether a stage may leave items out."""
     if stage.role == "batch":
         return bool(stage.drop_last)
     if stage.role == "pack":

@@ -1,10 +1,9 @@
-"""What a ``Loader``'s worker process sends: several batches in one message, of at most 8 MiB.
+"""What a ``Loader``'s worker sends: several batches in one message, of at most 8 MiB.
 
-Each batch is pickled by itself. Tensors below 1 MiB leave their values beside the pickle (its protocol 5
-calls that out-of-band buffers), in memory that forked workers share with their parent and use again:
-nothing is opened, mapped or faulted in on the way. Where there is no such memory (spawned workers), or no
-room in it, the values travel with the message. Larger tensors travel as torch sends them.
-``pack`` and ``place`` are called in a worker, ``unpack`` in the process that trains.
+Each batch is pickled by itself. Tensors below 1 MiB leave their values out of band (pickle protocol
+5), in memory that forked workers share with their parent: nothing is opened, mapped or faulted in.
+Without such memory, or room in it, the values travel with the message. Larger tensors travel as
+torch sends them.
 """
 
 from __future__ import annotations
@@ -37,13 +36,8 @@ _EPOCH, _DUE, _UNPACKED = range(3)
 
 
 class Packed(NamedTuple):
-    """A batch on its way.
-
-    Args:
-        pickled: all but the values of small tensors.
-        values: of each such tensor: its bytes, or where they begin and end in shared memory.
-        size: bytes of the batch, large tensors included.
-    """
+    """A batch on its way. ``values``: bytes of each small tensor, or where they begin and end in
+    shared memory; ``size``: bytes with large tensors."""
 
     pickled: bytes
     values: list[Any]
@@ -55,11 +49,8 @@ class WorkerMessage:
     """What a worker sends at a time: perhaps nothing, so that any number of workers may take turns.
 
     Args:
-        worker: who sends it.
-        items: batches in order: number; batch, or why there is none: None where the shard has ended, an
-            exception if it could not be made, after which nothing comes; position of its shard after it, as
-            JSON, empty where the pipeline is counted.
-        schemas: what the worker knows of them.
+        items: in order: number; batch, None where the shard has ended, or an exception; JSON cursor
+            of its shard after it, if it needs one.
     """
 
     worker: int
@@ -68,30 +59,21 @@ class WorkerMessage:
 
     @property
     def batches(self) -> list[Packed]:
-        """Those among the items."""
         return [made for _, made, _ in self.items if isinstance(made, Packed)]
 
     @property
     def has_failed(self) -> bool:
-        """Whether it is the last one of its worker, since a batch could not be made."""
         return bool(self.items) and isinstance(self.items[-1][1], ExceptionWrapper)
 
     def has_room(self, batch: Packed) -> bool:
-        """Whether a batch may travel with those that are here."""
         held = sum(other.size for other in self.batches)
         return not held or held + batch.size <= MOST_BYTES
 
 
 class WorkerMemory:
-    """What a ``Loader`` shares with its workers: a few numbers, and room for batches on their way, which
-    only forked workers see.
-
-    A worker fills its places in turn. A place is free again once the parent has unpacked its message.
-
-    Args:
-        workers: how many.
-        ahead: messages of each that are made ahead.
-    """
+    """What a ``Loader`` shares with its workers: a few numbers, and room for batches, which only
+    forked workers see. A worker fills its places in turn; one is free again once the parent has
+    unpacked its message."""
 
     def __init__(self, workers: int, ahead: int) -> None:
         self.workers = workers
@@ -107,24 +89,22 @@ class WorkerMemory:
         return {**vars(self), "_room": None, "_map": None}
 
     def begin(self, epoch: int) -> None:
-        """The next pass starts at the start of an epoch."""
         self.shrink()
         self._numbers[_EPOCH], self._numbers[_DUE] = epoch, 0
 
     def shrink(self) -> None:
-        """Give back the pages that messages came to: no worker is at work."""
+        """Give back the pages of messages: no worker is at work."""
         if hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE)
 
     @property
     def start(self) -> int | None:
-        """The epoch at whose start the pass starts; None where it starts at the position that workers got."""
+        """The epoch at whose start the pass starts; None for the position that workers got."""
         epoch = int(self._numbers[_EPOCH])
         return None if epoch < 0 else epoch
 
     @property
     def due(self) -> int:
-        """The batch that the parent waits for, or did a moment ago."""
         return int(self._numbers[_DUE])
 
     @due.setter
@@ -132,26 +112,18 @@ class WorkerMemory:
         self._numbers[_DUE] = m
 
     def unpacked(self, worker: int) -> int:
-        """Messages of a worker that the parent has unpacked."""
         return int(self._numbers[_UNPACKED + worker])
 
     def makes(self, worker: int, m: int) -> None:
-        """A worker says which batch it makes."""
         self._numbers[_UNPACKED + self.workers + worker] = m
 
     def made_by(self, worker: int) -> int | None:
-        """The batch that a worker makes, or made last; None where it has not begun."""
         m = int(self._numbers[_UNPACKED + self.workers + worker])
         return None if m < 0 else m
 
     def place(self, message: WorkerMessage, number: int) -> None:
-        """Put the values of a message's tensors in shared memory. What finds no room there stays with the
-        message.
-
-        Args:
-            message: to be sent.
-            number: of the message among those of its worker.
-        """
+        """Put the values of the tensors of a worker's message ``number`` in shared memory, as far
+        as there is room."""
         worker, each = message.worker, self.ahead + 1
         room = self._room if number - self.unpacked(worker) < each else None
         at = (worker * each + number % each) * MOST_BYTES
@@ -167,7 +139,6 @@ class WorkerMemory:
                     at = stop + -stop % ALIGNED
 
     def unpack(self, message: WorkerMessage) -> list[tuple[int, Any, str]]:
-        """The items of a message: batches with memory of their own, ENDED for None. Frees its place."""
         found = [(m, self._unpacked(made), text) for m, made, text in message.items]
         self._numbers[_UNPACKED + message.worker] += 1
         return found
@@ -190,7 +161,7 @@ class _Pickler(ForkingPickler):
         self._ours: pickle.PickleBuffer | None = None
 
     def _beside(self, buffer: pickle.PickleBuffer) -> bool:
-        """Keep a tensor's values beside; a buffer of anything else is pickled, which True says."""
+        """Keep a tensor's values out of band; True has any other buffer pickled."""
         if buffer is not self._ours:
             return True
         self.values.append(buffer.raw())
@@ -209,7 +180,6 @@ class _Pickler(ForkingPickler):
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values travel beside the pickle."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
         return False
     fits = 0 < tensor.nbytes < ALONE_BYTES
@@ -221,11 +191,6 @@ def _tensor(values: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Te
 
 
 def pack(batch: Any) -> Packed:
-    """A batch, ready to be sent in a message.
-
-    Raises:
-        DataError: it can't be pickled.
-    """
     pickler = _Pickler()
     try:
         pickler.dump(batch)
@@ -240,7 +205,7 @@ def pack(batch: Any) -> Packed:
 
 
 def failure(worker: int) -> ExceptionWrapper:
-    """The exception at hand, to be sent by a worker; a ``RuntimeError`` if its class can't be."""
+    """The current exception, to be sent; a ``RuntimeError`` if its class can't be."""
     failed = ExceptionWrapper(where=f"in DataLoader worker process {worker}")  # type: ignore[no-untyped-call]
     try:
         pickle.dumps(failed)

@@ -1,5 +1,3 @@
-"""What the workers of a ``Loader`` make, as the items of one consumer. Used by the thread that iterates."""
-
 from __future__ import annotations
 
 from collections.abc import Generator
@@ -24,15 +22,8 @@ _INTERRUPTED = (
 
 
 class WorkerReceiver:
-    """One rank's items, made by workers. An error of theirs is raised when its batch is due, and again
-    whenever one is asked for.
-
-    Args:
-        workers: of the ``Loader``.
-        plan: the pipeline's.
-        topology: this rank.
-        position: where to start.
-    """
+    """One rank's items, made by workers. A worker's error is raised when its batch is due, and on
+    every call from then on."""
 
     def __init__(
         self, workers: LoaderWorkers, plan: Plan, topology: Topology, position: Position
@@ -49,7 +40,6 @@ class WorkerReceiver:
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
 
     def take(self, m: int) -> Any:
-        """Batch ``m``, or ENDED if its shard has no more. It is not asked for then any more."""
         try:
             if self._error is not None:
                 raise self._error
@@ -67,7 +57,6 @@ class WorkerReceiver:
         return item
 
     def _receive(self, due: int) -> None:
-        """Take in one message."""
         if self._started is None:
             # Schemas that are not known yet are found in the workers: a function that opens a file when it
             # is first called must not do so here, before they are forked.
@@ -92,7 +81,7 @@ class WorkerReceiver:
             self._ready[m] = item, text
 
     def begin(self, m: int, stride: int, end: float) -> None:
-        """Nothing: workers are started when the first item is asked for."""
+        """Nothing: workers start when the first item is asked for."""
 
     def cursor_text(self, shard: int) -> str:
         """Where a shard's next item starts: as a worker said, or else where it started."""
@@ -100,10 +89,8 @@ class WorkerReceiver:
 
     @cached_property
     def _at_start(self) -> Items:
-        """The same items, made by nobody."""
         return items_of(self._plan, self._position, self._own)
 
     def close(self) -> None:
-        """Let the workers go."""
         self._started = None
         self._ready.clear()

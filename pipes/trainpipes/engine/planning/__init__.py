@@ -1,13 +1,13 @@
-"""From the stages of a pipeline to what will happen, before anything is read. From the ground up:
+"""What the stages of a pipeline will do, before anything is read. From the bottom up:
 
-schemas         of rows that are Python objects: given, or found
+schemas         of rows that are Python objects
 chain           which stage stands where
-block_table     a source's blocks as arrays, in an epoch's order
+block_table     a source's blocks as arrays
 first_rows      finds a schema
-as_columns      the stage that turns Python objects into columns
-arrange         makes a chain of stages as they are written
-layouts         how each epoch is cut into spans, windows, batches
+as_columns      turns Python objects into columns
+arrange         makes a chain of stages
+layouts         how each epoch is cut
 counts          how many batches there are, and where each begins
-plan            the four parts together, and what a state must agree with
-migrate         a state of a pipeline that differed in what may change, made one of the plan at hand
+plan            the four parts together
+migrate         adapts the state of a changed pipeline
 """

@@ -1,7 +1,5 @@
-"""Sorts the stages of a pipeline into a ``Chain``, or says why they do not make one.
-
-Each stage is put above those below it, one after the other; each step makes a new chain.
-"""
+"""Sorts the stages of a pipeline into a ``Chain``, from the bottom up, or says why they do not make
+one."""
 
 from __future__ import annotations
 
@@ -29,10 +27,7 @@ S = TypeVar("S", bound=Stage)
 
 
 def arrange(written: Sequence[Stage]) -> Chain:
-    """The chain of some stages.
-
-    Args:
-        written: the stages, first one first. The instances belong to the chain.
+    """The chain of some stages, whose instances then belong to it.
 
     Raises:
         ConfigError: they do not make a pipeline; says which stage, and where it can stand.
@@ -74,7 +69,6 @@ def arrange(written: Sequence[Stage]) -> Chain:
 
 
 def _on_files(chain: Chain, stage: Stage) -> Chain:
-    """The chain with a stage on file paths."""
     if isinstance(stage, DealStage):
         return replace(chain, shard=_once(chain.shard, stage))
     shuffles = isinstance(stage, OrderStage) and stage.order is None
@@ -87,7 +81,6 @@ def _on_files(chain: Chain, stage: Stage) -> Chain:
 
 
 def _check(chain: Chain) -> None:
-    """Raise where stages do not go together."""
     opener = chain.opener
     if chain.shuffle is not None and opener.orders_rows:
         raise ConfigError(
@@ -116,13 +109,8 @@ def _check(chain: Chain) -> None:
 
 
 def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
-    """The chain with a stage above it.
-
-    Args:
-        chain: what is below.
-        stage: which comes next.
-        cut_later: whether this one, or one above it, cuts what comes from below anew.
-    """
+    """The chain with a stage above it. ``cut_later``: whether this one, or one above it, makes new
+    batches or packed rows."""
     after = (*chain.after, stage)
     if isinstance(stage, OrderStage):
         return _shuffled(chain, stage)
@@ -151,7 +139,6 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
 
 
 def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
-    """The chain with a stage that orders rows."""
     if chain.batch is not None:
         raise ConfigError(f"{stage} orders rows: put it before batch()")
     packed = next((s for s in chain.after if s.role == "pack"), None)
@@ -174,7 +161,6 @@ def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
 
 
 def _cached(chain: Chain, stage: CacheStage) -> Chain:
-    """The chain with a cache: of what the stages on rows below it make of a block, whatever the epoch."""
     if chain.shuffle is not None:
         raise ConfigError(
             f"{stage} stands after {chain.shuffle}, where rows come in another order every epoch: put it "
@@ -225,7 +211,7 @@ def _least(found: int | None, stop: int) -> int:
 
 
 def _draw(chain: Chain, stage: OrderStage) -> Chain:
-    """The chain where rows are read by number: what stood below the stage that says which follows it."""
+    """The chain where rows are read by number: what stood below the sampler now follows it."""
     opener = chain.opener
     if not opener.random_access:
         raise ConfigError(
@@ -245,9 +231,9 @@ def _draw(chain: Chain, stage: OrderStage) -> Chain:
 
 
 def _move_up(chain: Chain) -> Chain:
-    """Let stages that treat each row by itself and keep them all wait until rows are dealt: what
-    comes out is the same, and a consumer works on its own rows only. What is below a cache is done for
-    whole blocks, and where it drops rows, the dealing is to count them still."""
+    """Move stages that treat and keep each row by itself above the dealing: the rows are the same,
+    and each consumer works on its own only. Stages below a cache stay, since they work on whole
+    blocks."""
     stay = chain.cached or 0
     if chain.shuffle is None:
         before, after = chain.after[:stay], chain.after[stay:]

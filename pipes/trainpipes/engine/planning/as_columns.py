@@ -1,5 +1,3 @@
-"""Where rows that are Python objects become columns, all of one schema."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,16 +20,13 @@ from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_throu
 
 
 class AsColumns(RunStage):
-    """Turns rows that are dicts into Arrow columns; leaves rows that have columns as they are.
-
-    Stands below each stage that works on columns where rows may be Python objects. Its schema is given, or
-    found once: every block of every run has it. Called by any thread.
+    """Turns rows that are dicts into Arrow columns, below each stage that works on columns. Its
+    schema is given, or found once: every block of every run has it. Called by any thread.
 
     Args:
-        asker: the stage that needs columns, as it prints, for messages.
-        schema: as given; None to find it.
+        asker: the stage that needs columns, for messages.
         may_stay: whether rows stay as they are where the first ones make no columns.
-        key: names it among those of the chain.
+        key: of its schema in ``Schemas``.
     """
 
     per_row = True
@@ -57,11 +52,8 @@ class AsColumns(RunStage):
 
     @property
     def kept(self) -> pa.Schema | None:
-        """What all rows fit; None where they stay as they are.
-
-        Raises:
-            SchemaError: none was given, and none can be found.
-        """
+        """The schema; None where rows stay as they are. Raises SchemaError if none was given or
+        found."""
         found: pa.Schema | None = self.plan_inputs.schemas.get(self.key, self._find)
         return found
 
@@ -106,17 +98,14 @@ class AsColumns(RunStage):
 
 
 def with_columns(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages of a chain, with what turns rows into columns wherever one needs them."""
     return _with_columns(stages)[0]
 
 
 def gives_objects(stages: Sequence[Stage]) -> bool:
-    """Whether rows that come out of a chain may be Python objects."""
     return _with_columns(stages)[1]
 
 
 def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
-    """The columns that rows have after some stages, where no row need be read to know."""
     schema = inputs.source.schema if isinstance(inputs.source, RowSource) else None
     start = 0
     for number, stage in enumerate(steps):
@@ -159,6 +148,6 @@ def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:
-    """Whether a stage that collates gets batches that were made elsewhere, each by itself."""
+    """Whether a stage that collates gets batches that were made elsewhere."""
     made = isinstance(first, Source) and (first.makes_batches or first.read_once)
     return stage.role == "finish" and (not batched or made)

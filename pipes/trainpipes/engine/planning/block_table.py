@@ -1,5 +1,3 @@
-"""A source's blocks as arrays, and their order in an epoch."""
-
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -13,7 +11,7 @@ from trainpipes.engine.layout import IntArray
 
 
 class BlockTable:
-    """A source's blocks as arrays, with rows before ``skip`` and from ``stop`` on cut away, and those of
+    """A source's blocks as arrays, without rows before ``skip``, from ``stop`` on, and of
     ``unread`` blocks.
 
     Attributes:
@@ -44,7 +42,7 @@ class BlockTable:
     def order(
         self, epoch: int, make: Callable[[int], IntArray | None]
     ) -> tuple[IntArray, IntArray | None]:
-        """Rows before each place of an epoch's order of blocks, and that order, which ``make`` makes."""
+        """Rows before each place of an epoch's order of blocks, and that order."""
         found = self._orders.get(epoch)
         if found is None:
             order = make(epoch)
@@ -57,14 +55,11 @@ class BlockTable:
         return found
 
     def numbers(self, stretches: Sequence[tuple[int, int, int]]) -> IntArray:
-        """The numbers in file order, int64, of the rows of some blocks: for each of them the first one and
-        the one after the last."""
         found = [
             np.arange(self.firsts[b] + low, self.firsts[b] + high) for b, low, high in stretches
         ]
         return np.concatenate(found or [np.empty(0, dtype=np.int64)])
 
     def where(self, row: int) -> tuple[int, int]:
-        """The block of a row, numbered in file order, and which of its rows that is."""
         block = int(np.searchsorted(self.firsts, row, side="right")) - 1
         return block, row - int(self.firsts[block])

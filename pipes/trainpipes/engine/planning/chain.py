@@ -1,7 +1,4 @@
-"""Which stage of a pipeline stands where: what ``arrange`` makes of the stages as they are written.
-
-Immutable, and of no data: nothing is opened to make it. Any thread may ask it.
-"""
+"""Which stage of a pipeline stands where. Immutable; nothing is opened. Any thread may ask it."""
 
 from __future__ import annotations
 
@@ -46,22 +43,15 @@ class Chain:
     """The stages of a pipeline, sorted by what they are to its plan.
 
     Attributes:
-        stages: all of them, first one first.
-        opener: the one that opens the source of rows.
-        file_stages: on file paths, before they are read.
+        stages: all of them.
+        opener: opens the source of rows.
         before: on rows, before the shuffle.
-        after: on rows after they are dealt, and above.
-        shuffle: the one that orders rows.
-        shard: the one that deals them.
-        batch: the one that cuts batches.
-        repeat: the one that goes on with the next epoch.
-        cache: the one that keeps rows.
-        cached: how many of ``before`` are below it; None where nothing is kept.
+        after: on rows after they are dealt, and on batches.
+        shard: deals rows.
+        cached: how many of ``before`` are below the cache; None where nothing is kept.
         place_stages: on finished batches, in the process that trains.
-        skip_rows: rows in file order left out at the start of an epoch.
-        stop_rows: the row in file order before which an epoch ends.
-        skip_batches: batches left out at the start of an epoch.
-        stop_batches: the batch before which an epoch ends.
+        skip_rows, stop_rows: which rows in file order an epoch has.
+        skip_batches, stop_batches: which batches an epoch has.
         rolling: whether rows go on into the next epoch before they are batched.
     """
 
@@ -87,7 +77,6 @@ class Chain:
 
     @property
     def steps(self) -> tuple[Stage, ...]:
-        """What rows go through, first one first."""
         return self.before + self.after
 
     @property
@@ -99,12 +88,10 @@ class Chain:
 
     @property
     def mixes(self) -> bool:
-        """Whether the rows are of several pipelines."""
         return isinstance(self.opener, MixingSource)
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether each row read is one that is batched."""
         rows = self.before + self.after_on_rows
         rows = rows if self.batch is None else (*rows, self.batch)
         counting = any(s.role in ("take", "skip") for s in self.after)
@@ -114,7 +101,6 @@ class Chain:
 
     @property
     def urls(self) -> Any:
-        """What was asked for, where files are listed."""
         return self.stages[0].options["urls"] if self.stages[0].role == "files" else None
 
     @property
@@ -137,28 +123,25 @@ class Chain:
 
     @property
     def drawn(self) -> RowOrder | None:
-        """What says which rows an epoch has, row by row; None where windows are shuffled, or nothing."""
+        """The stage that draws an epoch's rows by number."""
         return None if self.shuffle is None else self.shuffle.order
 
     @property
     def may_repeat(self) -> bool:
-        """Whether an epoch may have a row twice."""
         return self.shuffle is not None and self.shuffle.sampler is not None
 
     @property
     def buffer(self) -> int | None:
-        """Rows that are shuffled with each other; None where rows are not shuffled within a buffer."""
+        """Rows that are shuffled together; None without a buffer."""
         if self.shuffle is None or self.drawn is not None:
             return None
         return self.shuffle.buffer_size
 
     @property
     def seed(self) -> int | None:
-        """Of a shuffle within a buffer."""
         return None if self.shuffle is None or self.drawn is not None else self.shuffle.seed
 
     def of_batch_size(self, size: int) -> Chain:
-        """The chain with batches of another size."""
         if self.batch is None:
             return self
         batch = self.batch.replaced(batch_size=size)
@@ -179,13 +162,11 @@ class Chain:
         return self.times is None
 
     def goes_on(self, epoch: int, first_epoch: int) -> bool:
-        """Whether another epoch follows one, in the pass that starts with ``first_epoch``."""
         if self.repeat is None:
             return False
         return self.times is None or epoch + 1 < first_epoch + self.times
 
     def first_epoch(self, number: int) -> int:
-        """The epoch with which pass ``number`` starts."""
         return number * (PASS_EPOCHS if self.times is None else self.times)
 
 
@@ -194,16 +175,7 @@ SAMPLE_ROWS = 10_000
 
 
 class Inputs:
-    """The rows that a chain of stages reads.
-
-    Args:
-        chain: its stages are told of these inputs, where they ask.
-        source: the source, if it is open already; opened when it is asked for otherwise.
-        schemas: of other inputs of the same rows; their own otherwise.
-
-    Attributes:
-        schemas: of rows that are Python objects, by ``AsColumns.key``.
-    """
+    """The rows that a chain reads. The source is opened when it is first asked for."""
 
     def __init__(
         self,
@@ -222,7 +194,6 @@ class Inputs:
 
     @property
     def is_open(self) -> bool:
-        """Whether the source was asked for."""
         return self._source is not None
 
     @cached_property
@@ -247,7 +218,6 @@ class Inputs:
 
     @cached_property
     def mixed(self) -> dict[str, Inputs]:
-        """Those of the pipelines whose rows are mixed; none where rows are of one source."""
         mix = self.chain.opener
         parts = mix.parts(self) if isinstance(mix, MixingSource) else {}
         for name, part in parts.items():
@@ -256,19 +226,16 @@ class Inputs:
 
     @property
     def listed(self) -> RowSource:
-        """The source, where its blocks are listed."""
         assert isinstance(self.source, RowSource)
         return self.source
 
     @cached_property
     def blocks(self) -> BlockTable:
-        """The blocks of that."""
         skip, stop = self.chain.skip_rows, self.chain.stop_rows
         return BlockTable(self.listed.lengths, skip, stop, self.listed.unread)
 
     @cached_property
     def epoch_rows(self) -> int | None:
-        """Rows read in an epoch, if they are counted before they are read."""
         chain = self.chain
         if isinstance(self.source, RowSource):
             rows = self.blocks.rows
@@ -283,7 +250,6 @@ class Inputs:
         return max(0, stop - chain.skip_rows)
 
     def place_of(self, row: int) -> Place:
-        """Where a row, numbered in file order, stands."""
         if isinstance(self.source, RowSource):
             return self.source.place(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
@@ -292,7 +258,7 @@ class Inputs:
         return Place(row=row)
 
     def places_of(self, row: int) -> list[Place]:
-        """Where all that a row is made of stands: one place, but for rows side by side."""
+        """Where all that a row is made of stands: one place, or several for zipped rows."""
         if isinstance(self.source, RowSource):
             return self.source.places(*self.blocks.where(row))
         if isinstance(self.source, RowMixture):
@@ -304,7 +270,6 @@ class Inputs:
 
     @cached_property
     def cached_blocks(self) -> BlockCache | None:
-        """What a cache() keeps; None where nothing is kept."""
         chain = self.chain
         if chain.cache is None or chain.cached is None:
             return None
@@ -316,7 +281,6 @@ class Inputs:
         )  # fmt: skip
 
     def first_keys(self) -> list[Any]:
-        """What tells the rows that types of columns are found from."""
         firsts, found = self.blocks.firsts, []
         for block in np.flatnonzero(self.blocks.lengths).tolist():
             if firsts[block] - firsts[0] >= SAMPLE_ROWS:

@@ -1,7 +1,5 @@
-"""How many batches there are, and where each of them begins: arithmetic, where counts are known.
-
-Asks the source for its counts, and reads no row. Any thread may ask it.
-"""
+"""How many batches there are, and where each begins: arithmetic, where counts are known. Reads no
+row. Any thread may ask it."""
 
 from __future__ import annotations
 
@@ -17,12 +15,6 @@ from trainpipes.state.format import Position
 
 
 class Counts:
-    """Counts and places of batches.
-
-    Args:
-        layouts: how epochs are cut.
-    """
-
     def __init__(self, layouts: Layouts) -> None:
         self.layouts = layouts
         self.chain = layouts.chain
@@ -33,7 +25,6 @@ class Counts:
 
     @cached_property
     def known(self) -> bool:
-        """Whether the number of batches in a pass is known, and none is missing."""
         chain, layouts = self.chain, self.layouts
         if layouts.inputs.epoch_rows is None or not layouts.whole:
             return False
@@ -42,17 +33,16 @@ class Counts:
 
     @cached_property
     def counted(self) -> bool:
-        """Whether the first row of a batch follows from its number: the number of rows is known, and
-        stages above the source keep them one to one, in batches of a fixed size.
+        """Whether the first row of a batch follows from its number: the number of rows is known,
+        and all stages keep them one to one, in batches of a fixed size.
 
-        Where each shard stands after m batches is then arithmetic (``cursor_at``): a state needs no
-        more than m, and a run that goes on at m reads nothing of what is before it. In all other
-        pipelines a shard's position is known only by whoever has read that far, and a state keeps it."""
+        Then a state needs only m, and resuming reads nothing before it. In all other pipelines only
+        whoever has read that far knows a shard's position, and a state keeps it.
+        """
         return self.known and isinstance(self.layouts.usual, Layout)
 
     @property
     def ends_unevenly(self) -> bool:
-        """Whether shards end at steps that are not known in advance."""
         return not self.known and not self.chain.endless
 
     # Counts, where they are known
@@ -63,7 +53,6 @@ class Counts:
 
     @cached_property
     def batches_in_epoch(self) -> int:
-        """Batches of an epoch over all ranks."""
         chain = self.chain
         return self._delivered(count_batches(self._epoch_rows, chain.batch_size, chain.drop_last))
 
@@ -73,7 +62,7 @@ class Counts:
 
     @cached_property
     def batches_in_pass(self) -> float:
-        """Batches of a pass over all ranks; inf for no end."""
+        """Over all ranks; inf for no end."""
         chain, sizes = self.chain, self.layouts.sizes
         if chain.times is None:
             return math.inf if self.batches_in_epoch or (chain.rolling and self._epoch_rows) else 0
@@ -88,18 +77,16 @@ class Counts:
 
     @cached_property
     def _by_epoch(self) -> bool:
-        """Whether a pass has several epochs, which are batched one by one."""
+        """Whether a pass has several epochs, batched one by one."""
         chain = self.chain
         return chain.repeat is not None and not chain.rolling and self.known
 
     def epoch_start(self, epoch: int, first_epoch: int) -> int:
-        """Number of an epoch's first batch in its pass, where epochs are batched one by one."""
         known, start, after = self._known_epoch(first_epoch)
         return start if epoch <= known else after + (epoch - known - 1) * self.batches_in_epoch
 
     def epoch_of(self, m: int, first_epoch: int) -> int:
-        """The epoch in which batch ``m`` of a pass lies; the last one for those after it, and the first
-        where epochs are not batched one by one."""
+        """The epoch of batch ``m`` of a pass; the first where epochs are not batched one by one."""
         if not self._by_epoch:
             return first_epoch
         times, (epoch, _, after) = self.chain.times, self._known_epoch(first_epoch)
@@ -108,8 +95,8 @@ class Counts:
         return epoch if times is None else min(epoch, first_epoch + times - 1)
 
     def _known_epoch(self, first_epoch: int) -> tuple[int, int, int]:
-        """The epoch in which the size of batches was changed, or else the first one of the pass; the
-        number of its first batch, and the one after its last."""
+        """The epoch in which the batch size was changed, or the first one; the numbers of its first
+        batch and the one after its last."""
         sizes = self.layouts.sizes
         if sizes is None:
             return first_epoch, 0, self.batches_in_epoch
@@ -117,7 +104,6 @@ class Counts:
 
     @cached_property
     def _changed_batches(self) -> int:
-        """Batches of the epoch in which their size was changed."""
         layout = self.layouts.changed
         if isinstance(layout, StreamLayout):  # as one span of rows
             size, changes = layout.batch_size, layout.changes
@@ -125,14 +111,8 @@ class Counts:
         return layout.count(self.chain.drop_last)
 
     def end(self, world_size: int, origin: int = 0) -> float:
-        """The batch after the last one of a pass; inf where that is not known. From ``origin``
-        on, where they (re)started, several ranks deliver the same number each, so that the last few
-        may be left out.
-
-        Args:
-            world_size: ranks.
-            origin: where they started.
-        """
+        """The batch after the last of a pass; inf where unknown. Several ranks deliver the same
+        number each from ``origin`` on, so the last few may be left out."""
         chain = self.chain
         if self.known:
             total = self.batches_in_pass
@@ -151,17 +131,16 @@ class Counts:
     # One shard
 
     def shift(self, epoch: int, first_epoch: int) -> int:
-        """By how much the number of a batch in its epoch is larger than that in its pass."""
+        """The number of a batch in its epoch less that in its pass."""
         start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
         return self.chain.skip_batches - start
 
     def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
-        """Which of the epoch's own S sequences a shard takes: epochs of K batches follow
-        each other in m, and K need not be a multiple of S."""
+        """Which of the epoch's own S sequences a shard takes: epochs of K batches follow each
+        other, and K need not be a multiple of S."""
         return (shard + self.shift(epoch, first_epoch)) % self.num_shards
 
     def span(self, shard: int, epoch: int, first_epoch: int) -> int:
-        """Which of the epoch's spans a shard's rows are in."""
         return self.slot(shard, epoch, first_epoch) % self.layouts.of(epoch).num_spans
 
     def chunks(self, slot: int, epoch: int) -> tuple[int, int | None]:
@@ -178,8 +157,8 @@ class Counts:
         return skipped, max(skipped, slots_before(stop, slot, self.num_shards))
 
     def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
-        """Where the rows of a slot begin in an epoch; or, where the pipeline is counted, at the first row
-        after ``skip`` of its batches."""
+        """Where a slot's rows begin in an epoch; in a counted pipeline after ``skip`` of its
+        batches."""
         layout = self.layouts.of(epoch)
         span, sharer = slot % layout.num_spans, slot // layout.num_spans
         if not skip or not isinstance(layout, Layout) or not layout.num_windows(span):
@@ -195,8 +174,6 @@ class Counts:
         return {"epoch": epoch, "window": window, "row": row - layout.window(span, window)[0]}
 
     def cursor_at(self, m: int, shard: int, number: int) -> dict[str, Any]:
-        """The cursor of a shard after ``m`` batches of pass ``number`` over all ranks, where the
-        pipeline is counted: in the epoch of ``m``."""
         first, shards = self.chain.first_epoch(number), self.num_shards
         epoch = self.epoch_of(m, first)
         slot = self.slot(shard, epoch, first)
@@ -205,7 +182,6 @@ class Counts:
         return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
 
     def cursor(self, position: Position, shard: int) -> dict[str, Any] | None:
-        """Where a shard stands at a position; None for the start of the pass."""
         if self.counted:
             return self.cursor_at(position.m, shard, position.epoch)
         return position.cursors.get(shard)

@@ -1,8 +1,7 @@
-"""The schema of rows that are Python objects, found from the first of them in file order.
+"""The schema of rows that are Python objects, found from the first of them.
 
-It must be the same wherever a run starts, on every rank and in every worker. So the rows are read from the
-start of the data once more, with the random choices of epoch 0, and put through the stages below; functions
-among these are called for them once more. Called by the thread that first needs the schema.
+It must be the same wherever a run starts, on every rank and in every worker. So the rows are read
+once more from the start, with the random choices of epoch 0, and put through the stages below.
 """
 
 from __future__ import annotations
@@ -51,19 +50,16 @@ def find_schema(
     typed: Collection[str] = (),
     whole: Inputs | None = None,
 ) -> pa.Schema:
-    """The schema that rows have after some stages of a pipeline.
+    """The schema of rows after some stages.
 
     Args:
-        inputs: what the pipeline reads.
-        below: stages on rows, first one first.
         asker: who needs columns, for messages.
         cure: what to do where types are not found; their schema goes in.
-        rows_of: makes the rows that are looked at of those that come out of the stages.
-        typed: columns whose types are known from elsewhere: they are null where none is found here.
-        whole: of the mix that the pipeline is part of, by whose numbers the rows are known in the end.
+        typed: columns whose types are known from elsewhere.
+        whole: the mix that the pipeline is part of, for row numbers in messages.
 
     Raises:
-        UnfitRows: a row is no dict, holds what Arrow can't, or does not go with those before it.
+        UnfitRows: a row makes no columns, or does not fit those before it.
         SchemaError: a column has no type in all that is looked at.
     """
     if isinstance(inputs.source, RowMixture):
@@ -98,14 +94,7 @@ def find_schema(
 
 
 def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | None:
-    """One row of a pipeline after some stages, or a few; None where there are none, or none in the first
-    ``SAMPLE_ROWS``.
-
-    Args:
-        inputs: what the pipeline reads.
-        below: stages on rows, first one first.
-        asker: who asks, for messages.
-    """
+    """One row after some stages, or a few; None where the first ``SAMPLE_ROWS`` give none."""
     if isinstance(inputs.source, RowMixture):
         for _, part, steps in _parts_of_mix(inputs, inputs.source, below):
             data = first_rows(part, steps, asker)
@@ -120,8 +109,6 @@ def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | 
 def _parts_of_mix(
     inputs: Inputs, mixture: RowMixture, below: Sequence[Stage]
 ) -> Iterator[tuple[str, Inputs, Sequence[Stage]]]:
-    """Name and inputs of each pipeline of a mix, and the stages that its rows go through: its own, and those
-    on rows of the mix."""
     for name, part in inputs.mixed.items():
         yield name, part, (*part.chain.steps, mixture.naming(name), *below)
 
@@ -152,7 +139,6 @@ def _add(
 
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
-    """What the first rows become."""
     # Batches are made of rows as they are, in an order that says nothing of their columns; what is called for
     # batches is not called for rows.
     cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
@@ -172,8 +158,6 @@ def _run_of(data: Payload, first: int) -> Run:
 
 @dataclass
 class _Runs:
-    """Runs of rows, one after the other."""
-
     runs: Iterator[Run]
 
     def next_run(self) -> Run:
@@ -181,13 +165,6 @@ class _Runs:
 
 
 class _FirstRows:
-    """The rows of a source in file order, as far as they are looked at.
-
-    Attributes:
-        rows: that were read.
-        cut: whether there are more.
-    """
-
     def __init__(self, inputs: Inputs, asker: str, step: int = STEP) -> None:
         chain = inputs.chain
         if chain.opener.read_once:
@@ -202,7 +179,6 @@ class _FirstRows:
         self._parts = of_source(inputs, step)
 
     def runs(self) -> Generator[Run, None, None]:
-        """A few rows at a time."""
         size = 0
         with closing(self._parts) as parts:
             for data, first in parts:
@@ -215,7 +191,6 @@ class _FirstRows:
 
 
 def _of_blocks(inputs: Inputs, step: int) -> Parts:
-    """The first rows, a few at a time."""
     source, blocks, left = inputs.listed, inputs.blocks, SAMPLE_ROWS
     with closing(source.reader()) as reader:
         for block, rows in enumerate(blocks.lengths.tolist()):
@@ -228,7 +203,6 @@ def _of_blocks(inputs: Inputs, step: int) -> Parts:
 
 
 def _of_stream(inputs: Inputs, step: int) -> Parts:
-    """The same, of a stream."""
     skip, stop = inputs.chain.skip_rows, inputs.chain.stop_rows
     row = 0
     assert isinstance(inputs.source, RowStream)
@@ -244,7 +218,7 @@ def _of_stream(inputs: Inputs, step: int) -> Parts:
 
 
 def _bytes_of(value: Any) -> int:
-    """About how large a Python object is; the same in every process."""
+    """Roughly; the same in every process."""
     if isinstance(value, dict):
         return sum(map(_bytes_of, value.values()))
     if isinstance(value, list | tuple):

@@ -1,7 +1,5 @@
-"""How each epoch is cut: into spans, windows, chunks of rows, and in which order its blocks come.
-
-Asks the source for its listing, and reads no row. Any thread may ask it.
-"""
+"""How each epoch is cut, and in which order its blocks come. Reads the source's listing, no row.
+Any thread may ask it."""
 
 from __future__ import annotations
 
@@ -42,10 +40,8 @@ class Layouts:
     """The layout of each epoch.
 
     Args:
-        inputs: the rows that are cut.
-        chain: says how.
         sizes: of batches, in an epoch in which their size was changed.
-        lanes: that take turns at each shard's batches: see ``Plan.in_lanes``.
+        lanes: see ``Plan.in_lanes``.
     """
 
     def __init__(
@@ -59,7 +55,6 @@ class Layouts:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether rows are dealt in whole batches."""
         source, chain = self.inputs.source, self.chain
         if isinstance(source, RowMixture):  # its sources deal theirs
             return False
@@ -68,8 +63,6 @@ class Layouts:
 
     @cached_property
     def usual(self) -> Layout | StreamLayout:
-        """That of an epoch in which the size of batches is not changed; ``of`` may cut spans
-        elsewhere."""
         chain, source = self.chain, self.inputs.source
         size, shards, buffer = chain.batch_size, chain.num_shards, chain.buffer
         if isinstance(source, RowStream):
@@ -89,8 +82,8 @@ class Layouts:
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
     def of(self, epoch: int) -> Layout | StreamLayout:
-        """How one epoch is cut: as all are, but for one in which the size of batches was changed, and
-        for spans of even bytes, whose cuts depend on the order of the blocks."""
+        """The layout of one epoch: a change of the batch size, and spans of even bytes, make it
+        differ from ``usual``."""
         usual, sizes = self.usual, self.sizes
         if sizes and self.whole and (epoch == sizes.epoch or self.chain.rolling):
             return self.changed
@@ -106,8 +99,6 @@ class Layouts:
 
     @cached_property
     def changed(self) -> Layout | StreamLayout:
-        """The layout of the epoch in which the size of batches was changed; the usual one if it was
-        not."""
         if self.sizes is None:
             return self.usual
         (_, first), *later = self.sizes.sizes
@@ -131,7 +122,6 @@ class Layouts:
         return even_cuts(starts, sizes if order is None else sizes[order], self.usual.num_spans)
 
     def _window_limit(self, spans: int) -> int | None:
-        """Most rows of a window, by the memory that windows may take."""
         row_bytes = self.window_row_bytes
         if not row_bytes or self.chain.drawn is not None:
             return None
@@ -142,7 +132,6 @@ class Layouts:
 
     @property
     def window_row_bytes(self) -> float | None:
-        """Bytes that a window holds of a row, as far as it can be told."""
         source = self.inputs.source
         by_number = isinstance(source, RandomAccessSource) and source.holds_numbers
         if by_number and not self.chain.before:
@@ -152,7 +141,7 @@ class Layouts:
     # The rows of a window
 
     def places(self, key: WindowKey) -> range:
-        """Places of a window's rows in its epoch's order; none past the last window of a span."""
+        """Places of a window's rows in its epoch's order; none past the span's last window."""
         layout = self.of(key.epoch)
         assert isinstance(layout, Layout)
         if key.window >= layout.num_windows(key.span):
@@ -161,8 +150,8 @@ class Layouts:
         return range(first + start, first + stop)
 
     def stretches(self, key: WindowKey, first: int = 0) -> list[tuple[int, int, int]]:
-        """The blocks that a window's rows from ``first`` on are in, and for each of them the first row and
-        the row after the last."""
+        """The blocks of a window's rows from ``first`` on, each with its first row and the row
+        after its last."""
         blocks, places = self.inputs.blocks, self.places(key)
         starts, order = blocks.order(key.epoch, self.block_order)
         parts = segments(starts, order, places.start + first, places.stop)
@@ -170,14 +159,14 @@ class Layouts:
         return [(b, int(begins[b]) + low, int(begins[b]) + high) for b, low, high in parts]
 
     def row_order(self, key: WindowKey, rows: int) -> IntArray | None:
-        """The order in which the rows that a window came to come out; None for as they are."""
+        """The order in which a window's rows come out; None for as they are."""
         seed = self.chain.seed
         return None if seed is None else permutation(rows, seed, "window", *key)
 
     # The order of blocks
 
     def block_order(self, epoch: int) -> IntArray | None:
-        """Order of the blocks in an epoch; None for file order."""
+        """None for file order."""
         seed, files = self.chain.seed, self.inputs.listed.file_of_block
         for stage in self.chain.file_stages:
             if isinstance(stage, OrderStage) and files is not None:
@@ -187,7 +176,7 @@ class Layouts:
         return permutation(len(self.inputs.blocks.lengths), seed, "blocks", epoch)
 
     def _file_order(self, epoch: int, file_seed: int, files: IntArray) -> IntArray:
-        """Files in another order; row groups shuffled too where rows are."""
+        """Shuffles files; row groups too where rows are shuffled."""
         order = permutation(int(files.max(initial=-1)) + 1, file_seed, "files", epoch)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))

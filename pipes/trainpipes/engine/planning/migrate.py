@@ -1,16 +1,12 @@
-"""Makes of a saved state a position of the pipeline at hand, which may differ in what may change.
+"""Adapts a saved state to a pipeline that differs in what may change.
 
-Batch size: each row comes at most once in the epoch at hand, rows of each span in the order they would have
-had, and there is one new sequence from m on, the same on any topology. Spans then no longer end together:
-rows left over at that epoch's end are, for each span, at most the epoch's first batch size and the largest
-later one.
+Batch size: each row comes at most once in the current epoch, rows of each span in the order they
+would have had; from m on there is one new sequence, the same on any topology. Each span leaves over
+at most the epoch's first batch size and the largest later one.
 
-Pack length: rows of another length begin where an epoch does. Documents of one epoch are never packed to two
-lengths, and what was delivered before is as it was.
+Pack length: changes where an epoch begins. Documents of one epoch are never packed to two lengths.
 
 Mix: see ``MixingSource.migrate``.
-
-Called by the thread that loads a state.
 """
 
 from __future__ import annotations
@@ -39,11 +35,6 @@ ALLOWED = ("batch_size", "mix", "pack_length")
 
 
 def position_of(state: Any, plan: Plan) -> Position:
-    """A state as a position of a pipeline.
-
-    Raises:
-        StateError: it is no state, is damaged, is of another format, or of another pipeline.
-    """
     position = parse(state, plan.identity, plan.chain.num_shards)
     if plan.counted:
         most = plan.resized(position.sizes).counts.batches_in_pass
@@ -57,12 +48,7 @@ def position_of(state: Any, plan: Plan) -> Position:
 
 
 def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -> dict[str, Any]:
-    """The state as ``plan`` would have it, if it differs only in what may change.
-
-    Args:
-        state: of a pipeline that differs in what may change, or of the same.
-        plan: of the pipeline that loads it.
-        allow_changes: what may differ.
+    """The state as ``plan`` would have it, if it differs only in ``allow_changes``.
 
     Raises:
         ConfigError: ``allow_changes`` names something else.
@@ -87,8 +73,8 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
 
 
 def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[str, Any], Any]]:
-    """The stages of a name as a state has them, each with that of ``plan``; none where these are more or
-    fewer."""
+    """The stages of a name in a state, each with that of ``plan``; none where their numbers
+    differ."""
     both = identity["stages"], json.loads(plan.identity)["stages"]
     before, now = ([stage for stage in stages if stage["stage"] == name] for stages in both)
     return list(zip(before, now, strict=True)) if len(before) == len(now) else []
@@ -98,7 +84,6 @@ def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[s
 
 
 def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
-    """Give a state the pack length of ``plan``."""
     packs = _pairs(identity, plan, "pack")
     lengths = [(before.get("max_length"), now["max_length"]) for before, now in packs]
     changed = [(before, now) for before, now in lengths if before != now]
@@ -117,7 +102,6 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
 
 
 def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -> bool:
-    """Whether a shard has used nothing of an epoch, or all of it, as far as its cursor tells."""
     if cursor.get("ended"):
         return True
     place = innermost(cursor)
@@ -134,7 +118,6 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
 
 
 def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
-    """Give a state the batch size of ``plan``."""
     pairs = [pair for pair in _pairs(identity, plan, "batch") if "batch_size" in pair[0]]
     if not pairs or "batch_size" not in pairs[0][1]:  # it counts tokens
         return
@@ -170,13 +153,8 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
 
 
 def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
-    """The sizes of the epoch that a position stands in, the new one from there on.
-
-    Args:
-        position: where the state stands.
-        plan: has the new size.
-        old: has the old one.
-    """
+    """The batch sizes of the epoch that a position stands in, the new one of ``plan`` from there
+    on."""
     chain, m = plan.chain, position.m
     first, was, size = chain.first_epoch(position.epoch), old.batch_size, chain.batch_size
     sizes = position.sizes or BatchSizes(first, 0, ((0, was),))

@@ -1,8 +1,7 @@
 """The plan of a pipeline: which stages, which rows, how many batches, and where number m is.
 
-Immutable, and made of four parts, each of which knows only those before it: the ``Chain`` of stages, the
-``Inputs`` that it reads, the ``Layouts`` of its epochs, the ``Counts`` of its batches. The plan
-itself answers what needs several of them. Nothing is read but the source's listing. Any thread may ask it.
+Immutable, in four parts, each of which knows only those before it: ``Chain``, ``Inputs``,
+``Layouts``, ``Counts``. Reads only the source's listing. Any thread may ask it.
 """
 
 from __future__ import annotations
@@ -24,18 +23,7 @@ from trainpipes.state.format import BatchSizes
 
 
 class Plan:
-    """What a chain of stages amounts to.
-
-    Args:
-        inputs: the rows that it reads.
-        quiet: whether it is made to look at rows, not to be trained on.
-
-    Attributes:
-        chain: which stage stands where.
-        inputs: the source of rows, and what is known of it.
-        layouts: how epochs are cut.
-        counts: how many batches there are, and where each begins.
-    """
+    """What a chain of stages amounts to. ``quiet``: it is made to look at rows, not to train on."""
 
     def __init__(self, inputs: Inputs, quiet: bool = False) -> None:
         self.chain = inputs.chain
@@ -51,13 +39,8 @@ class Plan:
         schemas: Schemas | None = None,
         quiet: bool = False,
     ) -> Plan:
-        """The plan of stages as they are written.
-
-        Args:
-            stages: first one first; the instances belong to the plan.
-            source: rows already listed, if another plan of the same chain has; listed anew otherwise.
-            schemas: of such a plan; its own otherwise.
-            quiet: whether it is made to look at rows, not to be trained on.
+        """The plan of stages as they are written, whose instances then belong to it. ``source`` and
+        ``schemas``: of another plan of the same chain.
 
         Raises:
             ConfigError: they do not make a pipeline; says which stage, and where it can stand.
@@ -65,13 +48,8 @@ class Plan:
         return Plan(Inputs(arrange(stages), source, schemas), quiet)
 
     def resized(self, sizes: BatchSizes | None, m: int | None = None) -> Plan:
-        """This plan for a pass in which the size of batches was changed. All that does not depend on it is
-        shared.
-
-        Args:
-            sizes: what it was, and from where on.
-            m: the first batch to be made: before the last change, only those up to the next one can be.
-        """
+        """This plan for a pass in which the batch size was changed. ``m`` is the first batch to be
+        made: before the last change, only those up to the next one can be."""
         if sizes == self.layouts.sizes:
             return self
         plan = self._cut(sizes, self.layouts.lanes)
@@ -83,9 +61,9 @@ class Plan:
         return plan
 
     def in_lanes(self, lanes: int) -> Plan:
-        """This plan with so many lanes in place of each shard, which take turns at its batches: what can be
-        made side by side where positions follow from m. The order is the same with any number of
-        them, and no state knows of it."""
+        """This plan with so many lanes in place of each shard, which take turns at its batches:
+        what can be made in parallel where positions follow from m. The order is the same with any
+        number; no state knows of it."""
         return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
 
     def _cut(self, sizes: BatchSizes | None, lanes: int) -> Plan:
@@ -96,37 +74,33 @@ class Plan:
 
     @property
     def counted(self) -> bool:
-        """Whether where batch m begins follows from m: see ``Counts.counted``."""
         return self.counts.counted
 
     @cached_property
     def mixed(self) -> dict[str, Plan]:
-        """The plans of the pipelines whose rows are mixed; none where rows are of one source."""
         return {name: Plan(part) for name, part in self.inputs.mixed.items()}
 
     # Who may call what
 
     @cached_property
     def reads_user_code(self) -> bool:
-        """Whether to read a window calls functions that are not ours."""
         return any(stage.runs_user_code for stage in [self.chain.stages[0], *self.chain.before])
 
     @cached_property
     def runs_user_code(self) -> bool:
-        """Whether a function that is not ours is called for rows or batches."""
         return self.reads_user_code or any(stage.runs_user_code for stage in self.chain.after)
 
     @cached_property
     def in_caller(self) -> bool:
-        """Whether a stage is to be called by the thread that iterates, even where others are asked for."""
+        """Whether a stage must be called by the thread that iterates."""
         return any(stage.in_caller for stage in self.chain.stages)
 
     # Identity
 
     @cached_property
     def identity(self) -> str:
-        """What a state must agree on with the pipeline that loads it, as JSON. Stages that may stand
-        before or after the shuffle are named after it, wherever they are written."""
+        """What a state must agree on with the pipeline that loads it, as JSON. Stages that may
+        stand before or after the shuffle come after it, wherever they are written."""
         # Where a stage that deals rows stands in a chain changes nothing.
         places = {"reader": 0, "source": 0, "shard": 1}
         shaping = [s for s in self.chain.stages if s.role not in ("place", "files", "cache")]
@@ -145,5 +119,4 @@ class Plan:
 
     @cached_property
     def tag(self) -> str:
-        """A checksum of it, which tells cursors from those of another pipeline."""
         return checksum(self.identity)

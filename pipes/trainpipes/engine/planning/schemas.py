@@ -1,8 +1,6 @@
-"""The schemas of a pipeline's rows that are Python objects: given, or found from the first rows.
-
-Owns what was found, one schema for each place in a chain where rows become columns, and knows the schemas of
-the pipelines that are mixed or joined. Any thread may ask for one; one is looked for at a time.
-"""
+"""The schemas of rows that are Python objects, one for each place in a chain where rows become
+columns, also of the pipelines that are mixed or joined. Any thread may ask; one is looked for at a
+time."""
 
 from __future__ import annotations
 
@@ -17,18 +15,14 @@ searching = ForkLock()
 
 
 class Schemas:
-    """One for each key; None where rows stay Python objects."""
-
     def __init__(self) -> None:
         self._found: dict[str, pa.Schema | None] = {}
         self._parts: dict[str, Schemas] = {}
 
     def give(self, key: str, schema: pa.Schema) -> None:
-        """Say what a user gave."""
         self._found[key] = schema
 
     def get(self, key: str, find: Callable[[], pa.Schema | None]) -> pa.Schema | None:
-        """A schema, found if it is not known yet; None where rows stay as they are."""
         if key not in self._found:
             with searching:
                 if key not in self._found:
@@ -36,19 +30,18 @@ class Schemas:
         return self._found[key]
 
     def join(self, name: str, part: Schemas) -> None:
-        """Take in those of a pipeline that is part of this one: they have its name before their keys here."""
+        """Take in those of a part of this pipeline, under its name."""
         self._parts[name] = part
         self._tell(name, part)
 
     def known(self) -> dict[str, pa.Schema | None]:
-        """All that are known, for another process: what is found there would be the same."""
+        """All that are known, for another process, which would find the same."""
         found = dict(self._found)
         for name, part in self._parts.items():
             found |= {f"{name}/{key}": schema for key, schema in part.known().items()}
         return found
 
     def adopt(self, known: Mapping[str, pa.Schema | None]) -> None:
-        """Go on with what another process knows."""
         self._found |= known
         for name, part in self._parts.items():
             self._tell(name, part)

@@ -1,8 +1,5 @@
-"""Windows of a source that lists its blocks: read whole, and put through the stages before the shuffle.
-
-Owns a reader for each span, which reads on where the span's last window ended, or the span before; a span's
-windows are read by one thread at a time.
-"""
+"""Windows of a source that lists its blocks. Each span has a reader, which continues where the
+span's last window ended, or the span before; one thread at a time reads a span's windows."""
 
 from __future__ import annotations
 
@@ -28,14 +25,7 @@ MOST_AHEAD = 15
 
 @dataclass
 class _Place:
-    """Where a span is read.
-
-    Attributes:
-        lock: held by who reads.
-        reader: of the span's blocks, once there is one.
-        at: the block and the row that it would read next.
-        ahead: windows after the next one whose blocks are expected.
-    """
+    """Where a span is read: ``at`` block and row, with so many windows ``ahead`` expected."""
 
     lock: InterruptibleLock = field(default_factory=InterruptibleLock)
     reader: Reader | None = None
@@ -44,12 +34,6 @@ class _Place:
 
 
 class ListedLoader(WindowLoader):
-    """Reads windows of listed blocks.
-
-    Args:
-        plan: whose source lists its blocks.
-    """
-
     def __init__(self, plan: Plan) -> None:
         self._layouts = plan.layouts
         self._source = plan.inputs.listed
@@ -99,15 +83,15 @@ class ListedLoader(WindowLoader):
         return rows, self._layouts.row_order(key, len(rows))
 
     def _following(self, key: WindowKey, most: int) -> Iterator[tuple[int, int, int]]:
-        """What is read after a window, of its span."""
         for n in range(key.window + 1, key.window + 1 + most):
             after = key._replace(window=n)
             if self._layouts.places(after):
                 yield from self._layouts.stretches(after, 0)
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
-        """What reads a window that begins at a row of a block. Where another span has just been read up to
-        there, that span's reader goes on: any other would decode the block from its start once more."""
+        """The reader of a window that begins at a row of a block. Where another span was just read
+        up to there, that span's reader goes on: any other would decode the block from its start
+        again."""
         if place.at != at:
             for other in list(self._places.values()):
                 if other.at == at and other.lock.acquire(blocking=False):
@@ -122,14 +106,8 @@ class ListedLoader(WindowLoader):
 
 @dataclass(frozen=True)
 class NumberedRows:
-    """Rows of a window that are read when they are taken.
-
-    Args:
-        source: where.
-        numbers: of the rows.
-        epoch: in which they are read.
-        first: the window's place in the epoch's order, where that may have a row twice.
-    """
+    """Rows of a window that are read when they are taken. ``first``: the window's place in the
+    epoch's order, where that may have a row twice."""
 
     source: RandomAccessSource
     numbers: IntArray
@@ -153,13 +131,6 @@ class NumberedRows:
 
 
 class NumberedLoader(WindowLoader):
-    """Makes windows of row numbers.
-
-    Args:
-        plan: of the rows.
-        source: where they are read.
-    """
-
     def __init__(self, plan: Plan, source: RandomAccessSource) -> None:
         self._chain = plan.chain
         self._layouts = plan.layouts
@@ -185,8 +156,8 @@ class NumberedLoader(WindowLoader):
         return NumberedRows(self._source, chain.skip_rows + drawn, key.epoch, first), None
 
     def _buffered(self, key: WindowKey) -> IntArray:
-        """The numbers of a shuffle within a buffer, or of file order: just the rows, in just the order, that
-        ``ListedLoader`` would read whole. The source is told which ones will be asked for."""
+        """The numbers of a buffered shuffle, or of file order: the same rows in the same order that
+        ``ListedLoader`` would read. Announces them to the source."""
         blocks, stretches = self._layouts.inputs.blocks, self._layouts.stretches(key)
         numbers = blocks.numbers(stretches)
         order = self._layouts.row_order(key, len(numbers))

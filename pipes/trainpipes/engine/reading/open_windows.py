@@ -1,5 +1,3 @@
-"""The windows of a plan, made by the loader that its source calls for."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -20,14 +18,8 @@ AHEAD_BYTES = 256 << 20
 def open_windows(
     plan: Plan, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
 ) -> Windows | MixedWindows:
-    """The windows of a plan, for the shards of one process.
-
-    Args:
-        plan: the pipeline's.
-        pool: reads ahead.
-        number: of the pass.
-        last: the last window that is needed, of a part of an epoch in one span; None for all.
-    """
+    """The windows of a plan, for the shards of one process, by the loader that its source needs.
+    ``number``: of the pass. ``last``: the last window needed, of a part of an epoch in one span."""
     chain, source = plan.chain, plan.inputs.source
     if isinstance(source, RowMixture):
         return source.windows(plan, pool, number)
@@ -45,7 +37,6 @@ def open_windows(
 
 
 def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | None:
-    """The span that a shard comes to after an epoch; None where the pass ends with it."""
     if not plan.chain.goes_on(epoch, first_epoch):
         return None
     return plan.counts.span(shard, epoch + 1, first_epoch)

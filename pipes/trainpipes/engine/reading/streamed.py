@@ -1,7 +1,5 @@
-"""Windows of a source that cannot list its blocks: cut from the stream as it comes.
-
-Owns the open passes over the stream, one for each epoch that is needed. A window is read by who asks for it.
-"""
+"""Windows of a stream, cut as it comes. There is an open pass over the stream for each epoch that
+is needed."""
 
 from __future__ import annotations
 
@@ -23,16 +21,7 @@ from trainpipes.kinds.stage_kinds import put_through
 
 @dataclass
 class _Pass:
-    """One pass over a stream.
-
-    Attributes:
-        reader: of the stream.
-        window: that is cut next.
-        row: number of the next row.
-        start: the state of the epoch's start, where known.
-        ahead: rows read, and the state after.
-        ended: whether all is read.
-    """
+    """One pass over a stream; ``ahead`` are rows read, each with the state after."""
 
     reader: StreamReader
     window: int
@@ -43,14 +32,8 @@ class _Pass:
 
 
 class StreamLoader(WindowLoader):
-    """Cuts windows from a stream.
-
-    A shuffled stream is read one window ahead, so that a short end joins the window before it.
-
-    Args:
-        plan: whose source is the stream.
-        stream: where rows are read.
-    """
+    """Cuts windows from a stream. A shuffled stream is read one window ahead, so that a short end
+    joins the window before it."""
 
     most_held = None  # to make one again, the stream would be read from its start
 
@@ -109,7 +92,6 @@ class StreamLoader(WindowLoader):
         self._passes.pop(epoch).reader.close()
 
     def _open(self, epoch: int, window: int, state: dict[str, Any]) -> _Pass:
-        """Begin a pass: where ``state`` says that a window begins, or at the epoch's start."""
         if epoch in self._passes:
             self._close(epoch)
         at, skip = state if self._stream.seekable else {}, self._chain.skip_rows
@@ -130,7 +112,6 @@ class StreamLoader(WindowLoader):
         return current.reader.state() if self._stream.seekable else {}
 
     def _cut(self, epoch: int, current: _Pass) -> tuple[Block, dict[str, Any]] | None:
-        """The rows of the next window, and the state after them; None past the last."""
         wanted = 1 if self._chain.seed is None else 2
         ahead, stop = current.ahead, self._chain.stop_rows
         while not current.ended and len(ahead) < wanted:

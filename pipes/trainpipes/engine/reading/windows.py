@@ -1,13 +1,10 @@
-"""The shuffle windows of a process: made once, shared by the shards that need them, let go when all are past.
+"""The shuffle windows of a process: made once, shared by the shards that need them, dropped when
+all are past.
 
-A window is handed out before it is read, where its number of rows is known: whoever needs its rows first
-reads it. With threads, the next window of a span is read while one is used, as far as memory allows.
-Memory: one window for each open span, two where its shards stand at a window's end or the next one is read
-ahead. What windows are made of is the loader's to know: ``listed``, ``numbered`` and ``streamed`` have one
-each.
-
-Owned by one pass; the thread that iterates asks for windows, or those that make the runs of its shards, and
-they or the pool's read them.
+A window is handed out before it is read, where its number of rows is known: whoever first needs its
+rows reads it. With threads, a span's next window is read ahead as far as memory allows. Memory: one
+window for each open span, two where its shards stand at a window's end or the next one is read
+ahead.
 """
 
 from __future__ import annotations
@@ -30,18 +27,14 @@ class WindowRows(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held; 0 if that cannot be told."""
+        """0 if unknown."""
         ...
 
     def __len__(self) -> int: ...
 
-    def take(self, index: IntArray) -> Block:
-        """The rows at ``index``, in that order."""
-        ...
+    def take(self, index: IntArray) -> Block: ...
 
-    def slice(self, start: int, stop: int) -> Block:
-        """Rows ``start`` to ``stop``."""
-        ...
+    def slice(self, start: int, stop: int) -> Block: ...
 
 
 #: A window's rows as they stand in the files, and the order in which they come out, int64 ``[rows]``; None
@@ -54,14 +47,8 @@ class Window:
 
     Args:
         rows: how many; None where they must be read to know.
-        read: reads them.
-        after: the state of what is read from at this window's end; empty if it needs none.
-        first: how many rows are left out that stand before what anybody has asked for, where they come out as
-            they stand.
-
-    Attributes:
-        nbytes: bytes of its rows, 0 until they are read.
-        failed: what reading them came to, if it failed.
+        after: the source's state at this window's end.
+        first: rows left out at the start that nobody needs.
     """
 
     def __init__(
@@ -87,8 +74,7 @@ class Window:
         return self._rows
 
     def content(self) -> Content:
-        """Its rows and their order, read if nobody has. What goes wrong stays so: read again is another
-        window."""
+        """Its rows and their order, read if nobody has. An error stays."""
         if self._content is not None:
             return self._content
         with self._lock:
@@ -105,14 +91,12 @@ class Window:
             return self._content
 
     def read_ahead(self, pool: Pool) -> None:
-        """Have a pool read its rows, if nobody has begun to."""
         if not self._is_begun:
             self._is_begun = True
             # What is let go before that is not read.
             pool.submit(partial(_read_if_held, ref(self)), Priority.READING_AHEAD)
 
     def take(self, positions: IntArray) -> Block:
-        """The rows at positions of the window's order, int64."""
         rows, order = self.content()
         if order is not None:
             return rows.take(order[positions])
@@ -129,30 +113,27 @@ def _read_if_held(window: ref[Window]) -> None:
 
 
 class WindowLoader(ABC):
-    """What windows are made of. Called by one thread at a time; what it has windows read, by any.
-
-    Attributes:
-        most_held: windows of one span held at most, and one that is read ahead: shards that a filter sets
-            far apart have older ones made again. None for no limit.
-    """
+    """Makes windows. Called by one thread at a time; any thread may read its windows. It holds at
+    most ``most_held`` windows of one span, and one read ahead; older ones are made again."""
 
     most_held: int | None = 4
 
     @abstractmethod
     def planned(self, key: WindowKey) -> int | None:
-        """Rows in a window before it is read: 0 past the last; None where it must be read to know."""
+        """Rows in a window before it is read: 0 past the last; None where it must be read to
+        know."""
 
     @abstractmethod
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
-        """A window; None past the last one of its span. ``state`` is where to read from, as an earlier
-        one's ``after`` said. Rows before ``first`` may be left out, where they come out as they stand."""
+        """A window; None past the span's last. ``state`` is an earlier one's ``after``; rows before
+        ``first`` may be left out."""
 
     def start(self, epoch: int) -> dict[str, Any]:
-        """The state that leads back to an epoch's start; empty where the epoch's number does."""
+        """The source's state at an epoch's start, if it needs one."""
         return {}
 
     def let_go(self, epoch: int) -> None:  # noqa: B027  (most hold nothing of an epoch)
-        """Nobody needs an epoch before this one any more."""
+        """Nobody needs an earlier epoch any more."""
 
     @abstractmethod
     def close(self) -> None:
@@ -160,18 +141,13 @@ class WindowLoader(ABC):
 
 
 class Windows:
-    """The windows of all spans and epochs, for the shards of one process.
-
-    A user is a shard, or what stands for one, and at one window at a time. A window is let go once all
-    users of its span are past it, or have gone on to other spans.
+    """The windows of all spans and epochs. A user is a shard, at one window at a time. A window is
+    dropped once all users of its span are past it, or in other spans.
 
     Args:
-        loader: makes them.
-        pool: threads that read ahead; None for no reading ahead.
-        ahead_bytes: bytes that all windows may take for one more to be read ahead.
-        following: of a user and an epoch, the span that the user comes to in the next one, which is then read
-            ahead too; None if there is none.
-        last: no window after this one is read ahead; None for no such end.
+        ahead_bytes: that all windows may take for one more to be read ahead.
+        following: the span that a user comes to after an epoch, or None.
+        last: no window after this one is read ahead.
     """
 
     def __init__(
@@ -193,16 +169,15 @@ class Windows:
         self._lock = threading.Lock()
 
     def planned(self, key: WindowKey) -> int | None:
-        """Rows in a window before it is read: 0 past the last; None where it must be read to know."""
         return self._loader.planned(key)
 
     def start(self, epoch: int) -> dict[str, Any]:
-        """The state that leads back to an epoch's start; empty where the epoch's number does."""
         with self._lock:
             return self._loader.start(epoch)
 
     def expect(self, user: int, key: WindowKey, first: int) -> None:
-        """Say that ``user`` will ask for this window, from a position on, and for later ones of the span."""
+        """Note that ``user`` will ask for this window, from a position on, and for later ones of
+        the span."""
         with self._lock:
             self._move(user, key)
             self._firsts[user] = first
@@ -210,11 +185,8 @@ class Windows:
     def get(
         self, user: int, key: WindowKey, state: dict[str, Any], first: int = 0
     ) -> Window | None:
-        """A window, to be read if no other user has; None past the last one.
-
-        ``user`` has no more need of earlier ones. ``state`` is where to read from, as an earlier window's
-        ``after`` said, and ``first`` the first position in it that ``user`` needs.
-        """
+        """A window; None past the last one. ``user`` needs no earlier ones, and nothing before
+        position ``first``. ``state`` is an earlier window's ``after``."""
         with self._lock:
             self._move(user, key)
             self._firsts.pop(user, None)
@@ -232,13 +204,11 @@ class Windows:
         return found
 
     def close(self) -> None:
-        """Let go of all rows: the pass is over."""
         with self._lock:
             self._held, self._needs, self._firsts = {}, {}, {}
             self._loader.close()
 
     def _move(self, user: int, key: WindowKey) -> None:
-        """Have a user at a window, and let go of what nobody needs any more."""
         if self._needs.get(user) == key:
             return
         self._needs[user] = key
@@ -251,14 +221,12 @@ class Windows:
         self._loader.let_go(min(least.values()).epoch)
 
     def _limit(self, span: int) -> None:
-        """Have room for one more window of a span."""
         own = sorted(key for key in self._held if key.span == span)
         if self._loader.most_held is not None:
             for old in own[: max(0, len(own) + 1 - self._loader.most_held)]:
                 del self._held[old]
 
     def _read_ahead(self, user: int, key: WindowKey, current: Window, pool: Pool) -> None:
-        """Have the window after one read by the pool, if there is room for it."""
         if self._last is not None and key >= self._last:
             return
         coming = key._replace(window=key.window + 1)

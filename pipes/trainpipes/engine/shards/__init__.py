@@ -4,5 +4,5 @@ shard_rows      the rows of a shard, below all stages
 opener          the stages of a shard, opened at a cursor
 shard_runs      its runs, epoch after epoch
 shard_iterator  its items, and its cursor
-items           those of all shards of a consumer, in order, some runs made ahead
+items           those of all shards of a consumer, in order
 """

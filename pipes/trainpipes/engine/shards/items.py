@@ -1,9 +1,7 @@
-"""The items of one consumer, in the order of the global sequence: the runs of its shards, some of them made
-ahead of their turn.
+"""The items of one consumer, in global order: the runs of its shards, some made ahead.
 
-Where positions follow from m, several lanes take the place of each shard if that lets threads make more at
-once: lane ``m % L`` of batch m, where L is a multiple of the number of shards. Called by the thread that
-iterates.
+Where positions follow from m, several lanes may take the place of each shard, so that threads make
+more in parallel: lane ``m % L`` of batch m.
 """
 
 from __future__ import annotations
@@ -38,13 +36,8 @@ AT_WORK, MADE_AHEAD = 200e-6, 16
 
 
 class ItemRows(NamedTuple):
-    """The rows of one item.
-
-    Args:
-        ids: number of each in file order over all files, int64 ``[rows]``.
-        epochs: in which each is read, int64 ``[rows]``.
-        pieces: what they are made of, where they are packed.
-    """
+    """The rows of one item: ``ids`` in file order over all files and ``epochs``, int64 ``[rows]``;
+    ``pieces`` where they are packed."""
 
     ids: IntArray
     epochs: IntArray
@@ -52,15 +45,11 @@ class ItemRows(NamedTuple):
 
 
 class KnownItem(NamedTuple):
-    """An item, and which rows it is made of."""
-
     item: Any
     rows: ItemRows
 
 
 def known_items(run: Run) -> MutableSequence[Any]:
-    """A run's items as ``Run.unroll`` gives them, each with its rows: what is made when it is taken is so
-    here, too."""
     items, block, bounds = run.unroll(), run.block, run.bounds
     count = len(items)
     if bounds is None:
@@ -84,7 +73,8 @@ class Items(Protocol):
     """The items of one consumer. Called by one thread at a time."""
 
     def begin(self, m: int, stride: int, end: float) -> None:
-        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked for."""
+        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked
+        for."""
         ...
 
     def take(self, m: int) -> Any:
@@ -92,7 +82,7 @@ class Items(Protocol):
         ...
 
     def cursor_text(self, shard: int) -> str:
-        """Where a shard's next item starts, as it stands in a state; empty where that follows from m."""
+        """Where a shard's next item starts; empty where that follows from m."""
         ...
 
     def close(self) -> None:
@@ -104,13 +94,9 @@ class ShardItems:
     """The items of several shards of one process.
 
     Args:
-        plan: the pipeline's.
-        position: where they start.
-        shards: how many they are.
-        windows: shared by them.
-        pool: makes runs ahead of their use; None to make them when they are asked for.
+        pool: makes runs ahead of their use.
         unroll: gives the items of a run.
-        helper: carries out the stages above the functions that the thread which iterates calls.
+        helper: runs the stages above the user functions of the thread that iterates.
     """
 
     def __init__(
@@ -140,7 +126,6 @@ class ShardItems:
         self._given = math.inf  # when the last item was given
 
     def begin(self, m: int, stride: int, end: float) -> None:
-        """Have windows of all lanes known, so that none reads again what another has, and runs in work."""
         if self._pool is None and self._opener.has_workers:
             self._most = SUBMITTED
         self._stride = stride
@@ -152,7 +137,6 @@ class ShardItems:
         self._work_ahead()
 
     def take(self, m: int) -> Any:
-        """Batch ``m``, or ENDED if its shard has no more."""
         lane = m % self._lanes
         found = self._of(lane)
         comes_to_run = not found.left
@@ -181,18 +165,15 @@ class ShardItems:
             pool.submit(partial(_make_items, coming))
 
     def _work_ahead(self) -> None:
-        """Have those runs in work that are needed first."""
         while self._due and len(self._in_work) < self._most:
             _, lane = heappop(self._due)
             self._in_work.add(lane)
             self._of(lane).work_ahead()
 
     def cursor_text(self, shard: int) -> str:
-        """Where a shard's next item starts, as it stands in a state."""
         return "" if self._counted else self._of(shard).cursor_text()
 
     def close(self) -> None:
-        """Let the windows go."""
         self._opener.windows.close()
 
     def _of(self, lane: int) -> ShardIterator:
@@ -205,7 +186,6 @@ class ShardItems:
 
 
 def _make_items(coming: Sequence[tuple[LazyBatches, int]]) -> None:
-    """Make items that wait for that; those that have been taken are passed over."""
     for items, place in coming:
         items[place]
 
@@ -218,16 +198,8 @@ def items_of(
     alone: bool = False,
     with_rows: bool = False,
 ) -> ShardItems:
-    """The items of some shards of a pass, from a position on.
-
-    Args:
-        plan: the pipeline's.
-        position: where to start.
-        shards: those that they are of.
-        pool: works ahead; None for no other thread.
-        alone: whether the thread that iterates calls functions, and the pool does what is below and above.
-        with_rows: whether each item is given with its rows, as a ``KnownItem``.
-    """
+    """The items of some shards of a pass, from a position on. ``alone``: the thread that iterates
+    calls user functions, and the pool does the rest. ``with_rows``: as ``KnownItem``."""
     if with_rows:
         _keep_pieces(plan)
     makers, helper = (None, pool) if alone else (pool, None)
@@ -245,8 +217,8 @@ def items_of(
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None, helper: Pool | None) -> int:
-    """Lanes of each shard: so many that every thread has a run to make, or that workers of a stage have the
-    next ones. Rows that come as they stand in the files are best read in one go."""
+    """Lanes of each shard: as many as give every thread a run to make, or workers of a stage the
+    next ones. Rows in file order are best read in one go."""
     chain = plan.chain
     as_they_stand = chain.shuffle is None and all(s is chain.batch for s in chain.after_on_rows)
     if not plan.counted or as_they_stand or not shards:

@@ -1,8 +1,5 @@
-"""The stages of a shard, opened at a cursor.
-
-Owned by one consumer, or by a mix for each of its sources; called by the thread that makes a shard's next
-run.
-"""
+"""The stages of a shard, opened at a cursor. Owned by one consumer, or by a mix for each source;
+called by the thread that makes a shard's next run."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ ALL_ROWS = 65_536
 
 
 def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
-    """Rows that are made together: whole batches, where they are counted; few where Python is called
-    for each row, so that the first one comes soon."""
+    """Rows that are made together: whole batches, where counted; few where Python is called for
+    each row, so that the first comes soon."""
     rows = RUN_ROWS if most is None else most
     if any(stage.per_row for stage in plan.chain.after):
         counted = plan.chain.batch is not None and plan.chain.batch.keeps_rows
@@ -45,13 +42,12 @@ def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
 
 
 def has_workers(stages: Sequence[Stage]) -> bool:
-    """Whether some stage can begin with a run before its turn."""
     return any(isinstance(stage, RunStage) and stage.has_workers for stage in stages)
 
 
 def stages_to_open(plan: Plan, helper: Pool | None) -> tuple[Stage, ...]:
-    """The stages of a shard. With a helper, those that stand straight above the last function of the user's
-    are one stage, which the helper carries out."""
+    """The stages of a shard. With a helper, those straight above the last user function become one
+    stage, which the helper runs."""
     stages = plan.chain.after
     if helper is None or has_workers(stages):
         return stages
@@ -67,7 +63,7 @@ def stages_to_open(plan: Plan, helper: Pool | None) -> tuple[Stage, ...]:
 
 
 class Helped(RunStage):
-    """Stages that a pool carries out, while the thread that iterates calls functions for the next rows."""
+    """Stages that a pool runs while the thread that iterates calls functions for the next rows."""
 
     stages: tuple[RunStage, ...]
     pool: Pool
@@ -92,11 +88,9 @@ class ShardOpener:
     """Opens the shards of one process.
 
     Args:
-        plan: the pipeline's.
-        windows: shared by the shards.
         shards: how many there are in this process.
         run_rows: rows in a run, at most, if a mix asks for fewer.
-        helper: carries out the stages above the functions that the thread which iterates calls.
+        helper: runs the stages above the user functions of the thread that iterates.
     """
 
     def __init__(
@@ -119,16 +113,13 @@ class ShardOpener:
 
     @cached_property
     def has_workers(self) -> bool:
-        """Whether workers of a stage can be given a run before its turn; asked when these are settled."""
         return has_workers(stages_to_open(self.plan, self._helper))
 
     @property
     def divisible(self) -> bool:
-        """Whether there can be smaller runs."""
         return self.run_rows > self.plan.chain.batch_size
 
     def expect(self, shard: int, first_epoch: int, cursor: dict[str, Any]) -> None:
-        """Keep what a shard will need from a cursor on, in the pass that starts with ``first_epoch``."""
         place = innermost(cursor)
         if isinstance(self.windows, MixedWindows):
             self.windows.expect(shard, place, self._shards)
@@ -140,14 +131,6 @@ class ShardOpener:
     def open(
         self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
     ) -> OpenChain:
-        """The runs of one shard.
-
-        Args:
-            shard: which shard.
-            state: where to start.
-            first_epoch: of the pass.
-            singly: whether runs are as small as can be.
-        """
         chain = self.plan.chain
         # One batch in the first run of the first shard, and on from there.
         first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
@@ -160,7 +143,6 @@ class ShardOpener:
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
     ) -> RunSource:
-        """The rows of a shard, below all stages."""
         if isinstance(self.windows, MixedWindows):
             return self.windows.open(shard, state, rows, self._shards, first_epoch)
         return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state)

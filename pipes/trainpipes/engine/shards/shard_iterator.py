@@ -1,8 +1,3 @@
-"""One shard, or a lane of it, one item at a time, with its cursor.
-
-Called by the thread that iterates; a thread pool makes the next run while the one at hand is used.
-"""
-
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence
@@ -29,15 +24,8 @@ ENDED: Any = _Ended()
 
 
 class ShardIterator:
-    """Items of one shard.
-
-    Args:
-        opener: of the process.
-        shard: which shard, or which lane.
-        position: where the shards start.
-        pool: makes the next run ahead of its use; None to make it when it is asked for.
-        unroll: gives the items of a run.
-    """
+    """Items of one shard, or of a lane of it, with its cursor. Called by the thread that iterates;
+    ``pool`` makes the next run meanwhile, and ``unroll`` gives the items of a run."""
 
     def __init__(
         self,
@@ -65,17 +53,16 @@ class ShardIterator:
 
     @property
     def left(self) -> int:
-        """Items left of the run at hand."""
         return 0 if self._run is None else self._run.last - self._k
 
     def late(self, ahead: int) -> list[tuple[LazyBatches, int]]:
-        """The item after so many others, where it waits to be taken before it is made."""
+        """The item after so many others, if it is made only when it is taken."""
         if ahead < self.left and isinstance(self._items, LazyBatches):
             return [(self._items, self._k + ahead)]
         return []
 
     def take(self) -> Any:
-        """The shard's next item; ENDED if there is none, and then ever after."""
+        """The next item; ENDED if there is none, and then ever after."""
         while not self.left:
             if self._ended:
                 return ENDED
@@ -105,7 +92,6 @@ class ShardIterator:
         self._k = self._run.first
 
     def work_ahead(self) -> None:
-        """Have the next run in work, or ready, beside the one at hand."""
         if self._result is None and not self._ended:
             self._result = partial(
                 _next_run, self._runs, self._unroll
@@ -116,8 +102,8 @@ class ShardIterator:
                 self._result = partial(self._pool.result, self._pool.submit(self._result))
 
     def _start_again(self, error: BaseException) -> None:
-        """Go back to where the items that were given end, and raise, unless smaller runs may put the error
-        where it is due. Asked again, it fails again, and no row is lost."""
+        """Go back to the last item given, and raise, unless smaller runs may put the error where it
+        is due. Asked again, it fails again, and no row is lost."""
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
         self._runs = ShardRuns(
@@ -131,7 +117,6 @@ class ShardIterator:
         return dict(self._start) if self._run is None else self._run.cursor(self._k)
 
     def cursor(self) -> dict[str, Any]:
-        """Where the next item starts, as plain JSON types."""
         position = self._position()
         at = position.pop("at")
         cursor = {**position, "delivered": self._delivered, "at": at}
@@ -140,7 +125,6 @@ class ShardIterator:
         return cursor
 
     def cursor_text(self) -> str:
-        """``cursor`` as it stands in a state."""
         try:
             return cursor_text(self.cursor(), self._shard, self._opener.plan.tag, self._number)
         except TypeError as error:
@@ -150,6 +134,5 @@ class ShardIterator:
 
 
 def _next_run(runs: ShardRuns, unroll: Unroll) -> tuple[PlacedRun, MutableSequence[Any]] | None:
-    """The next run's items, and where they stand; its rows are let go. None at the end."""
     found = runs.next()
     return None if found is None else (found[0], unroll(found[1]))

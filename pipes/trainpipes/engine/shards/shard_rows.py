@@ -1,9 +1,3 @@
-"""The rows of one shard, in its order: the bottom of each shard's chain.
-
-Its cursor is the epoch, the window, and the row within that window's order. Opening one reads the
-window that holds the next row.
-"""
-
 from __future__ import annotations
 
 from typing import Any
@@ -19,18 +13,8 @@ from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 
 
 class ShardRows:
-    """Runs of rows of one shard.
-
-    Args:
-        plan: the pipeline's.
-        windows: where rows are read.
-        shard: which shard; it asks for windows by this number.
-        rows: most rows in a run, and in the first one: shards that start together then come to the ends of
-            their runs one after the other, the first batch comes soon, and fewer finished ones wait.
-        first_epoch: of the pass.
-        state: where to start: ``epoch``, ``window``, ``row``, and ``stream`` for a stream that
-            can go where it says.
-    """
+    """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first
+    one, which differs between shards so that they do not end their runs at the same time."""
 
     def __init__(
         self,
@@ -103,7 +87,6 @@ class ShardRows:
         return Run(window.take(positions), Cursors((base, self._state()), which, rows))
 
     def _take_positions(self, positions: IntArray) -> None:
-        """The rows of this shard in the window at hand."""
         self._positions, self._first = positions, int(np.searchsorted(positions, self._row))
 
     def _own(self, rows: int) -> IntArray:
@@ -120,7 +103,6 @@ class ShardRows:
         self._go_to(self._key._replace(window=self._key.window + 1), stream)
 
     def _go_to(self, key: WindowKey, stream: dict[str, Any]) -> None:
-        """Stand before the first row of a window, which a stream reads from a state of its own."""
         self._key, self._row, self._stream, self._positions = key, 0, stream, None
 
     def _end_epoch(self) -> None:
@@ -136,11 +118,6 @@ class ShardRows:
 def end_epoch(
     guard: EmptyEpochGuard, layout: Layout | StreamLayout, shard: int, epoch: int
 ) -> None:
-    """End a shard's epoch, which ``layout`` cuts.
-
-    Raises:
-        DataError: this and those before it gave nothing, too many to go on.
-    """
     if guard.next_epoch(layout):
         raise DataError(
             f"repeat() would wait forever: shard {shard} of {layout.num_shards} got no rows up to epoch "

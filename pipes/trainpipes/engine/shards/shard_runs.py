@@ -1,5 +1,3 @@
-"""The runs of one shard, epoch after epoch, with the position after each. Called by one thread at a time."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -17,14 +15,8 @@ from trainpipes.kinds.stage_kinds import RAISED_STOP, OpenChain
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """Where a shard stands in a run. It holds none of the run's rows, and outlives them.
-
-    Args:
-        cursors: the run's.
-        first: item of it with which to start.
-        last: item of it before which to stop.
-        at: batches of the epoch's slot before the first item.
-    """
+    """Items ``first`` to ``last`` of a run, with the shard's position at each, without the rows.
+    ``at``: batches of the epoch's slot before ``first``."""
 
     cursors: Cursors
     first: int
@@ -32,23 +24,12 @@ class PlacedRun:
     at: int
 
     def cursor(self, k: int) -> dict[str, Any]:
-        """The shard's position before item ``k`` of the run."""
         return {**self.cursors.state(k), "at": self.at + k - self.first}
 
 
 class ShardRuns:
-    """Makes the runs of one shard in order, epoch after epoch.
-
-    Args:
-        opener: of the process.
-        shard: which shard.
-        number: of the pass.
-        cursor: where to start, as a state says it; None for the pass's start.
-        singly: whether runs are as small as can be.
-
-    Attributes:
-        epoch: that the last run is of.
-    """
+    """The runs of one shard in order, epoch after epoch, from a state's cursor or the start of pass
+    ``number``; as small as can be if ``singly``. Called by one thread at a time."""
 
     def __init__(
         self,
@@ -69,7 +50,6 @@ class ShardRuns:
         self._enter(first if starts else innermost(cursor or {})["epoch"], cursor)
 
     def _enter(self, epoch: int, cursor: dict[str, Any] | None = None) -> None:
-        """Stand in an epoch: at a cursor, or before the first item."""
         plan, self.epoch = self._plan, epoch
         slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
         self._skip, self._until = plan.counts.chunks(slot, epoch)
@@ -88,11 +68,11 @@ class ShardRuns:
         self._opener.expect(self._shard, self._first_epoch, cursor)
 
     def cursor(self) -> dict[str, Any]:
-        """The position after the last run."""
         return dict(self._start) if self._placed is None else self._placed.cursor(self._placed.last)
 
     def next(self) -> tuple[PlacedRun, Run] | None:
-        """The next run with something to give, and where; None at the end, and then ever after."""
+        """The next run with something to give, and its place; None at the end, and then ever
+        after."""
         chain = self._plan.chain
         while True:
             run = self._next_run()
@@ -113,13 +93,11 @@ class ShardRuns:
                 self._enter(self.epoch + 1)
 
     def begin(self) -> None:
-        """Have workers of a stage begin with the next run."""
         if self._opener.has_workers and not self._is_over:
             self._open().begin()
 
     @property
     def _is_over(self) -> bool:
-        """Whether the epoch has no more to deliver of this shard."""
         return self._until is not None and self._at >= self._until
 
     def _next_run(self) -> Run | None:
@@ -138,12 +116,11 @@ class ShardRuns:
 
 
 def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
-    """Whether a stage said which row an error is about: others had no trouble, and may come before it."""
+    """Whether a stage said which row an error is about: earlier rows may still come before it."""
     return getattr(error, "_trainpipes", (None, None))[1] is not None
 
 
 def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
-    """Raise an error from below, which says where its row stands."""
     if isinstance(error, StopIteration):
         raise RuntimeError(RAISED_STOP) from error
     if isinstance(error, Exception):
@@ -152,7 +129,6 @@ def raise_placed(error: BaseException, plan: Plan) -> NoReturn:
 
 
 def say_where(error: Exception, plan: Plan) -> None:
-    """Add to an error that a stage marked with a row: which stage, and where the row stands."""
     if not hasattr(error, "_trainpipes"):
         return
     stage, row = error._trainpipes
@@ -171,7 +147,7 @@ def say_where(error: Exception, plan: Plan) -> None:
 
 
 def _own_place(error: Exception, place: Place) -> Place:
-    """The place of the row that an error is about: where it stands in its own pipeline, where that is one of
-    several whose rows are read as one."""
+    """The place that the error gives: of a row in its own pipeline, where several are read as
+    one."""
     own: Place | None = getattr(error, "_place", None)
     return place if own is None else replace(own, source=place.source)
