@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainpipes._internal.text import cut
 from trainpipes.cli.console import note, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
-from trainpipes._internal.text import cut
 from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
 
 if TYPE_CHECKING:

@@ -315,10 +315,10 @@ class Stage:
         return f"{self.name}({', '.join(shown)})"
 
 
-def _refuse_to_set(stage: Stage, name: str, value: Any) -> None:
+def _refuse_to_set(stage: Stage, name: str, _: Any) -> None:
     raise dataclasses.FrozenInstanceError(
-        f"{stage.name} cannot set {name!r}: a stage keeps its options only, and these don't change; keep such "
-        "things in a functools.cached_property, or in the function that open() of a TableStage returns"
+        f"{stage.name} cannot set {name!r}: a stage keeps its options only, and these don't change; keep "
+        "such things in a functools.cached_property, or in the function that open() of a TableStage returns"
     )
 
 

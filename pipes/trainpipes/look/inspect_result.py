@@ -192,7 +192,9 @@ class Inspection:
 
     def _with_note(self, column: str) -> str:
         kind = next((one.type for one in self.columns if one.name == column), "")
-        chat = kind.startswith(("list<", "large_list<")) and ("content:" in kind or "value:" in kind)
+        chat = kind.startswith(("list<", "large_list<")) and (
+            "content:" in kind or "value:" in kind
+        )
         return f"{column} (texts, without the template)" if chat else column
 
     def _lines(self) -> Iterator[str]:
