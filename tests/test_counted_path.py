@@ -34,7 +34,7 @@ STARTS = (
 
 def both_ways(pipe: tp.Pipeline, topology: Topology, m: int, number: int = 0) -> tuple[Any, Any]:
     """The items of a consumer by arithmetic, in several lanes, and read on from the pass's start."""
-    plan = pipe._session.plan
+    plan = pipe._iteration.plan
     assert plan.counted
     num_shards = plan.chain.num_shards
     shards = topology.shards(m, num_shards)
@@ -68,7 +68,7 @@ def test_each_kind_of_counted_pipeline_gives_the_same_from_any_batch_on(
     name: str, tmp_path: Path
 ) -> None:
     pipe = COUNTED[name](tmp_path)
-    shards = pipe._session.plan.chain.num_shards
+    shards = pipe._iteration.plan.chain.num_shards
     for (world, workers), starts in STARTS:
         if shards % (world * workers):
             continue
@@ -122,7 +122,7 @@ def test_any_counted_pipeline_gives_the_same_from_any_batch_on(
     elif repeat == "twice":
         pipe = pipe.repeat(2)
     world, workers = ranks
-    plan = pipe._session.plan
+    plan = pipe._iteration.plan
     if (
         shards % (world * workers)
         or not plan.counted

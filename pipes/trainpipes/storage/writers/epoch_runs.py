@@ -34,7 +34,7 @@ class EpochRuns:
         source: RowSource | RowStream | None = None,
         dealt: bool = False,
     ) -> None:
-        chain = pipeline._session.plan.chain
+        chain = pipeline._iteration.plan.chain
         finishing = [stage for stage in chain.after if stage.role == "finish"]
         in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
         opener: Any = chain.stages[0]

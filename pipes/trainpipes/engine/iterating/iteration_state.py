@@ -26,7 +26,7 @@ from trainpipes.state.format import Position
 MOST_EPOCHS = 1 << 40
 
 
-class Session:
+class IterationState:
     """Where one pipeline object, or one ``Loader``, stands.
 
     Args:
@@ -40,7 +40,7 @@ class Session:
         self,
         stages: Callable[[], Plan],
         ranks: Callable[[], tuple[int, int]],
-        source: Session | None = None,
+        source: IterationState | None = None,
         fixed: int | None = None,
     ) -> None:
         self._make = stages
