@@ -311,7 +311,7 @@ class OrderStage(Stage):
         return None
 
 
-class DealStage(Stage):
+class ShardStage(Stage):
     """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
 
     role: ClassVar[Role] = "shard"

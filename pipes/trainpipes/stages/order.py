@@ -15,7 +15,7 @@ from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import CutStage, DealStage, OpenBelow, OrderStage, RepeatStage
+from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, OrderStage, RepeatStage, ShardStage
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.torch_samplers import TorchOrder, reorders
 
@@ -115,7 +115,7 @@ class Shuffle(OrderStage):
         return identity
 
 
-class ShardingFilter(DealStage):
+class ShardingFilter(ShardStage):
     """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every

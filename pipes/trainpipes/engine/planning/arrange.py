@@ -15,10 +15,10 @@ from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
     CutStage,
-    DealStage,
     OrderStage,
     PlaceStage,
     RepeatStage,
+    ShardStage,
     Source,
 )
 from trainpipes.storage.caching.block_cache import DropHoles
@@ -69,7 +69,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
 
 
 def _on_files(chain: Chain, stage: Stage) -> Chain:
-    if isinstance(stage, DealStage):
+    if isinstance(stage, ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
     shuffles = isinstance(stage, OrderStage) and stage.order is None
     if not shuffles and stage.name != "filter":
@@ -114,7 +114,7 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     after = (*chain.after, stage)
     if isinstance(stage, OrderStage):
         return _shuffled(chain, stage)
-    if isinstance(stage, DealStage):
+    if isinstance(stage, ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
     if isinstance(stage, BatchingStage):
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)

@@ -23,12 +23,12 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
-    DealStage,
     MixingSource,
     OrderStage,
     PlaceStage,
     RepeatStage,
     RowOrder,
+    ShardStage,
     Source,
     put_through,
 )
@@ -61,7 +61,7 @@ class Chain:
     before: tuple[Stage, ...] = ()
     after: tuple[Stage, ...] = ()
     shuffle: OrderStage | None = None
-    shard: DealStage | None = None
+    shard: ShardStage | None = None
     batch: BatchingStage | None = None
     repeat: RepeatStage | None = None
     cache: CacheStage | None = None
