@@ -295,7 +295,7 @@ class RowOrder(Protocol):
         ...
 
 
-class OrderStage(Stage):
+class ShuffleStage(Stage):
     """A stage that orders rows."""
 
     role: ClassVar[Role] = "shuffle"

@@ -15,12 +15,12 @@ from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, OrderStage, RepeatStage, ShardStage
+from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, RepeatStage, ShardStage, ShuffleStage
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.torch_samplers import TorchOrder, reorders
 
 
-class Shuffle(OrderStage):
+class Shuffle(ShuffleStage):
     """Shuffle the order of row groups, and rows within buffers.
 
     A new order every epoch, the same for the same seed in any process and on any number of ranks.

@@ -15,10 +15,10 @@ from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
     CutStage,
-    OrderStage,
     PlaceStage,
     RepeatStage,
     ShardStage,
+    ShuffleStage,
     Source,
 )
 from trainpipes.storage.caching.block_cache import DropHoles
@@ -71,7 +71,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
 def _on_files(chain: Chain, stage: Stage) -> Chain:
     if isinstance(stage, ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
-    shuffles = isinstance(stage, OrderStage) and stage.order is None
+    shuffles = isinstance(stage, ShuffleStage) and stage.order is None
     if not shuffles and stage.name != "filter":
         raise ConfigError(
             f"{stage} works on rows, and here there are only file paths; put it after "
@@ -112,7 +112,7 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     """The chain with a stage above it. ``cut_later``: whether this one, or one above it, makes new
     batches or packed rows."""
     after = (*chain.after, stage)
-    if isinstance(stage, OrderStage):
+    if isinstance(stage, ShuffleStage):
         return _shuffled(chain, stage)
     if isinstance(stage, ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
@@ -138,7 +138,7 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     )
 
 
-def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
+def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
     if chain.batch is not None:
         raise ConfigError(f"{stage} orders rows: put it before batch()")
     packed = next((s for s in chain.after if s.role == "pack"), None)
@@ -210,7 +210,7 @@ def _least(found: int | None, stop: int) -> int:
     return stop if found is None else min(found, stop)
 
 
-def _draw(chain: Chain, stage: OrderStage) -> Chain:
+def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
     """The chain where rows are read by number: what stood below the sampler now follows it."""
     opener = chain.opener
     if not opener.random_access:

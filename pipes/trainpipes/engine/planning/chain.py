@@ -24,11 +24,11 @@ from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
     MixingSource,
-    OrderStage,
     PlaceStage,
     RepeatStage,
     RowOrder,
     ShardStage,
+    ShuffleStage,
     Source,
     put_through,
 )
@@ -60,7 +60,7 @@ class Chain:
     file_stages: tuple[Stage, ...] = ()
     before: tuple[Stage, ...] = ()
     after: tuple[Stage, ...] = ()
-    shuffle: OrderStage | None = None
+    shuffle: ShuffleStage | None = None
     shard: ShardStage | None = None
     batch: BatchingStage | None = None
     repeat: RepeatStage | None = None

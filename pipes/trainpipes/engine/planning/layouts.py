@@ -21,7 +21,7 @@ from trainpipes.engine.layout import (
 )
 from trainpipes.engine.planning.chain import Chain, Inputs
 from trainpipes.kinds.source import RandomAccessSource, RowMixture, RowSource, RowStream
-from trainpipes.kinds.stage_kinds import OrderStage
+from trainpipes.kinds.stage_kinds import ShuffleStage
 from trainpipes.state.format import BatchSizes
 
 #: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
@@ -169,7 +169,7 @@ class Layouts:
         """None for file order."""
         seed, files = self.chain.seed, self.inputs.listed.file_of_block
         for stage in self.chain.file_stages:
-            if isinstance(stage, OrderStage) and files is not None:
+            if isinstance(stage, ShuffleStage) and files is not None:
                 return self._file_order(epoch, stage.seed, files)
         if seed is None:
             return None
