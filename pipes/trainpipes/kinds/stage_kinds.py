@@ -239,7 +239,7 @@ def _several(row: Any, found: Any) -> str:
     return f"a list of {len(found)} row{'s' * (len(found) != 1)}"
 
 
-class CutStage(Stage):
+class RegroupStage(Stage):
     """A stage with a position of its own: it cuts what comes from below anew, so that runs of a shard must be
     seen one after the other.
     """
@@ -249,7 +249,7 @@ class CutStage(Stage):
         """The runs of one shard from this stage, opened at a cursor."""
 
 
-class BatchingStage(CutStage):
+class BatchingStage(RegroupStage):
     """A stage that cuts rows into batches."""
 
     role: ClassVar[Role] = "batch"
@@ -460,7 +460,7 @@ class OpenChain:
         self._runs = rows(at)
 
     def _open_stage(self, stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        if isinstance(stage, CutStage):
+        if isinstance(stage, RegroupStage):
             return stage.open(below, at)
         assert isinstance(stage, RunStage)
         found = _Processed(stage, below(at))

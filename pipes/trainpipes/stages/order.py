@@ -15,7 +15,13 @@ from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import CutStage, OpenBelow, RepeatStage, ShardStage, ShuffleStage
+from trainpipes.kinds.stage_kinds import (
+    OpenBelow,
+    RegroupStage,
+    RepeatStage,
+    ShardStage,
+    ShuffleStage,
+)
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.torch_samplers import TorchOrder, reorders
 
@@ -173,7 +179,7 @@ class Repeat(RepeatStage):
     times: Count | None = None
 
 
-class _Counted(CutStage):
+class _Counted(RegroupStage):
     asks_inputs = True
 
     count: Natural

@@ -14,8 +14,8 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
-    CutStage,
     PlaceStage,
+    RegroupStage,
     RepeatStage,
     ShardStage,
     ShuffleStage,
@@ -170,7 +170,9 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     above: Stage | None = chain.batch or chain.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        above = next((s for s in chain.after if s.role != "rows" or isinstance(s, CutStage)), None)
+        above = next(
+            (s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)), None
+        )
     if above is not None:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
