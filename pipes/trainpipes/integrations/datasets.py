@@ -166,10 +166,10 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
     """The rows of a pipeline as a ``datasets.IterableDataset``. See ``Pipeline.to_hf``."""
     plan = pipeline._iteration.plan
     batching = pipeline._batching()
-    if batching is not None or plan.chain.place_stages:
+    if batching is not None or plan.chain.device_stages:
         raise ConfigError(
             "pipe.to_hf() must be of rows, which a DataLoader makes batches of, got "
-            f"{batching or plan.chain.place_stages[0]}; leave that and what follows it out. Batches of a "
+            f"{batching or plan.chain.device_stages[0]}; leave that and what follows it out. Batches of a "
             "pipeline are for trainpipes.Loader(pipe)"
         )
     if pipeline._ranks is not None:

@@ -332,7 +332,7 @@ class RepeatStage(Stage):
         return None
 
 
-class PlaceStage(Stage):
+class DeviceStage(Stage):
     """A stage on finished batches, carried out by the process that trains."""
 
     role: ClassVar[Role] = "place"

@@ -168,7 +168,7 @@ class EpochIterator:
 
     def _begin_worker(self, shared: Shared) -> OnePass:
         iteration, own = self._iteration, self._own
-        placing = iteration.plan.chain.place_stages
+        placing = iteration.plan.chain.device_stages
         if placing:
             warn_once(
                 f"{placing[0]} runs in the process that trains, not in a worker of a plain "

@@ -21,7 +21,7 @@ from trainpipes.engine.iterating.agreement import agreement_over
 from trainpipes.engine.iterating.worker_iterator import Standing, WorkerIterator
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
-from trainpipes.kinds.stage_kinds import PlaceStage
+from trainpipes.kinds.stage_kinds import DeviceStage
 
 #: Items that are held at most for ranks to agree on; until there are so many, one more is taken than given.
 AHEAD = 16
@@ -56,7 +56,7 @@ class Lookahead:
         source: WorkerIterator,
         topology: Topology,
         origin: int,
-        stages: Sequence[PlaceStage] = (),
+        stages: Sequence[DeviceStage] = (),
     ) -> None:
         self._source = source
         self._topology = topology
@@ -199,7 +199,7 @@ class Lookahead:
         self._taken.clear()
 
 
-def _begin(stages: Sequence[PlaceStage], item: Any) -> Callable[[], Any]:
+def _begin(stages: Sequence[DeviceStage], item: Any) -> Callable[[], Any]:
     for number, stage in enumerate(stages):
         if stage.ahead:
             ready, later = stage.begun(item), stages[number + 1 :]
@@ -208,7 +208,7 @@ def _begin(stages: Sequence[PlaceStage], item: Any) -> Callable[[], Any]:
     return lambda: item
 
 
-def _placed(stages: Sequence[PlaceStage], item: Any) -> Any:
+def _placed(stages: Sequence[DeviceStage], item: Any) -> Any:
     for stage in stages:
         item = stage.place(item)
     return item

@@ -107,7 +107,7 @@ class OnePass:
         self._cursors: dict[int, str] = {}
         plan, topology = self._plan, self._topology
         consumer = WorkerIterator(plan, topology, start, self.origin, self.options)
-        stages = plan.chain.place_stages if self.options.places else ()
+        stages = plan.chain.device_stages if self.options.places else ()
         #: Gives the items, up to where all ranks end together.
         self.items = Lookahead(consumer, topology, self.origin, stages)
         consumer.ends_at_holes |= self._together and consumer.may_end_at_holes

@@ -14,7 +14,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
-    PlaceStage,
+    DeviceStage,
     RegroupStage,
     RepeatStage,
     ShardStage,
@@ -121,8 +121,8 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
         return replace(chain, batch=batch, rolling=rolling, after=after)
     if isinstance(stage, RepeatStage):
         return replace(chain, repeat=_once(chain.repeat, stage))
-    if isinstance(stage, PlaceStage):
-        return replace(chain, place_stages=(*chain.place_stages, stage))
+    if isinstance(stage, DeviceStage):
+        return replace(chain, device_stages=(*chain.device_stages, stage))
     if stage.role == "pack":
         if chain.batch is not None:
             raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")

@@ -23,8 +23,8 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
+    DeviceStage,
     MixingSource,
-    PlaceStage,
     RepeatStage,
     RowOrder,
     ShardStage,
@@ -49,7 +49,7 @@ class Chain:
         after: on rows after they are dealt, and on batches.
         shard: deals rows.
         cached: how many of ``before`` are below the cache; None where nothing is kept.
-        place_stages: on finished batches, in the process that trains.
+        device_stages: on finished batches, in the process that trains.
         skip_rows, stop_rows: which rows in file order an epoch has.
         skip_batches, stop_batches: which batches an epoch has.
         rolling: whether rows go on into the next epoch before they are batched.
@@ -66,7 +66,7 @@ class Chain:
     repeat: RepeatStage | None = None
     cache: CacheStage | None = None
     cached: int | None = None
-    place_stages: tuple[PlaceStage, ...] = ()
+    device_stages: tuple[DeviceStage, ...] = ()
     skip_rows: int = 0
     stop_rows: int | None = None
     skip_batches: int = 0
