@@ -10,7 +10,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.epoch_counter import Shared, shared_by_workers
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.lookahead import Lookahead
-from trainpipes.engine.iterating.one_pass import OneAtATime, OnePass
+from trainpipes.engine.iterating.one_pass import IteratorLock, OnePass
 from trainpipes.engine.iterating.worker_end import end_in_peace
 from trainpipes.engine.iterating.worker_iterator import SERIAL, RunOptions
 from trainpipes.errors import StateError
@@ -28,7 +28,7 @@ class EpochIterator:
         #: The pass: as it is once it is taken, till then as it would be if it was taken now.
         self._current: OnePass | None = None
         self._iteration = iteration
-        self._one_at_a_time = OneAtATime()
+        self._iterator_lock = IteratorLock()
         #: The load that was given to this iterator, and where its state says to start.
         self._own: tuple[int, Position] | None = None
         self._is_taken = False  # whether the pass is: the next one is another
@@ -51,9 +51,9 @@ class EpochIterator:
     def __next__(self) -> Any:
         held = True
         try:
-            if not self._one_at_a_time.take(False):
+            if not self._iterator_lock.take(False):
                 held = False
-                self._one_at_a_time.wait()
+                self._iterator_lock.wait()
                 held = True
             rest = self._rest
             asked = perf_counter()
@@ -70,7 +70,7 @@ class EpochIterator:
             raise
         finally:
             if held:
-                self._one_at_a_time.done()
+                self._iterator_lock.done()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -96,20 +96,20 @@ class EpochIterator:
         """
         held = True
         try:
-            if not self._one_at_a_time.take(False):
+            if not self._iterator_lock.take(False):
                 held = False
-                self._one_at_a_time.wait()
+                self._iterator_lock.wait()
                 held = True
             if self._rest is None or self._current is None:  # none was given
                 return False
             return self._current.is_last()
         finally:
             if held:
-                self._one_at_a_time.done()
+                self._iterator_lock.done()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: a flat dict of integers and strings."""
-        with self._one_at_a_time.between_items():
+        with self._iterator_lock.between_items():
             current = self._begin()
         return current.state(turn=self._info is not None)
 
@@ -119,7 +119,7 @@ class EpochIterator:
         Raises:
             StateError: it does not fit the pipeline.
         """
-        with self._one_at_a_time.between_items():
+        with self._iterator_lock.between_items():
             if self._shared is None:
                 self._own = self._iteration.place(state)
             else:
@@ -159,7 +159,7 @@ class EpochIterator:
         return self._current
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
-        iteration, lock = self._iteration, self._one_at_a_time
+        iteration, lock = self._iteration, self._iterator_lock
         topology = iteration.topology()
         after = iteration.passes.after
         return OnePass(

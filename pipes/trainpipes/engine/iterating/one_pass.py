@@ -19,7 +19,7 @@ from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position, render
 
 
-class OneAtATime:
+class IteratorLock:
     """Held while an iterator makes an item. A second thread that asks meanwhile is refused, as by a
     generator: items would be repeated and lost.
 
@@ -81,7 +81,7 @@ class OnePass:
         origin: int | None = None,
         go_on: bool = False,
         options: RunOptions = SERIAL,
-        one_at_a_time: OneAtATime | None = None,
+        iterator_lock: IteratorLock | None = None,
         after: Callable[[int], int] = lambda number: number + 1,
         together: bool = False,
     ) -> None:
@@ -95,7 +95,7 @@ class OnePass:
         self.ended = False
         #: Whether the iterator that gave its items is no more.
         self.left = False
-        self.one_at_a_time = one_at_a_time or OneAtATime()
+        self.iterator_lock = iterator_lock or IteratorLock()
         self._may_go_on = go_on and position.m > 0
         self._together = together
         self._open(position)
@@ -167,7 +167,7 @@ class OnePass:
         if turn:
             who = {"worker": topology.worker, "num_workers": topology.num_workers}
             extra["turn"] = json.dumps({**who, "origin": self.origin}, separators=(",", ":"))
-        with self.one_at_a_time.between_items():
+        with self.iterator_lock.between_items():
             state, plan, start = self.standing(), self._plan, self._start
             cursors = self._cursors
             if state.over and not (turn or ends):
