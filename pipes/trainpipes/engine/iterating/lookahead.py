@@ -18,7 +18,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes.engine.iterating.agreement import agreement_over
-from trainpipes.engine.iterating.worker_iterator import Standing, WorkerIterator
+from trainpipes.engine.iterating.worker_iterator import ConsumerPosition, WorkerIterator
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
 from trainpipes.kinds.stage_kinds import DeviceStage
@@ -35,7 +35,7 @@ class _Taken:
 
     item: Any
     error: Exception | None
-    state: Standing
+    state: ConsumerPosition
     give: Callable[[], Any] | None = None
 
 
@@ -66,7 +66,7 @@ class Lookahead:
         self._depth = max((stage.ahead for stage in stages), default=0)
         self._taken: deque[_Taken] = deque()
         #: After the last item given; ``moved`` has what the owner was not told yet. None till one is taken.
-        self._last: Standing | None = None
+        self._last: ConsumerPosition | None = None
         self._agrees = source.ends_at_holes
         #: How many items a rank holds that has not failed, and on how many of them all ranks agreed: the same
         #: on all ranks. After each item there is one at least, so that one rank alone may ask whether that
@@ -187,7 +187,7 @@ class Lookahead:
         except Exception:  # it is tried again, and raised, when the item is due
             return lambda: _placed(self._stages, item)
 
-    def state(self) -> Standing:
+    def state(self) -> ConsumerPosition:
         last = self._last
         if last is None:
             return self._source.state()

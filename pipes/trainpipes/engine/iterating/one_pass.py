@@ -10,8 +10,8 @@ from typing import Any
 from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.iterating.worker_iterator import (
     SERIAL,
+    ConsumerPosition,
     RunOptions,
-    Standing,
     WorkerIterator,
 )
 from trainpipes.engine.planning.plan import Plan
@@ -131,7 +131,7 @@ class OnePass:
             return False
         return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
 
-    def standing(self) -> Standing:
+    def consumer_position(self) -> ConsumerPosition:
         """Where it stands after the last item given; notes whose cursors moved."""
         state = self.items.state()
         self._cursors.update(state.moved)
@@ -168,7 +168,7 @@ class OnePass:
             who = {"worker": topology.worker, "num_workers": topology.num_workers}
             extra["turn"] = json.dumps({**who, "origin": self.origin}, separators=(",", ":"))
         with self.iterator_lock.between_items():
-            state, plan, start = self.standing(), self._plan, self._start
+            state, plan, start = self.consumer_position(), self._plan, self._start
             cursors = self._cursors
             if state.over and not (turn or ends):
                 after = self._after(start.epoch)
@@ -187,7 +187,7 @@ class OnePass:
 
     @property
     def gave_one_step(self) -> bool:
-        return self.standing().m <= self.position.m + self._topology.world_size
+        return self.consumer_position().m <= self.position.m + self._topology.world_size
 
     def close(self) -> None:
         self.items.close()

@@ -40,7 +40,7 @@ class RunOptions:
 SERIAL = RunOptions()
 
 
-class Standing(NamedTuple):
+class ConsumerPosition(NamedTuple):
     """Where a consumer stands after the last item that it gave.
 
     Args:
@@ -159,11 +159,11 @@ class WorkerIterator:
             finalize(self, self._pool.close)
         return items_of(plan, self._first, self._own, self._pool, alone, options.with_rows)
 
-    def state(self) -> Standing:
+    def state(self) -> ConsumerPosition:
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
         over = self._plan.counts.known and (self._over or self._m >= self.end)
-        return Standing(self._m, self._next, over, moved)
+        return ConsumerPosition(self._m, self._next, over, moved)
 
     def close(self) -> None:
         if self._pool is not None:
