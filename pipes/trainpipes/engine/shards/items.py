@@ -96,7 +96,7 @@ class ShardItems:
     Args:
         pool: makes runs ahead of their use.
         unroll: gives the items of a run.
-        helper: runs the stages above the user functions of the thread that iterates.
+        stage_pool: runs the stages above the user functions of the thread that iterates.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class ShardItems:
         windows: Windows | MixedWindows,
         pool: Pool | None,
         unroll: Unroll = Run.unroll,
-        helper: Pool | None = None,
+        stage_pool: Pool | None = None,
     ) -> None:
         self._counted = plan.counted
         self._position = position
         self._lanes = plan.counts.num_shards
         self._own = shards * plan.layouts.lanes
-        self._opener = ShardOpener(plan, windows, self._own, helper=helper)
+        self._opener = ShardOpener(plan, windows, self._own, stage_pool=stage_pool)
         self._pool = pool
         self._unroll = unroll
         self._iterators: dict[int, ShardIterator] = {}
@@ -202,8 +202,8 @@ def items_of(
     calls user functions, and the pool does the rest. ``with_rows``: as ``KnownItem``."""
     if with_rows:
         _keep_pieces(plan)
-    makers, helper = (None, pool) if alone else (pool, None)
-    plan = plan.in_lanes(_lanes(plan, len(shards), makers, helper))
+    makers, stage_pool = (None, pool) if alone else (pool, None)
+    plan = plan.in_lanes(_lanes(plan, len(shards), makers, stage_pool))
     windows = open_windows(plan, pool, position.epoch)
     return ShardItems(
         plan,
@@ -212,11 +212,11 @@ def items_of(
         windows,
         makers,
         known_items if with_rows else Run.unroll,
-        helper,
+        stage_pool,
     )
 
 
-def _lanes(plan: Plan, shards: int, pool: Pool | None, helper: Pool | None) -> int:
+def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:
     """Lanes of each shard: as many as give every thread a run to make, or workers of a stage the
     next ones. Rows in file order are best read in one go."""
     chain = plan.chain
@@ -226,7 +226,7 @@ def _lanes(plan: Plan, shards: int, pool: Pool | None, helper: Pool | None) -> i
     if pool is not None:
         wanted = pool.threads + 1
     else:
-        wanted = SUBMITTED + 1 if has_workers(stages_to_open(plan, helper)) else 1
+        wanted = SUBMITTED + 1 if has_workers(stages_to_open(plan, stage_pool)) else 1
     return -(-wanted // shards)
 
 

@@ -45,11 +45,11 @@ def has_workers(stages: Sequence[Stage]) -> bool:
     return any(isinstance(stage, RunStage) and stage.has_workers for stage in stages)
 
 
-def stages_to_open(plan: Plan, helper: Pool | None) -> tuple[Stage, ...]:
-    """The stages of a shard. With a helper, those straight above the last user function become one
-    stage, which the helper runs."""
+def stages_to_open(plan: Plan, stage_pool: Pool | None) -> tuple[Stage, ...]:
+    """The stages of a shard. With ``stage_pool``, those straight above the last user function become one
+    stage, which it runs."""
     stages = plan.chain.after
-    if helper is None or has_workers(stages):
+    if stage_pool is None or has_workers(stages):
         return stages
     called = (n + 1 for n, s in enumerate(stages) if s.runs_user_code or s.in_caller)
     first = max(called, default=0)
@@ -58,11 +58,11 @@ def stages_to_open(plan: Plan, helper: Pool | None) -> tuple[Stage, ...]:
         if not isinstance(stage, RunStage):
             break
         above.append(stage)
-    helped = (Helped(tuple(above), helper),) if above else ()
-    return (*stages[:first], *helped, *stages[first + len(above) :])
+    pooled = (PooledStages(tuple(above), stage_pool),) if above else ()
+    return (*stages[:first], *pooled, *stages[first + len(above) :])
 
 
-class Helped(RunStage):
+class PooledStages(RunStage):
     """Stages that a pool runs while the thread that iterates calls functions for the next rows."""
 
     stages: tuple[RunStage, ...]
@@ -90,7 +90,7 @@ class ShardOpener:
     Args:
         shards: how many there are in this process.
         run_rows: rows in a run, at most, if a mix asks for fewer.
-        helper: runs the stages above the user functions of the thread that iterates.
+        stage_pool: runs the stages above the user functions of the thread that iterates.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class ShardOpener:
         windows: Windows | MixedWindows,
         shards: int = 1,
         run_rows: int | None = None,
-        helper: Pool | None = None,
+        stage_pool: Pool | None = None,
     ) -> None:
         self.plan = plan
-        self._helper = helper
+        self._stage_pool = stage_pool
         self.windows = windows
         self._shards = shards
         # A run of many windows would hold them all; of large ones a shard's part is many runs.
@@ -113,7 +113,7 @@ class ShardOpener:
 
     @cached_property
     def has_workers(self) -> bool:
-        return has_workers(stages_to_open(self.plan, self._helper))
+        return has_workers(stages_to_open(self.plan, self._stage_pool))
 
     @property
     def divisible(self) -> bool:
@@ -137,7 +137,7 @@ class ShardOpener:
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        stages = stages_to_open(self.plan, self._helper)
+        stages = stages_to_open(self.plan, self._stage_pool)
         return OpenChain(stages, partial(self._rows, shard, rows, first_epoch), state)
 
     def _rows(
