@@ -137,7 +137,7 @@ class EpochCounter:
     def after(self, number: int) -> int:
         return number + 1 if self.fixed is None else self.fixed
 
-    def here(self) -> None:
+    def begin_here(self) -> None:
         self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
@@ -176,7 +176,7 @@ class EpochCounter:
                 self.now.upcoming = own[0]
             return self._claim()
 
-    def outrun(self, number: int, load: int) -> None:
+    def begin_in_loader(self, number: int, load: int) -> None:
         """A ``Loader`` over this pipeline begins a pass, from ``load`` if that is one of the
         pipeline's."""
         with self._lock:
@@ -190,7 +190,7 @@ class EpochCounter:
             found = self._find(shared) or self._enter(shared, *self._claim())
             return int(found.number), int(found.load)
 
-    def settle(self, shared: Shared, number: int) -> None:
+    def set_number(self, shared: Shared, number: int) -> None:
         with self._lock:
             now = self.now
             found = self._find(shared) or self._enter(shared, -1, 0)

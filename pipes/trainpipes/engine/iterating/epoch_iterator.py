@@ -40,7 +40,7 @@ class EpochIterator:
         #: How items are made.
         self._options = options if self._info is None else SERIAL
         if self._info is None:
-            iteration.passes.here()
+            iteration.passes.begin_here()
         else:
             self._shared = shared_by_workers(self._info, iteration.iterated)
             iteration.iterated += 1
@@ -124,7 +124,7 @@ class EpochIterator:
                 self._own = self._iteration.place(state)
             else:
                 self._own = 0, self._iteration.parse(state)
-                self._iteration.passes.settle(self._shared, self._own[1].epoch)
+                self._iteration.passes.set_number(self._shared, self._own[1].epoch)
             if self._current is not None and self._options.workers is not None:
                 self._current.close()
             self._current = self._rest = None

@@ -149,7 +149,7 @@ class IterationState:
         else:
             position = self.start(*self.passes.claim())
         if self._source is not None:
-            self._source.passes.outrun(position.epoch, self._from_source)
+            self._source.passes.begin_in_loader(position.epoch, self._from_source)
         return position
 
     def _warn_of_rest(self) -> None:
@@ -157,8 +157,10 @@ class IterationState:
         does not come, and without a shuffle the first items come again. A first look at one item
         does not count."""
         last, now, chain = self.last, self.passes.now, self.plan.chain
-        told = now.loaded or now.named >= 0 or self.passes.fixed is not None  # where to begin
-        if last is None or told or chain.endless:
+        starts_elsewhere = (
+            now.loaded or now.named >= 0 or self.passes.fixed is not None
+        )  # where to begin
+        if last is None or starts_elsewhere or chain.endless:
             return
         is_first, self._may_look = self._may_look, False
         key = "rest", self.plan.identity

@@ -64,7 +64,7 @@ class StreamLoader(WindowLoader):
             behind = key.window - current.window  # windows that are read to be passed over
             with Progress(
                 "reading again up to the saved place", behind * self._rows, "rows"
-            ) as told:
+            ) as progress:
                 while True:
                     found = self._cut(key.epoch, current)
                     if found is None:
@@ -72,7 +72,7 @@ class StreamLoader(WindowLoader):
                     current.window += 1
                     if current.window > key.window:
                         break
-                    told.advance(len(found[0]))
+                    progress.advance(len(found[0]))
             rows, after = put_through(self._chain.before, found[0]), found[1]
         except BaseException:  # asked again, it reads again, and no row is lost
             self._close(key.epoch)
