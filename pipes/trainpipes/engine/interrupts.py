@@ -15,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Seconds until a signal is seen that came just before a wait.
+#: Seconds until a signal just before a wait is seen.
 TICK = 0.1
 
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 
-#: Rows that a shard gets at a time where row counts are not known in advance.
+#: Most rows that a shard gets at a time where counts are unknown.
 MAX_CHUNK = 256
 
 

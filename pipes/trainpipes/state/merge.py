@@ -19,7 +19,7 @@ from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, read, render
 from trainpipes.state.identity import named_difference, read_identity
 
-#: Shards that are missing, of which it is told whose they are.
+#: Most missing shards whose ranks are named.
 MOST_NAMED = 4096
 
 
@@ -138,13 +138,13 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
 
 #: Seconds that a rank waits for the others.
 TIMEOUT = 300.0
-#: Seconds between two looks for a signal such as Ctrl-C, or for what has come.
+#: How often Ctrl-C is looked for.
 TICK = timedelta(seconds=1)
-#: What is taken from the count of those who have come by one that gives up: more than there are ranks.
+#: A rank that gives up takes this from the count: more than there are ranks.
 GIVEN_UP = 1 << 40
 #: What was decided of an attempt.
 ALL_CAME, FAILED = b"all came", b"failed"
-#: How often these ranks have gathered, of the world at hand, and the keys of the last time.
+#: How often these ranks have gathered in this world, and the keys of the last time.
 _calls: dict[tuple[int, ...], tuple[int, str]] = {}
 _world: list[Any] = []
 

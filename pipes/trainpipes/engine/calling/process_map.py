@@ -38,13 +38,13 @@ from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 
 #: Seconds without rows after which the processes end.
 IDLE = 60.0
-#: Seconds that a process which is to end is waited for before it is killed.
+#: Seconds until a process that should end is killed.
 PATIENCE = 5.0
 
-#: The process that imported this. The server that forks for it does not serve its forks.
+#: The process that imported this; its fork server does not serve its forks.
 HOME = os.getpid()
 
-#: Where an answer goes, and the rows. Once nobody waits for the answer, the rows are dropped.
+#: Where an answer goes, and the rows, which are dropped once nobody waits.
 Task = tuple["ref[SimpleQueue[Answer]]", Message]
 
 NO_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
@@ -57,7 +57,7 @@ class ProcessMap:
         self.pid = os.getpid()
         self._call = call
         self._count = workers
-        if method is None:  # no fork, which copies locks that other threads hold
+        if method is None:  # not fork, which copies locks of other threads
             there = "forkserver" in multiprocessing.get_all_start_methods()
             method = "forkserver" if there and self.pid == HOME else "spawn"
         self._context: Any = multiprocessing.get_context(method)
@@ -221,7 +221,7 @@ class _Worker(threading.Thread):
                 break
             try:
                 found = self._call(task[1])
-            except BaseException as error:  # whoever waits must not wait for ever
+            except BaseException as error:
                 self._end_process()
                 found = [], error
             if self._process is None:

@@ -17,12 +17,12 @@ from trainpipes.errors import TopologyError
 #: The least of one integer of each rank.
 Agreement = Callable[[int], int]
 
-#: For a rank that comes late to an agreement, because its batches take long.
+#: How long to wait for a rank whose batches take long.
 TIMEOUT = timedelta(minutes=30)
 
 #: By the default group and the members.
 _groups: dict[tuple[Any, tuple[int, ...]], dist.ProcessGroupGloo] = {}
-# Their threads end while the interpreter is whole: later, the process may be aborted.
+# Their threads must end before the interpreter does: later the process may be aborted.
 atexit.register(_groups.clear)
 
 
@@ -48,7 +48,7 @@ def agreement_over(topology: Topology) -> Agreement:
     world = dist.group.WORLD
     if (world, members) not in _groups:
         for known in [known for known in _groups if known[0] is not world]:
-            del _groups[known]  # of a world that is no more
+            del _groups[known]  # of an earlier world
         _groups[world, members] = _group(members)
     group = _groups[world, members]
     options = dist.AllreduceOptions()

@@ -31,7 +31,7 @@ _REMEMBERED = 64
 
 class _Claim(Structure):
     _fields_: ClassVar = [
-        ("shared", c_int64 * 3),  # what they have in common
+        ("shared", c_int64 * 3),
         ("number", c_int64),
         ("load", c_int64),  # that it starts from
     ]
@@ -40,11 +40,11 @@ class _Claim(Structure):
 class _Numbers(Structure):
     _fields_: ClassVar = [
         ("upcoming", c_int64),  # the next pass's number
-        ("loaded", c_int64),  # the load that the next pass starts from, 0 if from none
+        ("loaded", c_int64),  # the load of the next pass, or 0
         ("loads", c_int64),  # how many there were
-        ("offset", c_int64),  # to be added to the number that ``set_epoch`` is given
+        ("offset", c_int64),  # added to the number given to ``set_epoch``
         ("named", c_int64),  # what ``set_epoch`` was given for the next pass, -1 if nothing
-        ("elsewhere", c_int64),  # 1 if the last pass to begin was of workers or of a ``Loader``
+        ("elsewhere", c_int64),  # whether the last pass was of workers or of a ``Loader``
         ("claims", c_int64),  # how many passes workers claimed
         ("claimed", _Claim * _REMEMBERED),  # the last ones of them
     ]
@@ -83,7 +83,7 @@ def _before_fork() -> None:
         _lock.share()
         for counter in list(_counters):
             counter.share()
-    except OSError:  # without shared memory there are no workers either
+    except OSError:  # without shared memory there are no workers
         pass
 
 

@@ -25,13 +25,13 @@ class EpochIterator:
     """
 
     def __init__(self, iteration: IterationState, options: RunOptions) -> None:
-        #: The pass: as it is once it is taken, till then as it would be if it was taken now.
+        #: The pass; until it is claimed, as it would be if it was claimed now.
         self._current: OnePass | None = None
         self._iteration = iteration
         self._iterator_lock = IteratorLock()
-        #: The load that was given to this iterator, and where its state says to start.
+        #: This iterator's own load, and where its state says to start.
         self._own: tuple[int, Position] | None = None
-        self._is_taken = False  # whether the pass is: the next one is another
+        self._is_taken = False  # whether the pass is claimed
         #: What gives its items after the first one.
         self._rest: Lookahead | None = None
         self._info = get_worker_info()

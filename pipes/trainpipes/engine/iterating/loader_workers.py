@@ -30,8 +30,7 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
 
-#: Batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
-#: a few per cent already), and more batches are held.
+#: Most batches of a worker in a message: with 8 a queue's cost is a few per cent.
 MOST_BATCHES = 8
 
 
@@ -93,7 +92,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         running = {shard for shard, owner in owners.items() if owner == worker}
         items = items_of(plan, position, running)
         stretch = world * memory.workers
-        # Far enough that it holds back only who is out of step with the others.
+        # Holds back only workers that are out of step.
         most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
         m = position.m + (rank - position.m) % world
         length = 1
@@ -142,7 +141,7 @@ class LoaderWorkers:
     init: Callable[[int], None] | None
     options: dict[str, Any]
     _sent: Sequence[Stage] | None = None
-    #: Processes that can begin another pass, and what they iterate.
+    #: Processes for another pass, and what they iterate.
     _idle: tuple[DataLoader[WorkerMessage], WorkerDataset, WorkerWatch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -214,6 +213,6 @@ class LoaderWorkers:
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:
     end_in_peace()
-    gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
+    gc.freeze()  # garbage collection would copy the memory shared with the parent
     if own is not None:
         own(worker)

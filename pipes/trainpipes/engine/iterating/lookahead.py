@@ -23,7 +23,7 @@ from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
 from trainpipes.kinds.stage_kinds import DeviceStage
 
-#: Items that are held at most for ranks to agree on; until there are so many, one more is taken than given.
+#: Most items that are held for ranks to agree on; the number grows by one an item.
 AHEAD = 16
 _NONE_MISSING = (1 << 62) - 1
 
@@ -62,15 +62,14 @@ class Lookahead:
         self._topology = topology
         self._origin = origin
         self._stages = stages
-        #: Items that are begun beyond the one that is given.
+        #: Items begun ahead of the one given.
         self._depth = max((stage.ahead for stage in stages), default=0)
         self._taken: deque[_Taken] = deque()
-        #: After the last item given; ``moved`` has what the owner was not told yet. None till one is taken.
+        #: After the last item given, with what moved since the last ``state()``.
         self._last: ConsumerPosition | None = None
-        self._agrees = source.ends_at_holes
-        #: How many items a rank holds that has not failed, and on how many of them all ranks agreed: the same
-        #: on all ranks. After each item there is one at least, so that one rank alone may ask whether that
-        #: was the last.
+        self._agrees = source.ends_together
+        #: How many items a rank without an error holds, and on how many all ranks agreed: the same on
+        #: all ranks. One is always left, so that one rank alone may call ``is_last``.
         self._held = self._agreed = 0
         self._ends = False
         self._raised: Exception | None = None
@@ -184,7 +183,7 @@ class Lookahead:
     def _begun(self, item: Any) -> Callable[[], Any]:
         try:
             return _begin(self._stages, item)
-        except Exception:  # it is tried again, and raised, when the item is due
+        except Exception:  # raised again when the item is due
             return lambda: _placed(self._stages, item)
 
     def state(self) -> ConsumerPosition:

@@ -93,7 +93,7 @@ class OnePass:
         self.origin = position.m if origin is None else origin
         #: Whether it has no more items.
         self.ended = False
-        #: Whether the iterator that gave its items is no more.
+        #: Whether its iterator is gone.
         self.left = False
         self.iterator_lock = iterator_lock or IteratorLock()
         self._may_go_on = go_on and position.m > 0
@@ -102,7 +102,7 @@ class OnePass:
 
     def _open(self, start: Position) -> None:
         self._start = start
-        #: The number of the pass that is under way.
+        #: The number of the current pass.
         self.epoch = start.epoch
         self._cursors: dict[int, str] = {}
         plan, topology = self._plan, self._topology
@@ -110,8 +110,8 @@ class OnePass:
         stages = plan.chain.device_stages if self.options.places else ()
         #: Gives the items, up to where all ranks end together.
         self.items = Lookahead(consumer, topology, self.origin, stages)
-        consumer.ends_at_holes |= self._together and consumer.may_end_at_holes
-        # All workers of a rank begin the next pass then, also those that are not asked for anything yet.
+        consumer.ends_together |= self._together and consumer.may_end_together
+        # All workers of a rank begin the next pass together, asked or not.
         if self._may_go_on and plan.counted and topology.first(start.m) >= consumer.end:
             self._go_on()
 

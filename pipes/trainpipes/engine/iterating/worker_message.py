@@ -23,9 +23,9 @@ from torch._utils import ExceptionWrapper
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.errors import DataError
 
-#: Bytes of several batches in one message. Larger: fewer messages, more memory.
+#: Most bytes of several batches in one message.
 MOST_BYTES = 8 << 20
-#: Tensors of this many bytes or more travel by themselves.
+#: Bytes from which on torch sends a tensor.
 ALONE_BYTES = 1 << 20
 #: Where a tensor may start.
 ALIGNED = 64
@@ -81,7 +81,7 @@ class WorkerMemory:
         self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + 2 * workers)
         self._numbers[_EPOCH] = -1
         self._numbers[_UNPACKED + workers :] = [-1] * workers
-        # Pages that no message comes to are never there.
+        # Unused pages take no memory.
         self._map: Any = mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES)
         self._room: Any = memoryview(self._map)
 

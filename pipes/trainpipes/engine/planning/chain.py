@@ -170,7 +170,7 @@ class Chain:
         return number * (PASS_EPOCHS if self.times is None else self.times)
 
 
-#: Rows that types of columns are found from, at most.
+#: Most rows that types of columns are found from.
 SAMPLE_ROWS = 10_000
 
 

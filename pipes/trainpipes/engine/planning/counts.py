@@ -18,7 +18,7 @@ class Counts:
     def __init__(self, layouts: Layouts) -> None:
         self.layouts = layouts
         self.chain = layouts.chain
-        #: Shards, each lane of theirs counted: batch m is of number ``m % num_shards``.
+        #: Shards times lanes: batch m belongs to ``m % num_shards``.
         self.num_shards = layouts.chain.num_shards * layouts.lanes
 
     # What is known

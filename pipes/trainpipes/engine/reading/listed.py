@@ -19,7 +19,7 @@ from trainpipes.engine.reading.windows import Content, Window, WindowLoader
 from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 
-#: Windows whose blocks a reader is told of ahead, at most; fewer at first: a peek is no epoch.
+#: Most windows whose blocks a reader prefetches; fewer at first, since a peek is no epoch.
 MOST_AHEAD = 15
 
 
@@ -53,7 +53,7 @@ class ListedLoader(WindowLoader):
             return None
         place = self._places.setdefault(key.span, _Place())
         if self._layouts.chain.seed is not None or not self._keeps_rows:
-            first = 0  # which row comes out where is known when all are read
+            first = 0  # the order needs all rows
         return Window(self.planned(key), partial(self._read, key, place, first), first=first)
 
     def close(self) -> None:

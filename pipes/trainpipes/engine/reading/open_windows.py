@@ -10,7 +10,7 @@ from trainpipes.engine.reading.streamed import StreamLoader
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.kinds.source import MixedWindows, RandomAccessSource, RowMixture, RowStream
 
-#: The part of windows and those read ahead together, and that of what is not shuffled, in bytes.
+#: Memory for windows and those read ahead: of a shuffle's, and bytes without a shuffle.
 AHEAD_SHARE = 5 / 6
 AHEAD_BYTES = 256 << 20
 

@@ -28,10 +28,10 @@ from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
 
-#: Runs that workers of a stage are given ahead of their turn.
+#: Runs given to workers of a stage ahead of their turn.
 SUBMITTED = 3
-#: Seconds between two items from which somebody is at work in between. Then the pool makes the next items,
-#: where they are made when they are taken: so many, once fewer than half of them are left.
+#: If the program works at least so many seconds between two items, the pool makes so many items ahead that
+#: would be made when they are taken.
 AT_WORK, MADE_AHEAD = 200e-6, 16
 
 
@@ -117,7 +117,7 @@ class ShardItems:
         self._pool = pool
         self._unroll = unroll
         self._iterators: dict[int, ShardIterator] = {}
-        #: The batch that each lane needs its next run for, where that is not in work; the lanes where it is.
+        #: The batch for which each lane needs its next run; the lanes whose next run is in work.
         self._due: list[tuple[int, int]] = []
         self._in_work: set[int] = set()
         self._most = 0 if pool is None else pool.threads + MOST_WAITING

@@ -18,11 +18,11 @@ from trainpipes.kinds.source import MixedWindows, RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import OpenChain, RunStage
 
-#: Rows and bytes of rows in a run, about; whole batches where there are any.
+#: About how many rows and bytes a run has; whole batches where there are any.
 RUN_ROWS, RUN_BYTES = 2048, 4 << 20
-#: Rows in a run, at least, however small a shard's part of a window is.
+#: Fewest rows in a run.
 LEAST_ROWS = 512
-#: Rows in the runs of all shards of a process, about.
+#: About how many rows the runs of all shards of a process have.
 ALL_ROWS = 65_536
 
 
@@ -105,7 +105,7 @@ class ShardOpener:
         self._stage_pool = stage_pool
         self.windows = windows
         self._shards = shards
-        # A run of many windows would hold them all; of large ones a shard's part is many runs.
+        # A run holds all windows that it has rows of.
         part = max(LEAST_ROWS, plan.layouts.usual.window_rows // plan.layouts.usual.sharers)
         most = min(RUN_ROWS, part, max(1, ALL_ROWS // shards))
         found = rows_at_a_time(plan, most)
@@ -132,7 +132,7 @@ class ShardOpener:
         self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
     ) -> OpenChain:
         chain = self.plan.chain
-        # One batch in the first run of the first shard, and on from there.
+        # First runs differ in length: one batch in the first shard's, and so on.
         first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
         rows = self.run_rows, first
         if singly:

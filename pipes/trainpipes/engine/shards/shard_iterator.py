@@ -71,7 +71,7 @@ class ShardIterator:
             item = self._items[self._k]
         except BaseException as error:
             raise_placed(error, self._opener.plan)
-        self._items[self._k] = None  # the run does not keep what was handed over
+        self._items[self._k] = None  # free its memory
         self._k += 1
         self._delivered += 1
         return item

@@ -54,7 +54,7 @@ class ShardRuns:
         slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
         self._skip, self._until = plan.counts.chunks(slot, epoch)
         if cursor is None:
-            # Where counts are not known, items to skip are passed over as they come.
+            # Without counts, items to skip are made and dropped.
             at = self._skip if plan.counted else 0
             cursor = {**plan.counts.start(slot, epoch, at), "at": at}
             stream = self._opener.windows.start(epoch)
@@ -64,7 +64,7 @@ class ShardRuns:
         self._at = int(cursor["at"])  # batches of the slot before the next run
         self._placed: PlacedRun | None = None  # the last run of the epoch
         self._opened: OpenChain | None = None
-        # Windows that this shard needs are kept until it comes to them.
+        # Keeps the windows that this shard needs.
         self._opener.expect(self._shard, self._first_epoch, cursor)
 
     def cursor(self) -> dict[str, Any]:
