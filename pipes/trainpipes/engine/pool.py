@@ -28,8 +28,8 @@ PATIENCE = 30.0
 
 
 def default_threads() -> int:
-    """Cores that this process may use, shared with the other ranks of the machine, at most 8;
-    ``TRAINPIPES_THREADS`` sets another number, and raises ConfigError where it is none."""
+    """Cores of this process, shared with the other ranks of the machine, at most 8, or
+    ``TRAINPIPES_THREADS``."""
     asked = os.environ.get("TRAINPIPES_THREADS", "").strip()
     if asked.isdecimal():
         return int(asked)

@@ -150,17 +150,11 @@ _world: list[Any] = []
 
 
 def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> list[Any]:
-    """The values of some ranks, in their order. A collective.
-
-    Args:
-        value: this rank's, of JSON's types.
-        ranks: global ranks that gather, with this one.
-        timeout: seconds to wait for the others.
-        what: is gathered, for an error.
+    """The values of some ranks, in their order. A collective; ``value`` is of JSON's types,
+    ``what`` is for messages.
 
     Raises:
-        StateError: a rank did not come in time. No rank has gathered then, and the call does not
-            count.
+        StateError: a rank did not come in time. The call does not count then.
     """
     if not _world or _world[0] is not dist.group.WORLD:
         _world[:] = [dist.group.WORLD]
@@ -197,7 +191,7 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
 
 def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
     """Wait for the decision of the last rank that comes, or of the first that gives up. The count
-    says which was first, so that all ranks get the same answer."""
+    says which was first."""
     end = monotonic() + timeout
     while (left := end - monotonic()) > 0:
         try:

@@ -1,9 +1,6 @@
-"""Worker processes for ``map(method="process")``.
-
-A thread of the parent gives each process a few rows at a time and waits for the results. Processes
-start with the first rows; they end after a minute without any, with the pipeline, or with their
-parent. Any thread may submit rows.
-"""
+"""Worker processes for ``map(method="process")``, each with a thread of the parent that gives it
+rows. They start with the first rows, and end after a minute without any, or with the pipeline or
+their parent. Any thread may submit rows."""
 
 from __future__ import annotations
 
@@ -72,14 +69,12 @@ class ProcessMap:
         _maps.add(self)
 
     def start(self) -> None:
-        """Start the missing processes, without waiting for them; raises ConfigError if the function
-        does not pickle."""
+        """Start the missing processes, without waiting for them."""
         with self._lock:
             self._start_missing()
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
-        """Submit rows with the words of their generators. Returns a function that waits for the
-        answer; to drop it is to cancel."""
+        """Returns a function that waits for the answer; to drop it is to cancel."""
         try:
             message = pickled((items, words))
         except NO_PICKLE as error:
@@ -135,8 +130,8 @@ class ProcessMap:
         return None
 
     def lost(self, worker: _Worker, error: BaseException, task: Task | None = None) -> None:
-        """Note that a worker's process has died; ``task`` came too late for it, and goes to others.
-        If none is left, all that wait get ``error``; the next rows start another."""
+        """Note that a worker's process has died; ``task`` goes to another. If none is left, all
+        that wait get ``error``."""
         with self._lock:
             self._workers.remove(worker)
             if task is not None:

@@ -95,9 +95,8 @@ def _read(sender: socket.socket, size: int) -> memoryview:
 def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     """Call a function for the rows that the parent sends, until it hangs up or dies.
 
-    The first message back is None, or why the function can't be used; then each message with rows
-    gets one answer. ``call`` is pickled unless this process is a fork; ``row``, in shared memory,
-    says which row is at work.
+    The first answer is None, or why the function can't be used. ``call`` is pickled unless this
+    process is a fork; ``row``, in shared memory, says which row is at work.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this
     # Copies of one process would draw the same numbers otherwise.

@@ -63,11 +63,9 @@ def agreement_over(topology: Topology) -> Agreement:
 
 
 def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
-    """A gloo group that only its members have to make.
-
-    ``dist.new_group(use_local_synchronization=True)`` names the group after the number of groups
-    that a process is in, and hangs where members are in different numbers of them.
-    """
+    """A gloo group that only its members have to make:
+    ``dist.new_group(use_local_synchronization=True)`` hangs where members are in different numbers
+    of groups."""
     name = "trainpipes/agreement/" + "-".join(map(str, members))
     rank = members.index(dist.get_rank())
     return dist.ProcessGroupGloo(

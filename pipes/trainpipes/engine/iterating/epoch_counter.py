@@ -141,8 +141,8 @@ class EpochCounter:
         self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
-        """Let the next pass start from a loaded position, at the start of ``epoch`` or ``within``
-        it. Returns the number of this load."""
+        """Let the next pass start from a loaded position, ``within`` an epoch or at its start.
+        Returns the number of this load."""
         with self._lock:
             now = self.now
             now.loads += 1
@@ -166,8 +166,8 @@ class EpochCounter:
             now.named = epoch
 
     def claim(self, own: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The next pass's number and load, for a process that reads by itself. ``own``: both, where
-        an iterator has its own; a load that waits still applies to the pass after."""
+        """The next pass's number and load, for a process that reads by itself; ``own`` where an
+        iterator has its own."""
         with self._lock:
             self.now.elsewhere = 0
             if own is not None:
@@ -177,8 +177,7 @@ class EpochCounter:
             return self._claim()
 
     def begin_in_loader(self, number: int, load: int) -> None:
-        """A ``Loader`` over this pipeline begins a pass, from ``load`` if that is one of the
-        pipeline's."""
+        """A ``Loader`` begins a pass, from ``load`` if that is one of this pipeline's."""
         with self._lock:
             now = self.now
             if now.loaded in (0, load):

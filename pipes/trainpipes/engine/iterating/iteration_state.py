@@ -31,9 +31,8 @@ class IterationState:
 
     Args:
         stages: makes the plan.
-        ranks: gives rank and world size.
         source: the pipeline's, where a ``Loader``'s own starts.
-        fixed: the epoch of every pass that starts from no load; None where one follows the other.
+        fixed: the epoch of every pass that starts from no load, or None.
     """
 
     def __init__(
@@ -104,8 +103,7 @@ class IterationState:
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:
-        """Let the next pass start at a state, if that says all that this rank needs. Returns the
-        number of this load, and its position."""
+        """Let the next pass start at a state. Returns the number of this load, and its position."""
         position = self.parse(state)
         if get_worker_info() is None:
             position.require_all_workers()
@@ -152,9 +150,8 @@ class IterationState:
         return position
 
     def _warn_of_rest(self) -> None:
-        """Warn once where a loop ended before its epoch did and the next epoch begins: the rest
-        does not come, and without a shuffle the first items come again. A first look at one item
-        does not count."""
+        """Warn once where a loop ended before its epoch did and the next epoch begins. A first look
+        at one item does not count."""
         last, now, chain = self.last, self.passes.now, self.plan.chain
         starts_elsewhere = now.loaded or now.named >= 0 or self.passes.fixed is not None
         if last is None or starts_elsewhere or chain.endless:

@@ -5,7 +5,7 @@ A worker makes the batches of its own shards. Each message covers a stretch of t
 the same for all workers, and may hold none: so any number of workers will do, and a queue's cost is
 paid once for several batches. Stretches start short, so that the first batch comes soon.
 
-``LoaderWorkers`` does not know who iterates: in a cycle of references, processes would outlive
+``LoaderWorkers`` must not refer to who iterates: in a cycle of references, processes would outlive
 their loader.
 """
 
@@ -49,8 +49,8 @@ def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, 
 
 @dataclass(eq=False)
 class WorkerDataset(IterableDataset[WorkerMessage]):
-    """One rank's pass as its workers make it. ``identity`` is set where cursors name it: each
-    worker would otherwise read all data for it."""
+    """One rank's pass as its workers make it; with ``identity`` they need not read all data for
+    it."""
 
     stages: Sequence[Stage]
     source: RowSource | RowStream
@@ -124,14 +124,8 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
 
 @dataclass(eq=False)
 class LoaderWorkers:
-    """Starts a ``Loader``'s workers.
-
-    Args:
-        stages: gives the pipeline's stages as workers get them.
-        check: raises if these can't be sent to a process that is not forked.
-        most: how many workers there may be.
-        ahead: messages that each makes ahead.
-    """
+    """Starts a ``Loader``'s workers, at most ``most``. ``check`` raises if the stages can't be sent
+    to a process that is not forked."""
 
     stages: Callable[[], Sequence[Stage]]
     check: Callable[[], None]
@@ -150,9 +144,8 @@ class LoaderWorkers:
     def start(
         self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
     ) -> tuple[WorkerMemory, Generator[WorkerMessage]]:
-        """The memory that the workers of a pass share, and their messages, which raise
-        ``WorkerError`` for a dead worker. Throw errors in unpacking at the generator: a dead worker
-        may be why."""
+        """The memory that the workers of a pass share, and their messages. Throw errors in
+        unpacking at the generator: a dead worker may be why."""
         idle, self._idle = self._idle, None
         watch = None
         if idle is not None and not position.m and idle[2].is_well:

@@ -21,7 +21,7 @@ from trainpipes.state.format import Position, render
 
 class IteratorLock:
     """Held while an iterator makes an item. A second thread that asks meanwhile is refused, as by a
-    generator: items would be repeated and lost.
+    generator.
 
     An iterator calls ``take`` within a ``try``, and if that is False ``wait``; then ``done``.
     Signal handlers run after calls, so Ctrl-C does not leave it held.
@@ -179,8 +179,7 @@ class OnePass:
             return render(position, plan.identity, cursors)
 
     def was_left_unfinished(self) -> bool:
-        """Whether the iterator is gone and did not reach the end. Where the number of items is
-        unknown, it is at the end only after a call for one more."""
+        """Whether the iterator is gone and did not reach the end."""
         if not self.left or self.ended:
             return False
         return not (self._plan.counts.known and self.items.state().over)

@@ -82,8 +82,7 @@ GRACE = 0.5
 
 class WorkerWatch:
     """A thread that ends all workers where one dies: that one may hold a lock that they share, or
-    have sent half a message. torch would ask every 5 seconds, or raise from a signal's handler,
-    wherever the program is."""
+    have sent half a message."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches

@@ -1,5 +1,5 @@
-"""The items of one worker of one rank, in global order, and where it then stands. Owns the threads
-that work ahead; used by the thread that iterates."""
+"""The items of one worker of one rank, in global order. Owns the threads that work ahead; used by
+the thread that iterates."""
 
 from __future__ import annotations
 

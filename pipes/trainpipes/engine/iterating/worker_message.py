@@ -36,8 +36,8 @@ _EPOCH, _DUE, _UNPACKED = range(3)
 
 
 class Packed(NamedTuple):
-    """A batch on its way. ``values``: bytes of each small tensor, or where they begin and end in
-    shared memory; ``size``: bytes with large tensors."""
+    """A batch on its way. ``values``: bytes of each small tensor, or their place in shared
+    memory."""
 
     pickled: bytes
     values: list[Any]
@@ -71,9 +71,9 @@ class WorkerMessage:
 
 
 class WorkerMemory:
-    """What a ``Loader`` shares with its workers: a few numbers, and room for batches, which only
-    forked workers see. A worker fills its places in turn; one is free again once the parent has
-    unpacked its message."""
+    """Numbers that a ``Loader`` shares with its workers, and room for batches, which only forked
+    workers see. A worker fills its places in turn; one is free again once the parent has unpacked
+    its message."""
 
     def __init__(self, workers: int, ahead: int) -> None:
         self.workers = workers

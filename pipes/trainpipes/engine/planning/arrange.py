@@ -27,11 +27,8 @@ S = TypeVar("S", bound=Stage)
 
 
 def arrange(written: Sequence[Stage]) -> Chain:
-    """The chain of some stages, whose instances then belong to it.
-
-    Raises:
-        ConfigError: they do not make a pipeline; says which stage, and where it can stand.
-    """
+    """The chain of some stages, whose instances then belong to it. Raises ConfigError where they
+    make no pipeline."""
     stages: list[Any] = []
     for stage in written:
         stages.append(stage.resolve(stages))
@@ -233,9 +230,8 @@ def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
 
 
 def _move_up(chain: Chain) -> Chain:
-    """Move stages that treat and keep each row by itself above the dealing: the rows are the same,
-    and each consumer works on its own only. Stages below a cache stay, since they work on whole
-    blocks."""
+    """Move stages that treat and keep each row by itself above the dealing: each consumer then
+    works on its own rows only. Stages below a cache stay."""
     stay = chain.cached or 0
     if chain.shuffle is None:
         before, after = chain.after[:stay], chain.after[stay:]

@@ -1,5 +1,5 @@
 """Windows of a source that lists its blocks. Each span has a reader, which continues where the
-span's last window ended, or the span before; one thread at a time reads a span's windows."""
+span's last window ended."""
 
 from __future__ import annotations
 
@@ -89,9 +89,8 @@ class ListedLoader(WindowLoader):
                 yield from self._layouts.stretches(after, 0)
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
-        """The reader of a window that begins at a row of a block. Where another span was just read
-        up to there, that span's reader goes on: any other would decode the block from its start
-        again."""
+        """The reader of a window. Where another span was just read up to there, that span's reader
+        goes on: any other would decode the block again."""
         if place.at != at:
             for other in list(self._places.values()):
                 if other.at == at and other.lock.acquire(blocking=False):
@@ -106,8 +105,8 @@ class ListedLoader(WindowLoader):
 
 @dataclass(frozen=True)
 class NumberedRows:
-    """Rows of a window that are read when they are taken. ``first``: the window's place in the
-    epoch's order, where that may have a row twice."""
+    """Rows that are read when they are taken. ``first``: the window's place in the epoch's order,
+    where that may have a row twice."""
 
     source: RandomAccessSource
     numbers: IntArray
@@ -156,8 +155,8 @@ class NumberedLoader(WindowLoader):
         return NumberedRows(self._source, chain.skip_rows + drawn, key.epoch, first), None
 
     def _buffered(self, key: WindowKey) -> IntArray:
-        """The numbers of a buffered shuffle, or of file order: the same rows in the same order that
-        ``ListedLoader`` would read. Announces them to the source."""
+        """The numbers of the rows that ``ListedLoader`` would read, in the same order. Announces
+        them to the source."""
         blocks, stretches = self._layouts.inputs.blocks, self._layouts.stretches(key)
         numbers = blocks.numbers(stretches)
         order = self._layouts.row_order(key, len(numbers))

@@ -18,8 +18,8 @@ AHEAD_BYTES = 256 << 20
 def open_windows(
     plan: Plan, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
 ) -> Windows | MixedWindows:
-    """The windows of a plan, for the shards of one process, by the loader that its source needs.
-    ``number``: of the pass. ``last``: the last window needed, of a part of an epoch in one span."""
+    """The windows of pass ``number`` for the shards of one process, up to ``last``, by the loader
+    that the source needs."""
     chain, source = plan.chain, plan.inputs.source
     if isinstance(source, RowMixture):
         return source.windows(plan, pool, number)

@@ -47,7 +47,7 @@ class Window:
     Args:
         rows: how many; None where they must be read to know.
         after: the source's state at this window's end.
-        first: rows left out at the start that nobody needs.
+        first: rows left out at the start.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ def _read_if_held(window: ref[Window]) -> None:
 
 
 class WindowLoader(ABC):
-    """Makes windows. Called by one thread at a time; any thread may read its windows. It holds at
-    most ``most_held`` windows of one span, and one read ahead; older ones are made again."""
+    """Makes windows. Called by one thread at a time; any thread may read its windows. Of each span
+    it holds at most ``most_held``, and one read ahead."""
 
     most_held: int | None = 4
 

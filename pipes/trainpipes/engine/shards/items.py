@@ -91,13 +91,8 @@ class Items(Protocol):
 
 
 class ShardItems:
-    """The items of several shards of one process.
-
-    Args:
-        pool: makes runs ahead of their use.
-        unroll: gives the items of a run.
-        stage_pool: runs the stages above the user functions of the thread that iterates.
-    """
+    """The items of several shards of one process. ``pool`` makes runs ahead; ``stage_pool`` runs
+    the stages above user functions."""
 
     def __init__(
         self,
@@ -217,8 +212,7 @@ def items_of(
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:
-    """Lanes of each shard: as many as give every thread a run to make, or workers of a stage the
-    next ones. Rows in file order are best read in one go."""
+    """Lanes of each shard: as many as give every thread, or worker of a stage, a run to make."""
     chain = plan.chain
     as_they_stand = chain.shuffle is None and all(s is chain.batch for s in chain.after_on_rows)
     if not plan.counted or as_they_stand or not shards:

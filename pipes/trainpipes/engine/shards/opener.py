@@ -1,5 +1,4 @@
-"""The stages of a shard, opened at a cursor. Owned by one consumer, or by a mix for each source;
-called by the thread that makes a shard's next run."""
+"""The stages of a shard, opened at a cursor; called by the thread that makes a shard's next run."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ ALL_ROWS = 65_536
 
 def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
     """Rows that are made together: whole batches, where counted; few where Python is called for
-    each row, so that the first comes soon."""
+    each row."""
     rows = RUN_ROWS if most is None else most
     if any(stage.per_row for stage in plan.chain.after):
         counted = plan.chain.batch is not None and plan.chain.batch.keeps_rows
@@ -85,13 +84,8 @@ class PooledStages(RunStage):
 
 
 class ShardOpener:
-    """Opens the shards of one process.
-
-    Args:
-        shards: how many there are in this process.
-        run_rows: rows in a run, at most, if a mix asks for fewer.
-        stage_pool: runs the stages above the user functions of the thread that iterates.
-    """
+    """Opens the ``shards`` of one process. ``run_rows``: rows in a run, at most, if a mix asks for
+    fewer."""
 
     def __init__(
         self,
@@ -105,7 +99,7 @@ class ShardOpener:
         self._stage_pool = stage_pool
         self.windows = windows
         self._shards = shards
-        # A run holds all windows that it has rows of.
+        # A run holds every window that it has rows of: no more than a part of one.
         part = max(LEAST_ROWS, plan.layouts.usual.window_rows // plan.layouts.usual.sharers)
         most = min(RUN_ROWS, part, max(1, ALL_ROWS // shards))
         found = rows_at_a_time(plan, most)

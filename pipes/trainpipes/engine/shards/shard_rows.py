@@ -14,7 +14,7 @@ from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 
 class ShardRows:
     """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first
-    one, which differs between shards so that they do not end their runs at the same time."""
+    one, which differs between shards."""
 
     def __init__(
         self,

@@ -28,8 +28,8 @@ class PlacedRun:
 
 
 class ShardRuns:
-    """The runs of one shard in order, epoch after epoch, from a state's cursor or the start of pass
-    ``number``; as small as can be if ``singly``. Called by one thread at a time."""
+    """The runs of one shard, epoch after epoch; as small as can be if ``singly``. Called by one
+    thread at a time."""
 
     def __init__(
         self,
