@@ -16,7 +16,6 @@ from trainpipes.cli.app import run
 from trainpipes_recipes import samples
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "recipes.md").read_text()
-PAGE = PAGE.split("## Try each")[1].split("\n## ")[0]
 ROWS = re.findall(r"^\| \[`(\w+)`\]\(#(\w+)\) \|.*\| `([^`]+)` \|$", PAGE, re.M)
 SCRIPTS = re.findall(r"^python -m trainpipes_recipes\.(train_\w+) (.*)$", PAGE, re.M)
 
