@@ -35,7 +35,7 @@ def agreement_over(topology: Topology) -> Agreement:
     if not (dist.is_available() and dist.is_initialized()):
         raise TopologyError(
             "row counts of this pipeline are not known in advance, so that its ranks must agree where an "
-            "epoch ends, and torch.distributed is not initialised: call init_process_group() first, or "
+            "epoch ends, and torch.distributed is not initialized: call init_process_group() first, or "
             "add .repeat() and count steps"
         )
     members = topology.members or tuple(range(dist.get_world_size()))
