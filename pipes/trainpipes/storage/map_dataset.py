@@ -21,7 +21,7 @@ from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
 from trainpipes.kinds.source import RowSource

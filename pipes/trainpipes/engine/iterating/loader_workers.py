@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.items import items_of
+from trainpipes.engine.shards.shard_items import items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage

@@ -12,7 +12,7 @@ from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
-from trainpipes.engine.shards.items import ItemRows, Items, items_of
+from trainpipes.engine.shards.shard_items import ItemRows, Items, items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource

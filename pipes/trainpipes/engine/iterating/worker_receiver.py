@@ -9,7 +9,7 @@ from torch._utils import ExceptionWrapper
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.items import Items, items_of
+from trainpipes.engine.shards.shard_items import Items, items_of
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import WorkerError
 from trainpipes.state.format import Position

@@ -5,8 +5,8 @@ from functools import partial
 from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
-from trainpipes.engine.reading.listed import ListedLoader, NumberedLoader
-from trainpipes.engine.reading.streamed import StreamLoader
+from trainpipes.engine.reading.listed_loader import ListedLoader, NumberedLoader
+from trainpipes.engine.reading.stream_loader import StreamLoader
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.kinds.source import MixedWindows, RandomAccessSource, RowMixture, RowStream
 

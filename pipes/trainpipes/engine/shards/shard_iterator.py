@@ -7,7 +7,7 @@ from typing import Any
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Unroll
 from trainpipes.engine.pool import Pool
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, is_about_a_row, raise_placed
 from trainpipes.errors import DataError
 from trainpipes.state.cursor import cursor_text

@@ -5,7 +5,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_rows import end_epoch
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard

@@ -10,7 +10,7 @@ from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, say_where
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream

@@ -23,8 +23,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import MOST_WAITING, Pool
 from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.engine.shards.opener import ShardOpener, has_workers, stages_to_open
 from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
+from trainpipes.engine.shards.shard_opener import ShardOpener, has_workers, stages_to_open
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
 
