@@ -1,4 +1,4 @@
-"""Wherever a ``cache()`` may stand, the sequence of micro-batches is the one without it."""
+"""Wherever a ``cache()`` may stand, the sequence of batches is the one without it."""
 
 from __future__ import annotations
 

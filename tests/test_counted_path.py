@@ -21,7 +21,7 @@ from trainpipes.engine.shards.shard_items import ShardItems
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position
 
-#: Micro-batches of each that are compared, where there is no end.
+#: Batches of each that are compared, where there is no end.
 MOST = 24
 #: Ranks and workers, and at which epochs and batches they start: all of one consumer, one of several.
 STARTS = (
@@ -108,7 +108,7 @@ def test_any_counted_pipeline_gives_the_same_from_any_batch_on(
     rows: int, size: int, shards: int, buffer: int | None, batch: int | None, drop_last: bool,
     repeat: str | None, ranks: tuple[int, int], m: int, pads: bool,
 ) -> None:  # fmt: skip
-    """Micro-batches larger than a window, and windows smaller than a micro-batch, are among them."""
+    """Batches larger than a window, and windows smaller than a batch, are among them."""
     pipe: Any = blocks(rows, size).sharding_filter(shards)
     if buffer is not None:
         pipe = pipe.shuffle(buffer, seed=1)

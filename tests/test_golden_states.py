@@ -26,7 +26,7 @@ ABOUT = (
     "States of the pipelines in golden_pipelines.py: those of all ranks after some steps, and digests of the "
     "micro-batches that follow."
 )
-#: Micro-batches that follow a state, of which there is a digest.
+#: Batches that follow a state, of which there is a digest.
 NEXT = 8
 MAKES: dict[str, Make] = {**COUNTED, **UNCOUNTED}
 

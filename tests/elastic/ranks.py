@@ -6,7 +6,7 @@ A leg is a stretch of a run on one topology: so many ranks, each of which reads 
     loader     ``Loader`` with workers, whose rounds are made in turn in this process
     workers    a plain or stateful ``DataLoader``, each of its workers an iterator of its own
 
-What a leg gives are its steps, each the micro-batches of all ranks in the order of m, and the
+What a leg gives are its steps, each the batches of all ranks in the order of m, and the
 states of all consumers after the last one.
 """
 
