@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
 class Pipeline(IterableDataset[Any]):
     """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make one;
-    each method returns a new one.
+    each stage method returns a new one.
 
     Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators read
     from the first ``next`` on, and have ``state_dict`` and ``load_state_dict``. You can iterate a

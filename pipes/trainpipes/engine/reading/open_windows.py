@@ -10,7 +10,7 @@ from trainpipes.engine.reading.stream_loader import StreamLoader
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.kinds.source import MixedWindows, RandomAccessSource, RowMixture, RowStream
 
-#: Memory for windows and those read ahead: of a shuffle's, and bytes without a shuffle.
+#: Memory for windows, those read ahead included: a share of the shuffle's, or bytes without a shuffle.
 AHEAD_SHARE = 5 / 6
 AHEAD_BYTES = 256 << 20
 

@@ -37,7 +37,7 @@ class ShardRows:
         self._key = WindowKey(epoch, slot % layout.num_spans, int(state["window"]))
         self._row = int(state["row"])
         self._stream: dict[str, Any] = state.get("stream", {})
-        # Sharers take turns at whole batches, so one may get none of a small epoch.
+        # Sharers take turns at whole batches: one may get none of a small epoch.
         shares_turn = isinstance(layout, Layout) and layout.whole
         gave = self._key.window > 0 or self._row > 0
         self._guard = EmptyEpochGuard(plan.chain.endless and not shares_turn, gave)
