@@ -102,17 +102,17 @@ def no_joining() -> None:
 
 
 def no_late_cutting() -> None:
-    """Micro-batches are made with their group."""
+    """Batches are made with their group."""
     from trainpipes.columns import lazy_batches
 
     lazy_batches.LATE_BYTES = -1
 
 
 def no_making_ahead() -> None:
-    """Micro-batches are made when they are taken, whoever is at work in between."""
-    from trainpipes.engine.shards import items
+    """Batches are made when they are taken, whoever is at work in between."""
+    from trainpipes.engine.shards import shard_items
 
-    items.AT_WORK = float("inf")
+    shard_items.AT_WORK = float("inf")
 
 
 def no_reading_ahead() -> None:
@@ -145,7 +145,7 @@ def no_shared_memory() -> None:
 SWITCHES: dict[str, tuple[Callable[[], None], Callable[[str], float]]] = {
     "windows joined as they are decoded": (no_joining, serial),
     "the same, two threads": (no_joining, epochs),
-    "micro-batches cut when they are taken": (no_late_cutting, serial),
+    "batches cut when they are taken": (no_late_cutting, serial),
     "the same, two threads ": (no_late_cutting, epochs),
     "columns of a window looked at once": (no_memory_of_tables, serial),
     "windows read ahead: first epoch": (no_reading_ahead, first_epoch),

@@ -53,7 +53,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class KeepBatch:
-    """A predicate on a micro-batch by its first row."""
+    """A predicate on a batch by its first row."""
 
     mask: int
 
@@ -112,7 +112,7 @@ def build(spec: Spec, source: tp.Pipeline | None = None, *, tensors: bool = Fals
 
     Args:
         source: its rows; by default ``RowGroups``, or an iterable where the spec has a stream.
-        tensors: collate micro-batches into tensors.
+        tensors: collate batches into tensors.
     """
     pipe = source
     if pipe is None and spec.stream:
@@ -229,7 +229,7 @@ def specs(
         )
     repeat = draw(st.sampled_from([None, None, None, "before", "after"]))
     if repeat == "before" and spec.keep_batch is not None:
-        repeat = "after"  # a shard's epoch may hold no whole micro-batch at all
+        repeat = "after"  # a shard's epoch may hold no whole batch at all
     if repeat is not None:
         times = draw(st.sampled_from([None, 1, 2, 3]))
         spec = replace(spec, repeat=repeat, times=times)
@@ -256,7 +256,7 @@ def uncounted(spec: Spec) -> Spec:
 
 def _may_count_passed(spec: Spec) -> bool:
     """Whether ``skip`` and ``take`` may count rows on their way to the batch: elsewhere they count in
-    file order, or micro-batches."""
+    file order, or batches."""
     dropped = spec.keep is not None and not spec.keep_before
     return (
         spec.shards == 1

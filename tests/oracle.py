@@ -1,15 +1,15 @@
 """What a pipeline must give, said once more: slowly, with plain loops, from the laws alone.
 
 Nothing of the library is called but the Philox primitive ``order.permutation``. Rows are numbers
-in file order; a micro-batch is a list of them.
+in file order; a batch is a list of them.
 
     rows in file order
       -> row groups in the epoch's order
       -> G spans, G | S
       -> windows of each span, filtered, each permuted
       -> the rows of each of the S shards
-      -> its micro-batches
-      -> one sequence: micro-batch m is the next one of shard m mod S
+      -> its batches
+      -> one sequence: batch m is the next one of shard m mod S
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Spec:
         drop_last: of the batch.
         keep: predicate on a row; None for all.
         keep_before: whether the predicate stands before the shuffle.
-        keep_batch: predicate on a micro-batch; None for all.
+        keep_batch: predicate on a batch; None for all.
         repeat: "before" or "after" the batch; None for one epoch a pass.
         times: epochs in a pass; None for no end.
         skip_rows, take_rows: directly after the source, in file order.
@@ -81,12 +81,12 @@ class Spec:
 
     @property
     def rolling(self) -> bool:
-        """Micro-batches go on over the joints of epochs."""
+        """Batches go on over the joints of epochs."""
         return self.repeat == "before" and self.batch_size is not None
 
     @property
     def whole(self) -> bool:
-        """Rows are dealt in whole micro-batches."""
+        """Rows are dealt in whole batches."""
         if self.stream and self.rolling and self.shards > 1:
             return False
         return self.keep is None and not self.counts_passed
@@ -98,7 +98,7 @@ class Spec:
 
     @property
     def known(self) -> bool:
-        """The number of micro-batches follows from the number of rows."""
+        """The number of batches follows from the number of rows."""
         ragged = self.rolling and self.times is not None and num_spans(self) > 1
         counted = not self.stream and self.whole
         return counted and self.keep_batch is None and not ragged
@@ -160,7 +160,7 @@ def span_sizes(spec: Spec, spans: int) -> list[int]:
     """Rows of each span if there were that many."""
     rows = used_rows(spec)
     sizes = [0] * spans
-    if spec.whole and not spec.rolling:  # whole micro-batches, dealt to the spans in turn
+    if spec.whole and not spec.rolling:  # whole batches, dealt to the spans in turn
         number = 0
         while rows > 0:
             batch = min(rows, spec.rows_a_batch)
@@ -225,7 +225,7 @@ def shard_rows(spec: Spec, epoch: int, past: int) -> list[list[int]]:
     """The rows that each shard gets in an epoch.
 
     Args:
-        past: epochs of this pass before this one, over whose joints micro-batches go on.
+        past: epochs of this pass before this one, over whose joints batches go on.
     """
     spans = num_spans(spec)
     sharers = spec.shards // spans
@@ -260,7 +260,7 @@ def passed(spec: Spec, rows: list[int]) -> list[int]:
 
 
 def cut(spec: Spec, rows: Iterator[int]) -> Iterator[list[int]]:
-    """Rows of one shard as micro-batches."""
+    """Rows of one shard as batches."""
     batch: list[int] = []
     for row in rows:
         batch.append(row)
@@ -278,13 +278,13 @@ def _kept(spec: Spec, batches: Iterator[list[int]]) -> Iterator[list[int]]:
 
 
 def epoch_batches(spec: Spec, epoch: int) -> list[list[list[int]]]:
-    """For each shard its micro-batches in one epoch, those that ``keep_batch`` drops left out."""
+    """For each shard its batches in one epoch, those that ``keep_batch`` drops left out."""
     every = [cut(spec, iter(passed(spec, rows))) for rows in shard_rows(spec, epoch, 0)]
     return [list(_kept(spec, batches)) for batches in every]
 
 
 def interleave(sequences: list[Iterator[list[int]]]) -> Iterator[tuple[int, list[int]]]:
-    """Micro-batches with their numbers m, shards taking turns; an ended shard is passed over."""
+    """Batches with their numbers m, shards taking turns; an ended shard is passed over."""
     running = set(range(len(sequences)))
     m = 0
     while running:
@@ -311,7 +311,7 @@ def pass_epochs(spec: Spec, number: int) -> Iterator[int]:
 
 
 def numbered(spec: Spec, number: int = 0) -> Iterator[tuple[int, list[int]]]:
-    """The micro-batches of a pass with their numbers m, holes left out."""
+    """The batches of a pass with their numbers m, holes left out."""
     if spec.rolling:
         rows = [_rolled(spec, number, shard) for shard in range(spec.shards)]
         yield from interleave([_kept(spec, cut(spec, own)) for own in rows])
@@ -338,9 +338,9 @@ def _rolled(spec: Spec, number: int, shard: int) -> Iterator[int]:
 
 
 def _shard_items(spec: Spec, number: int, shard: int) -> Iterator[list[int]]:
-    """Micro-batches of one shard where counts are unknown, each of its epochs after the other.
+    """Batches of one shard where counts are unknown, each of its epochs after the other.
 
-    Micro-batches are counted with their holes, so ``skip`` leaves out the first of each shard's own.
+    Batches are counted with their holes, so ``skip`` leaves out the first of each shard's own.
     """
     slot = (shard + spec.skip_batches) % spec.shards
     low = spec.skip_batches
@@ -354,5 +354,5 @@ def _shard_items(spec: Spec, number: int, shard: int) -> Iterator[list[int]]:
 
 
 def sequence(spec: Spec, number: int = 0, limit: int | None = None) -> list[list[int]]:
-    """The micro-batches of pass ``number`` in order, at most ``limit`` of them."""
+    """The batches of pass ``number`` in order, at most ``limit`` of them."""
     return [batch for _, batch in islice(numbered(spec, number), limit)]

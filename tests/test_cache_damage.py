@@ -468,7 +468,7 @@ def test_a_relative_folder_is_below_the_working_one_from_the_start(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRAINPIPES_CACHE", "here")
     pipe = rows(data).cache()
-    assert pipe._session.plan.inputs.cached_blocks is not None
+    assert pipe._iteration.plan.inputs.cached_blocks is not None
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     list(pipe)

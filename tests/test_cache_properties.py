@@ -1,4 +1,4 @@
-"""Wherever a ``cache()`` may stand, the sequence of micro-batches is the one without it."""
+"""Wherever a ``cache()`` may stand, the sequence of batches is the one without it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def with_cache(pipe: Pipeline, place: int, folder: str) -> Pipeline:
     stages.insert(place, Cache(folder))
     made = Pipeline(stages)
     try:
-        assert made._session.plan.chain.cache is not None
+        assert made._iteration.plan.chain.cache is not None
     except ConfigError:
         assume(False)
     return made
@@ -72,7 +72,7 @@ def test_it_changes_neither_sequence_nor_states(
         k = data.draw(st.integers(0, len(want)))
         for _ in range(2):  # cold, then warm
             assert items_of(with_cache(plain, place, folder)) == want
-        assert cached._session.plan.identity == plain._session.plan.identity
+        assert cached._iteration.plan.identity == plain._iteration.plan.identity
         for saving, loading in ((cached, Pipeline(plain.stages)), (Pipeline(plain.stages), cached)):
             if not k:
                 continue

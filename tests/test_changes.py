@@ -93,7 +93,7 @@ def test_each_row_comes_at_most_once_and_few_are_left_over(sizes, stops, rows, s
     rest = given_by(last) if state["m"] else given_by(pipeline(sizes[-1], **options))
     seen = sorted(x for batch in taken + rest for x in batch)
     assert len(seen) == len(set(seen))
-    spans = last._session.plan.layouts.usual.num_spans
+    spans = last._iteration.plan.layouts.usual.num_spans
     if seen and len(seen) < rows:
         assert rows - len(seen) <= spans * (sizes[0] + max(sizes)), (rows, len(seen))
 

@@ -17,11 +17,11 @@ import trainpipes as tp
 from drawn import examples
 from golden_pipelines import COUNTED
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.items import ShardItems
+from trainpipes.engine.shards.shard_items import ShardItems
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position
 
-#: Micro-batches of each that are compared, where there is no end.
+#: Batches of each that are compared, where there is no end.
 MOST = 24
 #: Ranks and workers, and at which epochs and batches they start: all of one consumer, one of several.
 STARTS = (
@@ -34,7 +34,7 @@ STARTS = (
 
 def both_ways(pipe: tp.Pipeline, topology: Topology, m: int, number: int = 0) -> tuple[Any, Any]:
     """The items of a consumer by arithmetic, in several lanes, and read on from the pass's start."""
-    plan = pipe._session.plan
+    plan = pipe._iteration.plan
     assert plan.counted
     num_shards = plan.chain.num_shards
     shards = topology.shards(m, num_shards)
@@ -68,7 +68,7 @@ def test_each_kind_of_counted_pipeline_gives_the_same_from_any_batch_on(
     name: str, tmp_path: Path
 ) -> None:
     pipe = COUNTED[name](tmp_path)
-    shards = pipe._session.plan.chain.num_shards
+    shards = pipe._iteration.plan.chain.num_shards
     for (world, workers), starts in STARTS:
         if shards % (world * workers):
             continue
@@ -108,7 +108,7 @@ def test_any_counted_pipeline_gives_the_same_from_any_batch_on(
     rows: int, size: int, shards: int, buffer: int | None, batch: int | None, drop_last: bool,
     repeat: str | None, ranks: tuple[int, int], m: int, pads: bool,
 ) -> None:  # fmt: skip
-    """Micro-batches larger than a window, and windows smaller than a micro-batch, are among them."""
+    """Batches larger than a window, and windows smaller than a batch, are among them."""
     pipe: Any = blocks(rows, size).sharding_filter(shards)
     if buffer is not None:
         pipe = pipe.shuffle(buffer, seed=1)
@@ -122,7 +122,7 @@ def test_any_counted_pipeline_gives_the_same_from_any_batch_on(
     elif repeat == "twice":
         pipe = pipe.repeat(2)
     world, workers = ranks
-    plan = pipe._session.plan
+    plan = pipe._iteration.plan
     if (
         shards % (world * workers)
         or not plan.counted

@@ -146,7 +146,7 @@ def test_spans_of_even_bytes_end_nearly_together(tmp_path):
         )  # fmt: skip
         found = []
         for rank in range(4):
-            layout = pipe._session.plan.layouts.of(0)
+            layout = pipe._iteration.plan.layouts.of(0)
             start, stop = layout.span(rank)
             found.append(sum(40 if row < 4000 else 4 for row in range(start, stop)))
         return max(found) / min(found)

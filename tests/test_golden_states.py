@@ -26,7 +26,7 @@ ABOUT = (
     "States of the pipelines in golden_pipelines.py: those of all ranks after some steps, and digests of the "
     "micro-batches that follow."
 )
-#: Micro-batches that follow a state, of which there is a digest.
+#: Batches that follow a state, of which there is a digest.
 NEXT = 8
 MAKES: dict[str, Make] = {**COUNTED, **UNCOUNTED}
 
@@ -54,7 +54,7 @@ def following(pipe: tp.Pipeline, state: dict[str, Any], **options: Any) -> list[
 def runs(name: str, folder: Path) -> Iterator[dict[str, Any]]:
     """What is kept of a pipeline."""
     pipe = MAKES[name](folder)
-    plan = pipe._session.plan
+    plan = pipe._iteration.plan
     yield saved(pipe, 1, 0, 3)
     epoch = 0 if plan.chain.endless else 1
     ranks = 1 if plan.chain.num_shards == 1 else 2
@@ -119,7 +119,7 @@ def test_states_go_on_on_other_numbers_of_ranks(
     for run in kept["pipelines"][name]:
         whole = tp.merge_states(run["states"])
         for ranks in (2, 4):
-            if pipe._session.plan.chain.num_shards % ranks == 0:
+            if pipe._iteration.plan.chain.num_shards % ranks == 0:
                 check_ranks(pipe, [whole] * ranks, run["next"])
         if len(run["states"]) == 2:
             check_ranks(pipe, run["states"], run["next"])

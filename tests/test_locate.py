@@ -57,9 +57,9 @@ def test_a_batch_found_again_is_the_one_that_was_given(
 ) -> None:
     make = PIPES[name]
     pipe = make()
-    if pipe._session.plan.chain.endless:
+    if pipe._iteration.plan.chain.endless:
         epoch = 0
-    if not pipe._session.plan.counts.known and not pipe._session.plan.chain.endless:
+    if not pipe._iteration.plan.counts.known and not pipe._iteration.plan.chain.endless:
         world = 1  # ranks would have to agree where an epoch ends
     rank = data.draw(st.integers(0, world - 1))
     loader = tp.Loader(make().distributed(rank=rank, world_size=world), threads=0)
@@ -75,7 +75,7 @@ def test_a_batch_found_again_is_the_one_that_was_given(
         again = tp.locate(pipe, state, after=k - saved, rank=rank, world_size=world)
         assert digest(again.batch) == given[k][0]
         assert again.places == found.places
-        if pipe._session.plan.counted:
+        if pipe._iteration.plan.counted:
             last = tp.locate(pipe, state, after=-1, rank=rank, world_size=world)
             assert digest(last.batch) == given[saved - 1][0]
 

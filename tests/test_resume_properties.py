@@ -354,7 +354,7 @@ def test_every_stop_of_two_epochs_resumes_exactly_with_workers() -> None:
 
 
 def maker(spec: Spec, finish: str | None) -> Make:
-    """Makes the pipeline of a spec, its micro-batches collated or not."""
+    """Makes the pipeline of a spec, its batches collated or not."""
 
     def make() -> tp.Pipeline:
         if spec.batch_size is None or finish is None or spec.repeat == "after":

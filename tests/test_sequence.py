@@ -1,4 +1,4 @@
-"""The one global sequence of micro-batches is the one that the laws say."""
+"""The one global sequence of batches is the one that the laws say."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_every_micro_batch_is_drawn_from_at_least_the_buffers_rows() -> None:
 
 
 def test_holes_are_passed_over_by_one_rank_and_counted_in_m() -> None:
-    # Of 40 rows in two spans, those from 30 on are dropped: shard 1 ends after two micro-batches.
+    # Of 40 rows in two spans, those from 30 on are dropped: shard 1 ends after two batches.
     spec = Spec((40,), num_shards=2, batch_size=5, keep=lambda row: row < 30)
     pipe = tp.from_arrow(table_of_rows(0, 40)).sharding_filter(2)
     run = iter(pipe.filter(pc.field("row") < 30).batch(5))

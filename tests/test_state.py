@@ -31,12 +31,12 @@ def rows() -> tp.Pipeline:
 
 
 def pipeline(num_shards: int = 4, buffer_size: int = 15, seed: int = 2) -> tp.Pipeline:
-    """13 micro-batches an epoch."""
+    """13 batches an epoch."""
     return rows().sharding_filter(num_shards).shuffle(buffer_size, seed=seed).batch(8)
 
 
 def filtered() -> tp.Pipeline:
-    """Micro-batches whose number is not known in advance."""
+    """Batches whose number is not known in advance."""
     return rows().sharding_filter(4).shuffle(15, seed=2).filter(pc.field("row") != 20).batch(8)
 
 
@@ -45,7 +45,7 @@ def given_by(run: Any, count: int | None = None) -> list[list[int]]:
 
 
 def saved(pipe: tp.Pipeline, taken: int = 5) -> dict[str, Any]:
-    """The state after some micro-batches."""
+    """The state after some batches."""
     run = iter(pipe)
     given_by(run, taken)
     return run.state_dict()

@@ -3,19 +3,18 @@
     TrainpipesError
     ├── ConfigError            (ValueError)         a stage, loader or recipe got something it cannot use
     │   └── TopologyError      (ValueError)         ranks, workers and shards do not fit together
-    ├── DataError              (ValueError)         what was read is not what it should be
+    ├── DataError              (ValueError)         the data is not what it should be
     │   ├── MissingFilesError  (FileNotFoundError)  nothing to read
     │   ├── UnreadableError    (OSError)            files that cannot be opened or decoded
     │   ├── SchemaError        (TypeError)          columns are missing, or have another type
-    │   └── DataChangedError   (OSError)            a file is no longer what it was when it was listed
+    │   └── DataChangedError   (OSError)            a file has changed since it was listed
     ├── UnreachableError       (OSError)            a server does not answer, or denies access
     ├── StateError             (ValueError)         a checkpoint does not fit this pipeline
     ├── WorkerError            (RuntimeError)       a worker process of ours has died
     └── MissingExtraError      (ImportError)        an optional package is not installed
 
-Every one states the rule, the value received and a way out, and carries what it knows
-as attributes: ``path``, ``row_group``, ``row``, ``stage``. None of these texts holds a secret: a URL is told
-without its user, and of its query the names only. What led to an error at a server is told in the same way.
+Each message states the rule, the value received and a way out, without secrets: of a URL's user and
+query only the names of the query remain.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ class TrainpipesError(Exception):
     """Base of all errors raised by trainpipes.
 
     Attributes:
-        path: the file concerned, if any.
-        row_group: row group within ``path``, counted from 0, if known.
-        row: row within ``path``, counted from 0, if known.
+        path: the file concerned.
+        row_group: row group within ``path``, from 0.
+        row: row within ``path``, from 0.
         stage: the stage that raised, as it prints in the pipeline.
-        source: of several that are mixed, the one that ``path`` belongs to, by name.
+        source: in a mix, the name of the source that ``path`` belongs to.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class TopologyError(ConfigError):
 
 
 class DataError(TrainpipesError, ValueError):
-    """What was read is not what it should be."""
+    """The data is not what it should be."""
 
 
 class MissingFilesError(DataError, FileNotFoundError):
@@ -104,11 +103,11 @@ class SchemaError(DataError, TypeError):
 
 
 class DataChangedError(DataError, OSError):
-    """A file is no longer what it was when it was listed."""
+    """A file has changed since it was listed."""
 
 
 class UnreachableError(TrainpipesError, OSError):
-    """A server does not answer, or denies access. It says nothing about the data.
+    """A server does not answer, or denies access. This says nothing about the data.
 
     Attributes:
         attempts: how many times it was asked.

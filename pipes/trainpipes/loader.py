@@ -1,5 +1,3 @@
-"""``Loader``: a pipeline run for training, in this process or in worker processes."""
-
 from __future__ import annotations
 
 import functools
@@ -15,8 +13,8 @@ from trainpipes._internal.callers import refuse_prepared_by_ray, warn_without_da
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.messages import nearest
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
+from trainpipes.engine.iterating.iteration_state import MOST_EPOCHS, IterationState
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
-from trainpipes.engine.iterating.session import MOST_EPOCHS, Session
 from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
@@ -51,7 +49,6 @@ P = ParamSpec("P")
 
 
 def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
-    """Have unknown options refused with what to write in their place."""
     known = list(inspect.signature(init).parameters)[2:]
 
     @functools.wraps(init)
@@ -66,35 +63,39 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class Loader:
-    """Runs a pipeline for training, and saves and restores its position.
+    """Runs a pipeline for training, in threads or worker processes, and saves and restores its
+    position.
 
-    It starts where the pipeline stands when it is made; after that, using the pipeline does not move it, and
-    a pass of it moves the pipeline on, so that a new ``Loader`` begins with the next epoch. Each ``iter()``
-    starts the next epoch, in another order; after ``load_state_dict`` it continues with the batch that would
-    have come next. The state counts batches that were delivered, not those fetched ahead, and loads with any
-    ``num_workers``. Its options are those of ``DataLoader`` that make sense here, and some more.
+    A ``Loader`` starts where its pipeline stands when it is made. Each ``iter()`` starts the next
+    epoch, in another order; after ``load_state_dict`` the next one continues there. A pass moves
+    the pipeline on, so that a new ``Loader`` begins with the next epoch; using the pipeline does
+    not move the ``Loader``. The state counts delivered batches, not prefetched ones, and loads with
+    any ``num_workers``.
 
     Args:
-        pipeline: what to run.
-        num_workers: worker processes; 0 for threads of this process. Workers pay off where Python functions
-            take most of the time.
-        prefetch_factor: messages that each worker makes ahead; 2 if None. A message has up to 8 batches
-            and 8 MiB, or one larger batch.
+        pipeline: the pipeline to run.
+        num_workers: worker processes; 0 for threads of this process. Workers pay off where Python
+            functions take most of the time.
+        prefetch_factor: messages that each worker makes ahead; 2 if None. A message has up to 8
+            batches and 8 MiB, or one larger batch.
         persistent_workers: keep the processes from one epoch to the next.
         worker_init_fn: called with the worker's id in each worker.
         timeout: seconds to wait for a worker before an error; 0 to wait forever.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context.
-        pin_memory: does what ``.pin()`` does at the end of the pipeline, or before its ``.to(device)``.
-        threads: without workers, threads of this process that read and work ahead. Left out, one for each
-            core (at most 8, shared with the other ranks of the machine; the environment variable
-            ``TRAINPIPES_THREADS`` sets another number), and your functions are called in the thread that
-            trains. With a number, this many threads do all work; only one, if there are functions of yours.
-            0 for none, as for a debugger. The order of batches is always the same.
-        epoch: the number of an epoch, which each ``iter()`` then is, wherever the pipeline stands: for
-            evaluation, where the same batches are to come each time, also from stages that draw anew in
-            every epoch. The pipeline stays where it stands. After ``load_state_dict`` the next iteration
-            continues there, and the one after it is this epoch again. Not for a pipeline without an end,
-            and not with ``set_epoch``.
+        pin_memory: does what ``.pin()`` does at the end of the pipeline, or before its
+            ``.to(device)``.
+        threads: without workers, threads of this process that read and work ahead; 0 for none, as
+            for a debugger. By default one for each core (at most 8, shared with the other ranks of
+            the machine; the environment variable ``TRAINPIPES_THREADS`` sets another number), and
+            the thread that trains calls your functions. With a number, these threads do all work;
+            only one, if there are functions of yours. The order of batches is always the same.
+        epoch: for evaluation, the epoch that each ``iter()`` is, wherever the pipeline stands, so
+            that the same batches come each time. The pipeline does not move. After
+            ``load_state_dict`` the next iteration continues there, and the one after it is this
+            epoch again. Not for a pipeline without an end, and not with ``set_epoch``.
+
+    Raises:
+        ConfigError: an option is out of range, or options exclude each other.
 
     >>> import trainpipes as tp
     >>> loader = tp.Loader(tp.from_iterable(lambda: range(10)).batch(4))
@@ -139,16 +140,16 @@ class Loader:
         whole_number(prefetch_factor, 1, "Loader(prefetch_factor)", "messages that are made ahead")
         if epoch is not None:
             _check_epoch(epoch, pipeline)
-        source = pipeline._session
+        source = pipeline._iteration
         if pin_memory:
             pipeline = _pinned(pipeline)
         self.pipeline = pipeline
         plan = functools.partial(_plan, pipeline)
         if epoch is None:
-            self._session = Session(plan, source.ranks, source)
+            self._iteration = IterationState(plan, source.ranks, source)
         else:  # wherever the pipeline stands
-            self._session = Session(plan, source.ranks, fixed=epoch)
-            self._session.members = source.members
+            self._iteration = IterationState(plan, source.ranks, fixed=epoch)
+            self._iteration.members = source.members
         self.num_workers = num_workers
         self.threads = threads
         self._options = {
@@ -173,7 +174,7 @@ class Loader:
         )
 
     def _given(self) -> list[str]:
-        """Options that are not left at their defaults, as they are written."""
+        """Options that differ from their defaults, as code."""
         own = inspect.signature(Loader).parameters
         return [f"{k}={show(v)}" for k, v in self._options.items() if v != own[k].default]
 
@@ -189,40 +190,40 @@ class Loader:
         return len(self.pipeline)
 
     def estimate_len(self) -> int:
-        """An estimate of ``len()``, for learning rate schedules; exact where the length is known. ``sample``
-        and ``split`` count by their fraction. Where rows are filtered, made into several, packed or batched
-        by their lengths, the first 2,048 rows are read to see what becomes of them, and functions of the
-        pipeline are called for these. Short batches at the ends of shards count, too.
+        """Estimate ``len()``, for learning rate schedules; exact where the length is known.
+        ``sample`` and ``split`` count by their fraction. Where rows are filtered, made into
+        several, packed or batched by length, the first 2,048 rows go through the pipeline, which
+        calls your functions for them.
 
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
         """
         from trainpipes.look.lengths import estimated_length
 
-        return estimated_length(self._session.plan, *self._session.ranks())
+        return estimated_length(self._iteration.plan, *self._iteration.ranks())
 
     def peek(self) -> Any:
-        """The first batch of the next iteration, without starting one.
+        """Return the first batch of the next iteration, without starting one.
 
         Raises:
-            DataError: it gives nothing.
+            DataError: the pipeline gives nothing.
         """
-        return self._session.peek()
+        return self._iteration.peek()
 
     def show(self, n: int = 1, *, rows: int = 4) -> Preview:
-        """The next ``n`` batches for people to look at, without starting an iteration: see ``Pipeline.show``.
-        For a batch that you have, use ``trainpipes.show(batch)``.
+        """Show the next batches, without starting an iteration: see ``Pipeline.show``. For a batch
+        that you have, use ``trainpipes.show(batch)``.
 
         Args:
-            n: batches, or as many as there are.
+            n: number of batches.
             rows: of each batch, rows whose text is shown.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no batch.
         """
         from trainpipes.look.show import show_next
 
-        return show_next(self._session, n, rows)
+        return show_next(self._iteration, n, rows)
 
     if not TYPE_CHECKING:  # a type checker is to refuse names that are not there
 
@@ -237,12 +238,12 @@ class Loader:
         refuse_prepared_by_ray()
         workers = self._workers if self.num_workers else None
         options = RunOptions(self.threads, workers, places=True)
-        return EpochIterator(self._session, options)
+        return EpochIterator(self._iteration, options)
 
     @property
     def wait_seconds(self) -> float:
-        """How long loops over this loader have waited for batches, in seconds, all epochs together. Where it
-        grows as fast as the clock, training waits for data.
+        """Seconds that loops over this loader have waited for batches, in all epochs together.
+        Where it grows as fast as the clock, training waits for data.
 
         >>> import trainpipes as tp
         >>> loader = tp.Loader(tp.from_tensors(range(8)).batch(4))
@@ -250,12 +251,17 @@ class Loader:
         >>> 0 < loader.wait_seconds < 60
         True
         """
-        return self._session.wait_seconds
+        return self._iteration.wait_seconds
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last batch delivered: a flat dict of integers and strings. Where batches are
-        counted it is the same on all ranks; else it covers this rank's shards only."""
-        state = self._session.state()
+        """Return the state after the last batch delivered: a flat dict of integers and strings.
+        Where batches are counted it is the same on all ranks; otherwise it covers this rank's
+        shards only.
+
+        Raises:
+            StateError: in a DataLoader's worker.
+        """
+        state = self._iteration.state()
         if state is None:
             raise StateError(
                 "a Loader runs in the process that trains, not in a DataLoader's worker"
@@ -263,12 +269,11 @@ class Loader:
         return state
 
     def gather_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """The state of all ranks as one, which any number of ranks can load. A collective: all ranks call it
-        after the same step. Where batches are counted, each rank's own state is already the state of all;
-        this compares them.
+        """Return the states of all ranks as one, which any number of ranks can load. A collective:
+        all ranks call it after the same step.
 
         Args:
-            group: a process group; the default one if left out.
+            group: a process group; the default group if None.
             timeout: seconds to wait for the other ranks.
 
         Raises:
@@ -279,14 +284,15 @@ class Loader:
     def _gathered(self, state: dict[str, Any], group: Any, timeout: float) -> dict[str, Any]:
         if not (dist.is_available() and dist.is_initialized()):
             return merge_states([state])
-        rank, _ = self._session.ranks()
+        rank, _ = self._iteration.ranks()
         members = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
         states = gather((rank, state), members, timeout, "the state")
         return merge_states(dict(states).values())  # processes of one rank have the same
 
     def whole_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """A state that any number of ranks can load. Where batches are counted it is this rank's own, and one
-        rank alone may call this; else it is ``gather_state()``, which all ranks must call.
+        """Return a state that any number of ranks can load. Where batches are counted this is
+        ``state_dict()``, and one rank alone may call it; otherwise it is ``gather_state()``, which
+        all ranks must call.
 
         Args:
             group: as for ``gather_state``.
@@ -298,50 +304,51 @@ class Loader:
         return self._whole(self.state_dict(), group, timeout)
 
     def _whole(self, state: dict[str, Any], group: Any, timeout: float) -> dict[str, Any]:
-        """A state that this rank was at, as a whole one."""
-        return state if self._session.plan.counted else self._gathered(state, group, timeout)
+        return state if self._iteration.plan.counted else self._gathered(state, group, timeout)
 
     def explain(self) -> Explanation:
-        """What this loader will do: as ``Pipeline.explain``, of its workers and ranks; ``to_dict()`` also has
-        its options, and where it stands."""
+        """Say what this loader will do: ``Pipeline.explain`` with its workers and ranks.
+        ``to_dict()`` also has its options and its position."""
         from trainpipes.look.explain import explain
 
-        _, world = self._session.ranks()
-        return explain(self.pipeline, self._session, world, self.num_workers, self._options)
+        _, world = self._iteration.ranks()
+        return explain(self.pipeline, self._iteration, world, self.num_workers, self._options)
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
     ) -> None:
-        """Let the next iteration continue where ``state`` was taken, on any number of ranks and workers.
+        """Let the next iteration continue where ``state`` was taken, on any number of ranks and
+        workers.
 
         Args:
-            state: a state of this pipeline. Where batches are counted, that of any rank; else that of all
-                ranks merged, or that of this rank if the number of ranks is the same.
+            state: a state of this pipeline. Where batches are counted, that of any rank; otherwise
+                that of all ranks merged, or this rank's own if the number of ranks is the same.
             allow_changes: what may differ from the pipeline that saved the state. "batch_size":
                 batches have the new size from here on; each row still comes at most once in this
-                epoch, and a few rows at its end may be left out. "pack_length": packed rows have the new
-                length from the start of an epoch on; a state from within an epoch is refused. "mix": sources
-                of ``mix`` may come and go, and their weights, schedule and max_epochs may change; sources
-                that stay go on where they stand.
+                epoch, and a few rows at its end may be left out. "pack_length": packed rows have
+                the new length; only for states from the start of an epoch. "mix": sources of
+                ``mix`` may come and go, and their weights, schedule and max_epochs may change;
+                sources that stay continue where they stand.
 
         Raises:
-            StateError: it does not fit the pipeline.
+            StateError: the state does not fit the pipeline.
         """
-        self._session.load(state, allow_changes)
+        self._iteration.load(state, allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is, for frameworks that call this. See ``Pipeline.set_epoch``.
+        """Set the epoch of the next iteration, for frameworks that call this. See
+        ``Pipeline.set_epoch``.
 
         Raises:
-            ConfigError: that is no integer of 0 or more.
+            ConfigError: ``epoch`` is no integer of 0 or more.
         """
-        self._session.set_epoch(epoch)
+        self._iteration.set_epoch(epoch)
 
 
 def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
     """Raise ConfigError unless each iteration of a pipeline can be this epoch."""
     whole_number(epoch, 0, "Loader(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
-    if pipeline._session.plan.chain.endless:
+    if pipeline._iteration.plan.chain.endless:
         raise ConfigError(
             f"Loader(epoch) must be left out where epochs have no end, got {epoch} and\n{pipeline}\n; to "
             "begin anew each time leave out repeat(), or give it times"
@@ -349,7 +356,7 @@ def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
 
 
 def _pinned(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with ``pin()``, before ``to()`` if it has that."""
+    """Add ``pin()``, before ``to()`` if the pipeline has that."""
     stages = pipeline.stages
     if any(isinstance(stage, Pin) for stage in stages):
         return pipeline
@@ -358,7 +365,7 @@ def _pinned(pipeline: Pipeline) -> Pipeline:
 
 
 def _plan(pipeline: Pipeline) -> Plan:
-    return pipeline._session.plan
+    return pipeline._iteration.plan
 
 
 def stages_within(pipeline: Pipeline) -> Iterator[Stage]:
@@ -373,7 +380,6 @@ def stages_within(pipeline: Pipeline) -> Iterator[Stage]:
 
 
 def packed_stages(pipeline: Pipeline) -> list[Stage]:
-    """A pipeline's stages as workers get them."""
     return [packed(stage) for stage in pipeline.stages]
 
 

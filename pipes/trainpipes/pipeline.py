@@ -1,8 +1,8 @@
-"""The fluent chain: an immutable record of stages that can be iterated.
+"""The chain of stages that users build and iterate.
 
-A ``Pipeline`` is a tuple of stages: it prints, compares and pickles as that record. Beside it, outside
-``==``, hash and ``repr``, each pipeline object knows where its own iteration stands; a pipeline derived from
-it starts afresh.
+A ``Pipeline`` is an immutable tuple of stages: it prints, compares and pickles as that. Each object
+also knows where its own iteration stands, outside ``==``, hash and ``repr``; a pipeline derived
+from it starts at the beginning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.engine.iterating.epoch_iterator import EpochIterator
-from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.worker_iterator import RunOptions
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import data_parallel
@@ -90,17 +90,23 @@ if TYPE_CHECKING:
 
 
 class Pipeline(IterableDataset[Any]):
-    """A chain of stages. Made by ``list_files``, a ``read_...`` or a ``from_...`` function; never changed.
+    """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make one;
+    each stage method returns a new one.
 
-    Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators have
-    ``state_dict`` and ``load_state_dict``, and start to read at the first ``next``. A pipeline can be
-    iterated as it is, in a ``DataLoader`` or ``StatefulDataLoader`` with ``batch_size=None``, or in
-    ``trainpipes.Loader``. Stages are documented at their classes.
+    Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators read
+    from the first ``next`` on, and have ``state_dict`` and ``load_state_dict``. You can iterate a
+    pipeline as it is, in a ``DataLoader`` or ``StatefulDataLoader`` with ``batch_size=None``, or in
+    ``trainpipes.Loader``.
 
     Args:
         stages: first one first.
         ranks: rank and world size, if they are not those of the process.
         members: global ranks that read the pipeline together with this one, if not all do.
+
+    >>> import trainpipes as tp
+    >>> pipe = tp.from_dataset(range(5)).batch(2)
+    >>> list(pipe)
+    [[0, 1], [2, 3], [4]]
     """
 
     def __init__(
@@ -112,21 +118,24 @@ class Pipeline(IterableDataset[Any]):
         self._stages = tuple(stages)
         self._ranks = ranks
         self._members = members
-        self._session = Session(self._plan, self._data_parallel)
-        self._session.members = members
+        self._iteration = IterationState(self._plan, self._data_parallel)
+        self._iteration.members = members
 
     # The record
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Fresh stages of this chain, first one first."""
+        """New copies of this chain's stages, first one first."""
         return tuple(stage.fresh() for stage in self._stages)
 
     def then(self, stage: Stage) -> Pipeline:
-        """This pipeline with one more stage, such as one of your own. See docs/extend.md.
+        """Add a stage, such as one of your own. See docs/extend.md.
 
         Args:
-            stage: such as a ``TableStage``, ``RowStage`` or ``BatchStage`` of your own.
+            stage: such as an instance of your ``TableStage``, ``RowStage`` or ``BatchStage``.
+
+        Raises:
+            ConfigError: ``stage`` is no stage, or cannot stand here.
         """
         rule = "a stage, such as one of your own class of trainpipes.RowStage"
         require(isinstance(stage, Stage), "then(stage)", rule, stage)
@@ -158,14 +167,14 @@ class Pipeline(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker must not take itself for rank 0 of 1.
         ranks = self._data_parallel()
-        session = self._session
+        iteration = self._iteration
         return {
             "stages": self._stages,
             "ranks": None if self._ranks is None else ranks,
             "members": self._members,
             "seen_ranks": ranks,
-            "passes": session.passes,
-            "pending": session.pending,
+            "passes": iteration.passes,
+            "pending": iteration.pending,
             "recipe": self._recipe,
         }
 
@@ -173,8 +182,8 @@ class Pipeline(IterableDataset[Any]):
         self.__init__(state["stages"], state["ranks"], state["members"])  # type: ignore[misc]
         self._seen_ranks = state["seen_ranks"]
         self._recipe = state["recipe"]
-        self._session.passes = state["passes"]
-        self._session.pending = state["pending"]
+        self._iteration.passes = state["passes"]
+        self._iteration.pending = state["pending"]
 
     _seen_ranks: tuple[int, int] | None = None
     #: The recipe that made the first stages, its options, and how many stages these are.
@@ -195,14 +204,14 @@ class Pipeline(IterableDataset[Any]):
 
     def _batching(self) -> Stage | None:
         """The stage that makes batches, if one does."""
-        first = self._session.plan.chain.stages[0]
+        first = self._iteration.plan.chain.stages[0]
         source = first if getattr(first, "makes_batches", False) else None
-        return self._session.plan.chain.batch or source
+        return self._iteration.plan.chain.batch or source
 
     def _need_batches(
         self, option: str, way: str = "end the pipeline with .batch(32).pad_collate()"
     ) -> None:
-        """Raise ConfigError if it gives single rows."""
+        """Raise ConfigError if this gives single rows."""
         if self._batching() is None:
             raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
 
@@ -286,7 +295,15 @@ class Pipeline(IterableDataset[Any]):
         key: str | Sequence[str] | None = None,
         seed: int = 0,
     ) -> dict[str, Pipeline]:
-        """Split the rows into parts that share no row: a pipeline for each, by name. See ``Split``.
+        """Split the rows into parts that share no row. See ``Split``.
+
+        Args:
+            parts: fraction of the rows by name; the fractions sum to 1.
+            key: a column, or several: rows of equal values stay in one part.
+            seed: of the choice.
+
+        Returns:
+            A pipeline for each part, by name.
 
         >>> import trainpipes as tp
         >>> parts = tp.from_tensors(range(1000)).split({"train": 0.9, "valid": 0.1})
@@ -308,15 +325,23 @@ class Pipeline(IterableDataset[Any]):
         world_size: int | None = None,
         mesh: DeviceMesh | None = None,
     ) -> Pipeline:
-        """This pipeline as one of several data-parallel ranks reads it. Needed only if these are not all
+        """Read as one of several data-parallel ranks. You need this only if these are not all
         processes of ``torch.distributed``, or of ``RANK`` and ``WORLD_SIZE`` in the environment.
 
         Args:
             rank: from 0.
-            world_size: ranks in all.
+            world_size: number of ranks.
             mesh: instead of both, the data-parallel dimension of a ``DeviceMesh``, such as
-                ``mesh["dp"]``: processes that differ in other dimensions (tensor, pipeline parallel)
-                get the same batches.
+                ``mesh["dp"]``: processes that differ in other dimensions (tensor, pipeline
+                parallel) get the same batches.
+
+        Raises:
+            ConfigError: ``rank`` is not below ``world_size``, or ``mesh`` has several dimensions.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(8)).sharding_filter(num_shards=2).batch(2)
+        >>> list(pipe.distributed(rank=1, world_size=2))
+        [[4, 5], [6, 7]]
         """
         if mesh is not None:
             if rank is not None or world_size is not None or mesh.ndim != 1:
@@ -348,38 +373,43 @@ class Pipeline(IterableDataset[Any]):
                 f"would batch them again: {in_trainer() or 'pass batch_size=None to the DataLoader'}"
             )
         warn_without_data_module()
-        return EpochIterator(self._session, RunOptions(threads=None, places=True))
+        return EpochIterator(self._iteration, RunOptions(threads=None, places=True))
 
     def __len__(self) -> int:
         from trainpipes.look.lengths import exact_length, no_length
 
-        plan = self._session.plan
+        plan = self._iteration.plan
         length = exact_length(plan, *self._data_parallel())
         if length is None:
             raise TypeError(f"this pipeline has no len(): {no_length(plan)}")
         return length
 
     def peek(self) -> Any:
-        """The first item that the next iteration will give, without starting one.
+        """Return the first item of the next iteration, without starting one.
 
         Raises:
-            DataError: it gives nothing.
+            DataError: the pipeline gives nothing.
+
+        >>> import trainpipes as tp
+        >>> tp.from_dataset(range(5)).batch(2).peek()
+        [0, 1]
         """
-        return self._session.peek()
+        return self._iteration.peek()
 
     def show(self, n: int = 3, *, rows: int = 4) -> Preview:
-        """The next items for people to read, without starting an iteration: prints as text, shows itself in a
-        notebook, and has ``to_dict()``.
-
-        Shows the type, shape and range of each value. Token ids are decoded where the pipeline's tokenizer is
-        known, and tokens in the loss are marked. Long values are cut, and control characters are escaped.
+        """Show the next items, without starting an iteration: types, shapes, ranges and decoded
+        text, with tokens in the loss marked. Long values are cut, and control characters are
+        escaped.
 
         Args:
-            n: items, or as many as there are.
+            n: number of items.
             rows: of each batch, rows whose text is shown.
 
+        Returns:
+            An object that prints as text, shows itself in a notebook, and has ``to_dict()``.
+
         Raises:
-            DataError: there is none.
+            DataError: there is no item.
 
         >>> import trainpipes as tp
         >>> sums = tp.from_dataset([{"prompt": "1 + 1 =", "response": " 2"}] * 8)
@@ -396,16 +426,19 @@ class Pipeline(IterableDataset[Any]):
         """
         from trainpipes.look.show import show_next
 
-        return show_next(self._session, n, rows)
+        return show_next(self._iteration, n, rows)
 
     def explain(self, *, world_size: int | None = None, num_workers: int = 0) -> Explanation:
-        """What will happen, before it does: stages, files, columns, rows, shards, memory. An object that
-        prints as text, shows the stages as a diagram in a notebook, and has ``to_dict()``, to be logged with
-        a run. Lists files and reads their footers; no function of the pipeline is called.
+        """Say what will happen: stages, files, columns, rows, shards, memory. Lists files and reads
+        their footers, without calling a function of the pipeline.
 
         Args:
-            world_size: of the run asked about; this process's if left out.
+            world_size: number of ranks; this process's by default.
             num_workers: DataLoader workers of each rank.
+
+        Returns:
+            An object that prints as text, shows a diagram in a notebook, and has ``to_dict()`` for
+                logs.
 
         Raises:
             TopologyError: the ranks do not divide the shards.
@@ -414,22 +447,13 @@ class Pipeline(IterableDataset[Any]):
         >>> said = tp.from_tensors(range(100)).shuffle(100).batch(32).explain()
         >>> said.num_batches, said.world_sizes
         (4, (1,))
-        >>> print(said.mermaid)
-        flowchart TB
-            stage1["from_tensors<br/>int64[100]"]
-            stage2["shuffle<br/>buffer_size=100, seed=0"]
-            stage3["batch<br/>batch_size=32"]
-            training(["training loop"])
-            stage1 -->|"100 rows"| stage2
-            stage2 -->|"100 rows"| stage3
-            stage3 -->|"4 batches of 32 in an epoch"| training
         >>> said.to_dict()["stages"][2]["batch_size"]
         32
         """
         from trainpipes.look.explain import explain
 
         world = self._data_parallel()[1] if world_size is None else world_size
-        return explain(self, self._session, world, num_workers)
+        return explain(self, self._iteration, world, num_workers)
 
     def stats(
         self,
@@ -438,23 +462,24 @@ class Pipeline(IterableDataset[Any]):
         labels: str | Sequence[str] | None = None,
         mask: str | None = None,
     ) -> Stats:
-        """What the first batches of an epoch are like, over all ranks, without starting one: how much of them
-        is padding, how documents fill packed rows, which sources of a mix their rows come from, and how well
-        they are shuffled. An object that prints as text and has ``to_dict()``.
+        """Measure the first batches of an epoch, over all ranks, without starting one: padding, how
+        full packed rows are, the sources of a mix, and how well rows are shuffled.
 
-        Labels are counted over all rows of an epoch instead, in a pass that reads no other column of files.
-        Each row counts once, whatever its order, its shard, or its source's weight in a mix; in a column of
-        lists, each value in a list counts.
+        Labels are counted over all rows of an epoch instead; of files only these columns are read.
+        Each row counts once; in a column of lists, each value counts.
 
         Args:
-            batches: to look at, or all if there are fewer; 0 to count labels only.
+            batches: most batches to look at; 0 to count labels only.
             labels: columns of texts, integers, bools, or lists of these, whose values are counted.
-            mask: the tensor that is 0 on padding; "segment_ids" or "attention_mask" if left out.
+            mask: the tensor that is 0 on padding; "segment_ids" or "attention_mask" by default.
+
+        Returns:
+            An object that prints as text and has ``to_dict()``.
 
         Raises:
-            ConfigError: batches have no such mask; or the rows have no end, or can be read only once, and
-                labels are asked for.
-            DataError: a label is a null, or a number that is not whole; names the row.
+            ConfigError: batches have no such mask; or labels are asked for, and the rows have no
+                end or can be read only once.
+            DataError: a label is null or no whole number; names the row.
 
         >>> import trainpipes as tp
         >>> rows = [{"input_ids": [1] * n, "lang": "en" if n > 1 else "de"} for n in (3, 1, 2)]
@@ -467,19 +492,22 @@ class Pipeline(IterableDataset[Any]):
         return stats(self, batches, labels, mask)
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """This pipeline as YAML for ``trainpipes.load``, whose pipeline is equal to this one, takes its
-        states, and gives the same batches. One of ``recipe(...)`` is written as the recipe, its options, and
-        the stages after it; any other one stage by stage. See docs/recipes.md.
+        """Write this pipeline as YAML for ``trainpipes.load``. The loaded pipeline is equal to this
+        one, takes its states, and gives the same batches. See docs/recipes.md.
 
-        Options left at their defaults are left out, and so are ``storage_options``. Functions are written as
-        ``package.module:function``. Where this pipeline stands is not part of it.
+        A recipe is written with its options and the stages after it, any other pipeline stage by
+        stage. Default options, ``storage_options`` and the position are left out. Functions are
+        written as ``package.module:function``.
 
         Args:
-            path: a file to write it to, too.
+            path: a file to write the text to.
+
+        Returns:
+            The text.
 
         Raises:
-            ConfigError: an option has no form in a config: rows in memory, a lambda, a function of the
-                program itself, an object, a secret; names the stage, the option, and the way out.
+            ConfigError: an option has no form in a config: rows in memory, a lambda, a function of
+                the program itself, an object, a secret.
             MissingExtraError: PyYAML is not installed.
 
         >>> import trainpipes as tp
@@ -494,23 +522,27 @@ class Pipeline(IterableDataset[Any]):
         return to_yaml(self, path)
 
     def to_map_dataset(self, path: str | None = None) -> MapDataset:
-        """The rows of one epoch as a map-style dataset, kept once for all processes of a machine.
+        """Keep the rows of one epoch in a file, as a map-style dataset that all processes of a
+        machine share.
 
         Args:
-            path: a file, written anew. If left out, one in the folder for caches, which is known by the
-                data and by what the stages do, as entries of ``cache()`` are, and made if it is not there.
+            path: a file to write. By default one in the cache folder, named by the data and the
+                stages, which is written only if it is not there.
+
+        Returns:
+            A dataset with ``len()`` and ``dataset[i]``.
         """
         from trainpipes.storage.map_dataset import to_map_dataset
 
         return to_map_dataset(self, path)
 
     def to_hf(self) -> IterableRows:
-        """The rows as an ``IterableDataset`` of Hugging Face's ``datasets``, for TRL and other libraries that
-        take one. Its ``state_dict`` holds the position, also after ``map``, ``filter``, ``remove_columns``
-        and ``with_format``, and in a ``StatefulDataLoader``.
+        """Make an ``IterableDataset`` of Hugging Face's ``datasets``, for TRL and other libraries
+        that take one. Its ``state_dict`` holds the position, also after ``map``, ``filter``,
+        ``remove_columns`` and ``with_format``, and in a ``StatefulDataLoader``.
 
-        Its shards are those of the pipeline. ``set_epoch(e)`` gives another order, as always in
-        ``datasets``. It begins at epoch 0, wherever this pipeline stands. A row is a dict of Python values.
+        It has this pipeline's shards and begins at epoch 0, wherever this pipeline stands.
+        ``set_epoch(e)`` changes the order. A row is a dict of Python values.
 
         Raises:
             ConfigError: the pipeline makes batches, or has a ``distributed()``.
@@ -521,16 +553,16 @@ class Pipeline(IterableDataset[Any]):
         return to_hf(self)
 
     def to_ray(self, *, epoch: int = 0) -> Dataset:
-        """The rows of one epoch as a ``ray.data.Dataset``, with their columns' types. Nothing is read before
-        Ray reads it.
+        """Make a ``ray.data.Dataset`` of the rows of one epoch. Nothing is read before Ray reads
+        it.
 
-        Where rows are counted, each read task reads a range of them, in the order of this pipeline without
-        its ``sharding_filter``. Where they are not (``filter``, ``flat_map``, ``mix``), there is a task for
-        each shard of the ``sharding_filter``, whose rows follow each other in the dataset; without one, a
-        single task. Ray keeps the order of tasks if ``execution_options.preserve_order`` of its
-        ``ray.data.DataContext.get_current()`` is True.
+        Where rows are counted, each read task reads a range of them, in the order of this pipeline
+        without its ``sharding_filter``. Otherwise (``filter``, ``flat_map``, ``mix``) there is a
+        task for each shard, or one without a ``sharding_filter``. Ray keeps the order of tasks if
+        ``execution_options.preserve_order`` of its ``ray.data.DataContext.get_current()`` is True.
 
-        The nodes need this library: ``ray.init(runtime_env={"py_modules": [trainpipes]})`` ships it.
+        The nodes need this library: ``ray.init(runtime_env={"py_modules": [trainpipes]})`` ships
+        it.
 
         Args:
             epoch: which one; a pipeline that shuffles has another order in each.
@@ -562,8 +594,9 @@ class Pipeline(IterableDataset[Any]):
         executor: Executor | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> MemmapDataset | None:
-        """Write the rows, or batches, of one epoch to a memory map; options are those of
-        ``trainpipes.write_memmap``. After a kill the same call goes on after the last whole part."""
+        """Write the rows, or batches, of one epoch to a memory map. Options are those of
+        ``trainpipes.write_memmap``. After a kill the same call continues after the last whole
+        part."""
         from trainpipes.storage.memmap import write_memmap
 
         return write_memmap(
@@ -574,15 +607,22 @@ class Pipeline(IterableDataset[Any]):
     # State
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The state after the last item that an iterator of this pipeline gave, or at the start of the next
-        epoch if none was given. Iterators and ``Loader`` have a ``state_dict`` of their own. None in a
-        DataLoader's worker, where only the iterator has a state.
+        """Return the state after the last item that an iterator of this pipeline gave, or at the
+        start of the next epoch. None in a DataLoader's worker, where only the iterator has a state.
 
         Raises:
-            StateError: the pipeline was iterated by a ``Loader``, or by workers of a DataLoader, which
-                alone know where they are.
+            StateError: a ``Loader`` or DataLoader workers iterated the pipeline, and only they know
+                where they are.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(5)).batch(2)
+        >>> first = next(iter(pipe))
+        >>> again = tp.from_dataset(range(5)).batch(2)
+        >>> again.load_state_dict(pipe.state_dict())
+        >>> list(again)
+        [[2, 3], [4]]
         """
-        return self._session.state()
+        return self._iteration.state()
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
@@ -590,35 +630,43 @@ class Pipeline(IterableDataset[Any]):
         """Let the next ``iter()`` continue where ``state`` was taken, also in workers.
 
         Args:
-            state: of this pipeline, in any loader.
-            allow_changes: what may differ from the pipeline that saved it; see ``Loader``.
+            state: of this pipeline, from any loader.
+            allow_changes: what may differ from the pipeline that saved it; see
+                ``Loader.load_state_dict``.
 
         Raises:
-            StateError: it does not fit this pipeline.
+            StateError: the state does not fit this pipeline.
         """
-        self._session.load(state, allow_changes)
+        self._iteration.load(state, allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next ``iter()`` is, also in workers: for frameworks that call this. You need
-        not: each ``iter()`` is the next epoch by itself.
+        """Set the epoch of the next ``iter()``, also in workers, for frameworks that call this.
+        Without it, each ``iter()`` is the next epoch.
 
-        The next ``iter()`` starts that epoch. Nothing changes if it comes next anyway, or under an endless
-        ``repeat``. A loaded position is kept: the number in the first call after a load becomes the name of
-        the loaded epoch, and later numbers are counted from there.
+        Nothing changes under an endless ``repeat``. A loaded position stays: the first number after
+        a load becomes the name of the loaded epoch, and later numbers count from there.
+
+        Args:
+            epoch: from 0.
 
         Raises:
-            ConfigError: that is no integer of 0 or more.
+            ConfigError: ``epoch`` is no integer of 0 or more.
         """
         self._data_parallel()  # refuses frameworks that would share out batches again
-        self._session.set_epoch(epoch)
+        self._iteration.set_epoch(epoch)
 
     def state_at(self, batches_delivered: int, *, epoch: int = 0) -> dict[str, Any]:
-        """The state after each rank has had a number of batches, computed without a saved state.
-
-        It is computed by arithmetic where row counts are known, else by running the pipeline that far.
+        """Compute the state after each rank has had a number of batches: by arithmetic where row
+        counts are known, else by running the pipeline that far.
 
         Args:
             batches_delivered: batches that each rank has had in the epoch.
-            epoch: which epoch, from 0.
+            epoch: from 0.
+
+        >>> import trainpipes as tp
+        >>> pipe = tp.from_dataset(range(5)).batch(2)
+        >>> pipe.load_state_dict(pipe.state_at(2))
+        >>> list(pipe)
+        [[4]]
         """
-        return self._session.state_at(batches_delivered, epoch)
+        return self._iteration.state_at(batches_delivered, epoch)

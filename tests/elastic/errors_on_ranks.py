@@ -25,7 +25,7 @@ __all__ = ["uneven"]
 
 
 def uneven(failing: int | None = None) -> tp.Pipeline:
-    """An epoch of some 160 micro-batches, whose number is known only at its end."""
+    """An epoch of some 160 batches, whose number is known only at its end."""
 
     def two_of_three(row: dict[str, Any]) -> bool:
         if row["x"] == failing:

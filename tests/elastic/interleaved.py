@@ -28,7 +28,7 @@ def text(pipe: tp.Pipeline) -> tp.Pipeline:
     return pipe.tokenize("bytes", concat=["text", "answer"], labels="answer")
 
 
-#: Epochs of 49, about 37, 13 and 17 micro-batches, some without an end.
+#: Epochs of 49, about 37, 13 and 17 batches, some without an end.
 PIPELINES: dict[str, Callable[[Path], tp.Pipeline]] = {
     "fixed": lambda f: text(sharded(f)).batch(2).pad_collate(),
     "filtered": lambda f: text(sharded(f).filter(two_of_three)).batch(2).pad_collate(),
@@ -45,7 +45,7 @@ RAGGED = "ragged"
 
 
 def long_filtered() -> tp.Pipeline:
-    """An epoch of some 330 micro-batches, whose number is known only at its end."""
+    """An epoch of some 330 batches, whose number is known only at its end."""
     table = pa.table({"x": list(range(2000))})
     return (
         tp.from_arrow(table)

@@ -23,7 +23,7 @@ class Whole:
     """What one rank gives in one pass: digests by number m, holes left out."""
 
     def __init__(self, pipe: tp.Pipeline) -> None:
-        self.plan = pipe._session.plan
+        self.plan = pipe._iteration.plan
         self.items: dict[int, str] = {}
         m = -1
         iterator = iter(pipe)
@@ -47,7 +47,7 @@ whole_of = lru_cache(maxsize=1)(Whole)
 
 def world_sizes(pipe: tp.Pipeline) -> list[int]:
     """1 to 4 ranks, as far as they divide the shards."""
-    return [ranks for ranks in divisors(pipe._session.plan.chain.num_shards) if ranks <= 4]
+    return [ranks for ranks in divisors(pipe._iteration.plan.chain.num_shards) if ranks <= 4]
 
 
 def given_by(leg: Leg, whole: Whole, first: int, steps: int | None) -> Iterator[tuple[int, str]]:

@@ -6,7 +6,7 @@ A leg is a stretch of a run on one topology: so many ranks, each of which reads 
     loader     ``Loader`` with workers, whose rounds are made in turn in this process
     workers    a plain or stateful ``DataLoader``, each of its workers an iterator of its own
 
-What a leg gives are its steps, each the micro-batches of all ranks in the order of m, and the
+What a leg gives are its steps, each the batches of all ranks in the order of m, and the
 states of all consumers after the last one.
 """
 
@@ -150,8 +150,8 @@ class Workers:
         self._copies = []
         for _ in range(workers):
             copy = tp.Pipeline(pipe.stages, pipe._ranks)
-            copy._session.passes = pipe._session.passes
-            copy._session.pending = pipe._session.pending
+            copy._iteration.passes = pipe._iteration.passes
+            copy._iteration.pending = pipe._iteration.pending
             self._copies.append(copy)
         self._seed = 1000
         self._turn: int | None = None
@@ -162,7 +162,7 @@ class Workers:
         for worker, copy in enumerate(self._copies):
             with in_worker(worker, len(self._copies), self._seed, copy):
                 self._iterators.append(iter(copy))
-        if self._turn is not None and self._beside._session.plan.chain.endless:  # it would go on
+        if self._turn is not None and self._beside._iteration.plan.chain.endless:  # it would go on
             after = self._beside.state_dict()["epoch"] + 1
             self._beside.load_state_dict(self._beside.state_at(0, epoch=after))
         self._alone = iter(self._beside)
@@ -208,7 +208,7 @@ class Leg:
         self.meeting = Meeting(ranks)
         self._consumers: list[Consumed] = []
         self._threads: ThreadPoolExecutor | None = None
-        if ranks > 1 and pipe._session.plan.counts.ends_unevenly:  # they wait for each other
+        if ranks > 1 and pipe._iteration.plan.counts.ends_unevenly:  # they wait for each other
             self._threads = ThreadPoolExecutor(ranks)
         for rank in range(ranks):
             own = pipe.distributed(rank=rank, world_size=ranks)

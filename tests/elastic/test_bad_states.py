@@ -162,7 +162,7 @@ def test_an_epoch_of_unknown_length_on_several_ranks_needs_torch_distributed() -
     for subject in (pipe, tp.Loader(pipe), tp.Loader(pipe, num_workers=1)):
         with refused(
             tp.TopologyError,
-            "torch.distributed is not initialised",
+            "torch.distributed is not initialized",
             "init_process_group()",
             "add .repeat()",
         ):

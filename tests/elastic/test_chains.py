@@ -18,7 +18,7 @@ from elastic.ranks import ENDED, Leg, Reads
 from oracle import Spec, Starved, numbered
 from trainpipes.engine.layout import divisors
 
-#: Micro-batches of an endless pass that are looked at.
+#: Batches of an endless pass that are looked at.
 ENOUGH = 150
 
 
@@ -77,11 +77,11 @@ def chains(draw: st.DrawFn, counted: bool = False) -> tuple[Spec, list[Stretch],
 
 
 class TooFew(Exception):
-    """A pass has less than one micro-batch for each rank."""
+    """A pass has less than one batch for each rank."""
 
 
 class Expected:
-    """The micro-batches of each pass, by the oracle."""
+    """The batches of each pass, by the oracle."""
 
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
@@ -110,7 +110,7 @@ class Expected:
         return (hole - m) // ranks
 
     def step(self, number: int, m: int, ranks: int) -> dict[int, list[int]]:
-        """The micro-batches of one step from ``m`` on."""
+        """The batches of one step from ``m`` on."""
         batches = self.batches(number)
         if ranks == 1:
             m = min(at for at in batches if at >= m)

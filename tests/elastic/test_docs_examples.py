@@ -94,7 +94,7 @@ def test_an_example_killed_on_two_ranks_goes_on_on_three(
     ):
         found = trained_on(launch)
         for step in steps:
-            count = in_turn or ranks  # micro-batches of a step
+            count = in_turn or ranks  # batches of a step
             for rank in range(ranks):
                 numbers = [n for n in range(m, m + count) if n % ranks == rank]
                 assert found[step, rank] == [whole[n] for n in numbers], f"step {step}, rank {rank}"

@@ -28,8 +28,8 @@ class Reference:
 
     def __init__(self, name: str, folder: Path) -> None:
         pipe = PIPELINES[name](folder)
-        self.endless = pipe._session.plan.chain.endless
-        self.known = pipe._session.plan.counts.known
+        self.endless = pipe._iteration.plan.chain.endless
+        self.known = pipe._iteration.plan.counts.known
         self.passes: list[dict[int, str]] = []
         for _ in range(1 if self.endless else PASSES):
             found: dict[int, str] = {}

@@ -28,7 +28,7 @@ def some(row: dict[str, Any]) -> bool:
 
 
 def counted() -> Any:
-    """11 micro-batches and a part of one: one more than two ranks divide."""
+    """11 batches and a part of one: one more than two ranks divide."""
     rows: Any = tn.FromArrow(table=pa.table({"row": list(range(ROWS))}))
     return tn.Batch(tn.Shuffle(tn.ShardingFilter(rows, num_shards=4), buffer_size=9), batch_size=4)
 

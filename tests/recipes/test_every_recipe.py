@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_resume_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
-    if pipe._session.plan.chain.endless:
+    if pipe._iteration.plan.chain.endless:
         check_resume(pipe, limit=20, epochs=1, every=6, processes=1)
     else:  # before some batches of two epochs
         check_resume(pipe, epochs=3, every=10, processes=1)
@@ -37,7 +37,7 @@ def test_a_resume_is_exact(name: str, folder: Path) -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_resume_before_any_batch_is_exact(name: str, folder: Path) -> None:
     pipe = EVERY[name](folder)
-    limit = 20 if pipe._session.plan.chain.endless else None
+    limit = 20 if pipe._iteration.plan.chain.endless else None
     check_resume(pipe, limit=limit, epochs=2)
 
 

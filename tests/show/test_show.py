@@ -56,7 +56,7 @@ def test_items_are_those_that_come_next_and_the_position_does_not_move():
     shown = pipe.show(3)
     assert pipe.state_dict() == before
     came = [batch for batch, _ in zip(pipe, range(3), strict=False)]
-    assert shown.items == preview(came, pipe._session.plan).items
+    assert shown.items == preview(came, pipe._iteration.plan).items
 
 
 def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
@@ -66,7 +66,7 @@ def test_within_an_iteration_the_next_epoch_is_shown_as_peek_does():
     state = items.state_dict()
     shown = pipe.show(1)
     assert items.state_dict() == state
-    assert preview([pipe.peek()], pipe._session.plan).items == shown.items
+    assert preview([pipe.peek()], pipe._iteration.plan).items == shown.items
 
 
 def test_after_a_load_the_items_after_it_are_shown():
@@ -74,7 +74,7 @@ def test_after_a_load_the_items_after_it_are_shown():
     items = iter(pipe)
     next(items), next(items)
     other.load_state_dict(items.state_dict())
-    came = preview([next(items)], pipe._session.plan)
+    came = preview([next(items)], pipe._iteration.plan)
     assert other.show(1).items == came.items
 
 
@@ -196,8 +196,8 @@ def test_any_item_can_be_shown(item):
     for shown in (
         tp.show(item),
         tp.show(item, tokenizer="bytes"),
-        preview([item], rows._session.plan),
-        preview([item], rows.tokenize("bytes", "prompt").batch(2)._session.plan),
+        preview([item], rows._iteration.plan),
+        preview([item], rows.tokenize("bytes", "prompt").batch(2)._iteration.plan),
     ):
         text, html = shown.text(), Page(shown).text
         assert len(shown) == 1

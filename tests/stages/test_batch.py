@@ -1,4 +1,4 @@
-"""batch by tokens: what micro-batches hold, where they resume, and what is refused."""
+"""batch by tokens: what batches hold, where they resume, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def source(lengths: list[int]) -> tp.Pipeline:
 
 
 def plain_cut(lengths: list[int], budget: int, most: int | None) -> list[list[int]]:
-    """Micro-batches of rows, row by row."""
+    """Batches of rows, row by row."""
     batches: list[list[int]] = []
     batch: list[int] = []
     for row, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""bucket_by_length: what micro-batches hold, where they resume, and what is refused."""
+"""bucket_by_length: what batches hold, where they resume, and what is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows_of(pipe: tp.Pipeline) -> list[list[int]]:
 def expected_batches(
     lengths: list[int], size: int, window: int, boundaries: list[int]
 ) -> list[list[list[int]]]:
-    """For each window its micro-batches, by plain loops."""
+    """For each window its batches, by plain loops."""
     window = -(-window // size) * size
     found = []
     for first in range(0, len(lengths), window):

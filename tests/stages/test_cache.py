@@ -317,7 +317,7 @@ def test_an_entry_is_an_arrow_stream_mapped_into_memory(data: Path, kept: Path) 
     with pa.memory_map(str(entries(kept)[0])) as source:
         table = pa.ipc.open_stream(source).read_all()
     assert table.schema.field("input_ids").type == pa.list_(pa.int32())
-    plan = text(data).cache().batch(8)._session.plan
+    plan = text(data).cache().batch(8)._iteration.plan
     before = pa.total_allocated_bytes()
     assert plan.inputs.cached_blocks is not None
     block = plan.inputs.cached_blocks.read([(3, 2, 9)], plan.inputs.source.reader())

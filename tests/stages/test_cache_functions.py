@@ -305,7 +305,7 @@ def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str, kee
 
     said = r".*function.* cannot be told: it uses a .*\(map\(fn\), thing.*\).*version=\"\.\.\.\""
     with pytest.raises(ConfigError, match=said):
-        KEEPERS[keeper](rows().map(function))._session.plan.inputs.cached_blocks  # noqa: B018
+        KEEPERS[keeper](rows().map(function))._iteration.plan.inputs.cached_blocks  # noqa: B018
     assert len(list(KEEPERS[keeper](rows().map(function, version="1")))) == 20
     assert len(list(rows().map(function).cache(version="1"))) == 20
 

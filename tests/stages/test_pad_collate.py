@@ -1,4 +1,4 @@
-"""``pad_collate``: tensors that each micro-batch would also give by itself."""
+"""``pad_collate``: tensors that each batch would also give by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def collated(
 
 
 def one(rows: Any, kind: Any = IDS, name: str = "input_ids", **options: Any) -> Any:
-    """The tensor of one column of one micro-batch."""
+    """The tensor of one column of one batch."""
     array = rows if isinstance(rows, pa.Array | pa.ChunkedArray) else pa.array(rows, kind)
     return collated(pa.table({name: array}), **options)[0][name]
 

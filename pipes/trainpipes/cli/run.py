@@ -80,7 +80,7 @@ def command(
         pipe = given.files([source, *all_files])
     if resume is not None:
         pipe.load_state_dict(_state(resume))
-    if length["epochs"] and pipe._session.plan.chain.endless:
+    if length["epochs"] and pipe._iteration.plan.chain.endless:
         raise click.ClickException(
             "--epochs must be left out where a pipeline has no end; give --steps"
         )

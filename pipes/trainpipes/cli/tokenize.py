@@ -119,7 +119,7 @@ def _gives(recipe: str, done: Tokenized, options: dict[str, Any]) -> bool:
     from trainpipes import recipe as built
 
     def identity(pipe: Pipeline) -> str:
-        return pipe._session.plan.identity
+        return pipe._iteration.plan.identity
 
     try:
         return identity(built(recipe, done.folder, **options)) == identity(done.pipeline)

@@ -1,8 +1,5 @@
-"""Waits that Ctrl-C ends.
-
-Python calls a signal's handler between two instructions of the main thread. A signal just before an
-instruction that waits in C is seen only when that wait ends. So these wait a little at a time.
-"""
+"""Waits that Ctrl-C ends: a signal just before an instruction that waits in C is seen only when
+that wait ends, so these wait a little at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: Seconds until a signal is seen that came just before a wait.
+#: Seconds until a signal just before a wait is seen.
 TICK = 0.1
 
 

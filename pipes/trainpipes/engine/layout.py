@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
 
-#: Rows that a shard gets at a time where row counts are not known in advance.
+#: Most rows that a shard gets at a time where counts are unknown.
 MAX_CHUNK = 256
 
 
@@ -233,8 +233,7 @@ class Layout:
 
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
         """Positions in a window's order that belong to shard ``sharer`` of the span, int64,
-        ascending. ``rows``: in the window as it came out of a filter; ``epoch``: from the start of
-        the run, if rolling."""
+        ascending. ``epoch``: from the start of the run, if rolling."""
         if self.sharers == 1:
             return np.arange(rows, dtype=np.int64)
         if not self.whole:
@@ -294,8 +293,8 @@ def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> t
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """How a stream of unknown length is dealt: one span, cut into windows as it comes. Window w
-    starts at row ``w * window_rows``; the last one may be longer or shorter."""
+    """How a stream of unknown length is dealt: one span, whose window w starts at row ``w *
+    window_rows``; the last one may be longer or shorter."""
 
     batch_size: int
     num_shards: int

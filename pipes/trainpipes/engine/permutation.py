@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from trainpipes.engine.layout import IntArray, permutation, random_key
 
-#: Up to here a permutation is drawn by a sort, and kept: 512 KiB.
+#: Up to here a permutation is sorted, and kept: 512 KiB.
 SORTED_ROWS = 1 << 16
 ROUNDS = 8
-#: Positions at a time, so that what is in between stays in the processor's cache.
+#: Positions at a time, so that the arrays stay in the CPU's cache.
 CHUNK = 1 << 14
 
 _SHIFT = np.uint64(32)

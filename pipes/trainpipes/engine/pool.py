@@ -19,17 +19,17 @@ from weakref import WeakSet
 from trainpipes._internal.checks import wrong
 from trainpipes.engine.interrupts import wait_for
 
-#: Threads that one process starts of itself, at most.
+#: Most threads by default.
 MOST_THREADS = 8
-#: Threads of a pool that wait for servers, at most, beside those that work.
+#: Most threads of a pool that wait for servers, beside those that work.
 MOST_WAITING = 8
-#: Seconds that a fork, or the interpreter's end, waits for tasks that run.
+#: Seconds that a fork, or the interpreter's end, waits for running tasks.
 PATIENCE = 30.0
 
 
 def default_threads() -> int:
-    """Cores that this process may use, shared with the other ranks of the machine, at most 8;
-    ``TRAINPIPES_THREADS`` sets another number, and raises ConfigError where it is none."""
+    """Cores of this process, shared with the other ranks of the machine, at most 8, or
+    ``TRAINPIPES_THREADS``."""
     asked = os.environ.get("TRAINPIPES_THREADS", "").strip()
     if asked.isdecimal():
         return int(asked)
@@ -42,8 +42,8 @@ def default_threads() -> int:
 
 
 class Priority(IntEnum):
-    MAKING = 0  #: items, and what they are made of
-    READING_AHEAD = 1  #: windows that will be needed; a thread stays free for what cannot wait
+    MAKING = 0  #: items
+    READING_AHEAD = 1  #: windows; one thread stays free for items
 
 
 class Future:
@@ -95,14 +95,14 @@ class Pool:
         self.threads = threads
         self._shares = shares
         self.within = within
-        # A lock in C: Ctrl-C between a Condition's own __enter__ and the block would leave it locked.
+        # Not the Condition's own: Ctrl-C between its __enter__ and the block would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._tasks: tuple[deque[Future], ...] = tuple(deque() for _ in Priority)
         self._alive: list[threading.Thread] = []
         self._idle = 0
         self._running = 0
-        self._waiting = 0  # of those that run, how many wait for a server
+        self._waiting = 0  # for a server, of those that run
         self._reading_ahead = 0
         self._paused = False
         self._closed = False
@@ -114,8 +114,7 @@ class Pool:
             self._tasks[priority].append(future)
             thread = self._next_thread()
         if thread is not None:
-            # Without the lock: this waits for the thread, which may collect garbage first, and so close
-            # the pool of an iterator that is no more.
+            # Without the lock: the new thread may collect garbage, and so close this pool.
             thread.start()
         return future
 
@@ -139,7 +138,7 @@ class Pool:
                     self._idle += 1
                     self._changed.wait()
                     self._idle -= 1
-                # Garbage may have been collected since, and have closed the pool.
+                # Garbage collection may have closed the pool.
                 if not self._tasks[priority]:
                     continue
                 future = self._tasks[priority].popleft()
@@ -220,7 +219,7 @@ class Pool:
     def forget(self) -> None:
         """In a child: the threads stayed behind."""
         lock = threading.RLock()
-        # Both together: to make a condition may collect garbage, and so close this pool.
+        # Both together: making a condition may collect garbage, and so close this pool.
         self._lock, self._changed = lock, threading.Condition(lock)
         self._tasks = tuple(deque() for _ in Priority)  # the parent does its own
         self._alive, self._idle, self._running, self._waiting = [], 0, 0, 0
@@ -267,7 +266,7 @@ class Pool:
 
 
 _pools: WeakSet[Pool] = WeakSet()
-#: The pool whose thread this one is.
+#: This thread's pool.
 _own = threading.local()
 
 

@@ -80,7 +80,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.allow_changes = allow_changes
         self.gradient_state = GradientState()
         self._accelerator = accelerator
-        processes, world = accelerator.num_processes, loader._session.ranks()[1]
+        processes, world = accelerator.num_processes, loader._iteration.ranks()[1]
         way = f"leave it out, and for batches of n rows write .batch(n // {processes})"
         alone = not accelerator.split_batches or processes == 1
         require(
@@ -143,8 +143,8 @@ class AccelerateLoader(DataLoaderStateMixin):
 
     def _steps_of_all(self, batches: EpochIterator) -> int | None:
         """How many steps all ranks take in this pass, if one may have to be filled up."""
-        session = self.loader._session
-        plan, (_, world) = session.plan, session.ranks()
+        iteration = self.loader._iteration
+        plan, (_, world) = iteration.plan, iteration.ranks()
         if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
             return None
         if not plan.counts.known or plan.chain.endless:
@@ -207,8 +207,8 @@ class AccelerateLoader(DataLoaderStateMixin):
         return self.loader.peek()
 
     def __len__(self) -> int:
-        session = self.loader._session
-        plan, (_, world) = session.plan, session.ranks()
+        iteration = self.loader._iteration
+        plan, (_, world) = iteration.plan, iteration.ranks()
         if plan.chain.ragged and plan.counts.known and self._accelerator.even_batches:
             return math.ceil(plan.counts.batches_in_pass / world)
         return len(self.loader)

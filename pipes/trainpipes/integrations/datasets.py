@@ -67,7 +67,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
     @property
     def num_shards(self) -> int:
-        return int(self.pipeline._session.plan.chain.num_shards) // self._parts
+        return int(self.pipeline._iteration.plan.chain.num_shards) // self._parts
 
     def shard_data_sources(
         self, num_shards: int, index: int, contiguous: bool = True
@@ -77,7 +77,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
         shards = self.num_shards
         parts = min(num_shards, shards)
         if index >= parts or shards % parts:
-            shared = self.pipeline._session.plan.chain.shard
+            shared = self.pipeline._iteration.plan.chain.shard
             way = f"{divisors(shards)} can" if shared else "add .sharding_filter() to the pipeline"
             raise TopologyError(
                 f"{num_shards} ranks or workers cannot share the {shards} shard{'s' * (shards > 1)} of "
@@ -114,12 +114,12 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
 
     def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
         state = self._state_dict  # another iteration of the dataset makes another one
-        session = self.pipeline._session
+        iteration = self.pipeline._iteration
         topology = Topology(worker=self._part, num_workers=self._parts)
-        position = Position(self._epoch, 0, session.plan.chain.num_shards)
+        position = Position(self._epoch, 0, iteration.plan.chain.num_shards)
         if state is not None and state != {"trainpipes": "", "type": type(self).__name__}:
             position = self._loaded(state, topology)
-        one = OnePass(session.plan, topology, position, 0)
+        one = OnePass(iteration.plan, topology, position, 0)
         if state is not None:
             state["trainpipes"] = _Place(one)
         number = 0
@@ -142,8 +142,8 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
             raise StateError(
                 f"trainpipes: damaged, got {shown(text)}; load the state as it was saved"
             ) from None
-        session = self.pipeline._session
-        position = session.loaded(session.parse(saved))
+        iteration = self.pipeline._iteration
+        position = iteration.loaded(iteration.parse(saved))
         turn = json.loads(position.extra.get("turn", '{"worker":0,"num_workers":1}'))
         if (turn["worker"], turn["num_workers"]) != (topology.worker, topology.num_workers):
             raise StateError(
@@ -164,12 +164,12 @@ def _check_keys(state: dict[str, Any]) -> None:
 
 def to_hf(pipeline: Pipeline) -> IterableDataset:
     """The rows of a pipeline as a ``datasets.IterableDataset``. See ``Pipeline.to_hf``."""
-    plan = pipeline._session.plan
+    plan = pipeline._iteration.plan
     batching = pipeline._batching()
-    if batching is not None or plan.chain.place_stages:
+    if batching is not None or plan.chain.device_stages:
         raise ConfigError(
             "pipe.to_hf() must be of rows, which a DataLoader makes batches of, got "
-            f"{batching or plan.chain.place_stages[0]}; leave that and what follows it out. Batches of a "
+            f"{batching or plan.chain.device_stages[0]}; leave that and what follows it out. Batches of a "
             "pipeline are for trainpipes.Loader(pipe)"
         )
     if pipeline._ranks is not None:
@@ -185,7 +185,7 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
 def _features(pipeline: Pipeline) -> Any:
     """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
     try:
-        schema = row_schema(pipeline._session.plan, "to_hf()")
+        schema = row_schema(pipeline._iteration.plan, "to_hf()")
     except SchemaError:  # they can be read only once
         return None
     if schema is None:

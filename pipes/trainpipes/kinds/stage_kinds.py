@@ -239,7 +239,7 @@ def _several(row: Any, found: Any) -> str:
     return f"a list of {len(found)} row{'s' * (len(found) != 1)}"
 
 
-class CutStage(Stage):
+class RegroupStage(Stage):
     """A stage with a position of its own: it cuts what comes from below anew, so that runs of a shard must be
     seen one after the other.
     """
@@ -249,7 +249,7 @@ class CutStage(Stage):
         """The runs of one shard from this stage, opened at a cursor."""
 
 
-class BatchingStage(CutStage):
+class BatchingStage(RegroupStage):
     """A stage that cuts rows into batches."""
 
     role: ClassVar[Role] = "batch"
@@ -295,7 +295,7 @@ class RowOrder(Protocol):
         ...
 
 
-class OrderStage(Stage):
+class ShuffleStage(Stage):
     """A stage that orders rows."""
 
     role: ClassVar[Role] = "shuffle"
@@ -311,7 +311,7 @@ class OrderStage(Stage):
         return None
 
 
-class DealStage(Stage):
+class ShardStage(Stage):
     """A stage that deals rows to shards; its options are those of ``sharding_filter``."""
 
     role: ClassVar[Role] = "shard"
@@ -332,7 +332,7 @@ class RepeatStage(Stage):
         return None
 
 
-class PlaceStage(Stage):
+class DeviceStage(Stage):
     """A stage on finished batches, carried out by the process that trains."""
 
     role: ClassVar[Role] = "place"
@@ -460,7 +460,7 @@ class OpenChain:
         self._runs = rows(at)
 
     def _open_stage(self, stage: Stage, below: OpenBelow, at: dict[str, Any]) -> RunSource:
-        if isinstance(stage, CutStage):
+        if isinstance(stage, RegroupStage):
             return stage.open(below, at)
         assert isinstance(stage, RunStage)
         found = _Processed(stage, below(at))

@@ -326,10 +326,10 @@ def _load(
 ) -> float | None:
     """Load a state into the pipeline of the first rank, and check that it has what the others need. Returns
     the share of the epoch that is done."""
-    session = pipeline.distributed(rank=0, world_size=world_size)._session
-    session.topology()
-    session.load(state, allow_changes)
-    position, plan = session.upcoming(), session.plan
+    iteration = pipeline.distributed(rank=0, world_size=world_size)._iteration
+    iteration.topology()
+    iteration.load(state, allow_changes)
+    position, plan = iteration.upcoming(), iteration.plan
     if not plan.counted:
         for rank in range(1, world_size):
             position.require(Topology(rank, world_size).shards(position.m, position.num_shards))

@@ -24,7 +24,7 @@ from trainpipes.stages.flat_map import FlatMap
 from trainpipes.stages.tokenizing import Tokenizes
 
 if TYPE_CHECKING:
-    from trainpipes.engine.iterating.session import Session
+    from trainpipes.engine.iterating.iteration_state import IterationState
     from trainpipes.pipeline import Pipeline
 
 __all__ = ["Explanation", "explain"]
@@ -58,7 +58,7 @@ class Explanation:
     lines: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
     _pipeline: Pipeline
-    _session: Session
+    _iteration: IterationState
     _loader: Mapping[str, Any] | None
 
     @property
@@ -71,7 +71,7 @@ class Explanation:
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns
         {'x': 'int64', 'label': 'int64'}
         """
-        return columns(self._session.plan)
+        return columns(self._iteration.plan)
 
     @property
     def mermaid(self) -> str:
@@ -95,7 +95,7 @@ class Explanation:
         There are no ``storage_options``, no credentials of a URL, and no values under names such as
         ``api_key``. ``position["state"]`` is None where the state itself holds such a value.
         """
-        return record(self._session, self._loader)
+        return record(self._iteration, self._loader)
 
     def __str__(self) -> str:
         width = max(len(label) for label, _ in self.lines)
@@ -110,14 +110,14 @@ class Explanation:
 
 def explain(
     pipeline: Pipeline,
-    session: Session,
+    iteration: IterationState,
     world_size: int,
     num_workers: int,
     loader: Mapping[str, Any] | None = None,
 ) -> Explanation:
     whole_number(world_size, 1, "explain(world_size)", "ranks")
     whole_number(num_workers, 0, "explain(num_workers)", "workers of each rank")
-    plan = session.plan
+    plan = iteration.plan
     chain, shards = plan.chain, plan.chain.num_shards
     Topology(0, world_size).check(shards, chain.shard is not None, chain.opener.one_consumer)
     batches = exact_length(plan, 0, world_size)
@@ -156,7 +156,7 @@ def explain(
     return Explanation(
         plan.inputs.epoch_rows, batches, shards, sizes, window, held,
         tuple((label, hidden(text)) for label, text in lines),
-        tuple(map(hidden, _notes(plan, window))), pipeline, session, loader,
+        tuple(map(hidden, _notes(plan, window))), pipeline, iteration, loader,
     )  # fmt: skip
 
 

@@ -20,10 +20,10 @@ from trainpipes._internal.text import cut
 from trainpipes.columns.block import WHOLE, Block, Pieces
 from trainpipes.columns.payload import payload_rows
 from trainpipes.columns.run import unplaced
-from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
 from trainpipes.engine.planning.chain import Inputs
-from trainpipes.engine.shards.items import ItemRows
+from trainpipes.engine.shards.shard_items import ItemRows
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_rows
@@ -184,23 +184,23 @@ def locate(
     1         0    7      one
     """
     require(isinstance(run, Loader | Pipeline), "locate(run)", "a pipeline or a Loader", run)
-    session = run._session
-    topology = _topology(session, rank, world_size)
+    iteration = run._iteration
+    topology = _topology(iteration, rank, world_size)
     if isinstance(at, Mapping):
         rule = "None where a state is given"
         require(epoch is None, "locate(epoch)", rule, epoch, "leave it out")
         whole_number(after, None, "locate(after)", "batches after the state")
-        position, passed = session.parse(at), after
+        position, passed = iteration.parse(at), after
     else:
         whole_number(at, 0, "locate(at)", "a batch's number in its epoch, or a state")
         way = "give a state, or leave after out"
         require(not after, "locate(after)", "0 where no state is given", after, way)
-        position, passed = _start(session, epoch), at
-    return _found(session, topology, position, passed)
+        position, passed = _start(iteration, epoch), at
+    return _found(iteration, topology, position, passed)
 
 
-def _topology(session: Session, rank: int | None, world_size: int | None) -> Topology:
-    own, world = session.ranks()
+def _topology(iteration: IterationState, rank: int | None, world_size: int | None) -> Topology:
+    own, world = iteration.ranks()
     if world_size is not None:
         whole_number(world_size, 1, "locate(world_size)", "ranks of the run")
         world = world_size
@@ -209,20 +209,22 @@ def _topology(session: Session, rank: int | None, world_size: int | None) -> Top
     whole_number(rank, 0, "locate(rank)", "a rank of the run")
     way = "give world_size, too" if world_size is None else "ranks count from 0"
     require(rank < world, "locate(rank)", f"a rank of {world}", rank, way)
-    topology, chain = Topology(rank, world), session.plan.chain
+    topology, chain = Topology(rank, world), iteration.plan.chain
     topology.check(chain.num_shards, chain.shard is not None, chain.opener.one_consumer)
     return topology
 
 
-def _start(session: Session, epoch: int | None) -> Position:
+def _start(iteration: IterationState, epoch: int | None) -> Position:
     if epoch is None:
-        return session.start_of_epoch_at_hand()
+        return iteration.start_of_epoch_at_hand()
     whole_number(epoch, 0, "locate(epoch)", "a pass over the data")
-    return session.start_of(epoch)
+    return iteration.start_of(epoch)
 
 
-def _found(session: Session, topology: Topology, start: Position, passed: int) -> LocatedBatch:
-    plan, world = session.plan, topology.world_size
+def _found(
+    iteration: IterationState, topology: Topology, start: Position, passed: int
+) -> LocatedBatch:
+    plan, world = iteration.plan, topology.world_size
     position, walked = start, passed
     if plan.counted:  # the step that holds it
         position, walked = replace(start, m=start.m + passed * world), 0

@@ -29,7 +29,7 @@ ESCAPED = {ord(c): f"#{ord(c)};" for c in '#"<>&`\\'}
 
 def mermaid(pipeline: Pipeline, counts: bool = True) -> str:
     drawing = _Drawing()
-    plan = pipeline._session.plan
+    plan = pipeline._iteration.plan
     source = plan.inputs.source if counts or plan.inputs.is_open else None
     last, flow = drawing.chain(pipeline, source)
     drawing.nodes.append('    training(["training loop"])')
@@ -108,7 +108,7 @@ class _Drawing:
 
 def _passing(pipeline: Pipeline, source: RowSource | RowStream | None) -> list[Flow]:
     rows = None if source is None else rows_of(source)
-    return list(flows(pipeline._session.plan, pipeline.stages, rows))
+    return list(flows(pipeline._iteration.plan, pipeline.stages, rows))
 
 
 def _pipelines(stage: Stage) -> Iterator[tuple[str, Pipeline]]:

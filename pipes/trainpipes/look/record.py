@@ -22,7 +22,7 @@ import torch
 
 from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes._internal.text import cut
-from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.chain import Inputs
 from trainpipes.errors import StateError
@@ -40,9 +40,9 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    plan = session.plan
-    rank, world_size = session.ranks()
+def record(iteration: IterationState, loader: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    plan = iteration.plan
+    rank, world_size = iteration.ranks()
     chain = plan.chain
     identity = json.loads(plan.identity)
     is_even = chain.num_shards % world_size == 0
@@ -64,7 +64,7 @@ def record(session: Session, loader: Mapping[str, Any] | None = None) -> dict[st
     }
     if loader is not None:
         found["loader"] = plain(dict(loader))
-    found["position"] = _position(session, rank)
+    found["position"] = _position(iteration, rank)
     found["versions"] = _versions()
     return found
 
@@ -115,9 +115,9 @@ def _rows(inputs: Inputs) -> int | None:
     return rows_of(inputs.source)
 
 
-def _position(session: Session, rank: int) -> dict[str, Any] | None:
+def _position(iteration: IterationState, rank: int) -> dict[str, Any] | None:
     try:
-        state = session.state()
+        state = iteration.state()
     except StateError:
         return None
     if state is None:

@@ -19,7 +19,7 @@ import torch
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.table import WIDTH, folded, in_color, table, terminal_width
 from trainpipes._internal.text import escaped
-from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import DataError
 from trainpipes.look.decoded import KnownIds, Piece, TokenGrid, known_ids, pieces_of, token_grids
@@ -153,10 +153,10 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     return Preview([_view(item, known, "batch" if is_batch else "row", is_batch, rows)])
 
 
-def show_next(session: Session, count: int, rows: int) -> Preview:
+def show_next(iteration: IterationState, count: int, rows: int) -> Preview:
     whole_number(count, 1, "show(n)", "items to show", most=MOST)
     whole_number(rows, 1, "show(rows)", "rows of a batch to show", most=MOST)
-    found = preview(islice(session.coming(), count), session.plan, rows)
+    found = preview(islice(iteration.coming(), count), iteration.plan, rows)
     if not len(found):
         raise DataError(
             "show() shows the first items of the next epoch, and that gives nothing: see explain() for what "

@@ -128,7 +128,7 @@ def order_quality(
 ) -> ShuffleQuality | None:
     """How so many batches of rows are shuffled as they are read, or those of a whole epoch. No row is read.
     None where rows have no numbers in file order."""
-    chain, source = pipeline._session.plan.chain, pipeline._session.plan.inputs.source
+    chain, source = pipeline._iteration.plan.chain, pipeline._iteration.plan.inputs.source
     if chain.mixes or not isinstance(source, RowSource):
         return None
     kept: list[Stage] = []

@@ -19,7 +19,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import PlaceStage
+from trainpipes.kinds.stage_kinds import DeviceStage
 
 SEQUENCES = (list, deque, UserList)
 
@@ -76,7 +76,7 @@ def recorded(item: Any) -> Iterator[Any]:
         yield from recorded(value)
 
 
-class Pin(PlaceStage):
+class Pin(DeviceStage):
     """Copy the tensors of each batch to page-locked memory.
 
     Batches may nest mappings, lists, tuples, dataclasses and objects with a ``pin_memory`` method.
@@ -161,7 +161,7 @@ class SideStream:
 STREAMS = ("cuda", "xpu")
 
 
-class To(PlaceStage):
+class To(DeviceStage):
     """Copy the tensors of each batch to a device, ahead of their use.
 
     Batches may nest as in ``pin``. The process that trains copies. On CUDA and XPU the next

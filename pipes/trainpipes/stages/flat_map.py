@@ -15,7 +15,7 @@ from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.errors import DataError, StateError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.empty_epoch_guard import EmptyRounds
-from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
+from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
 
 #: Rows in a run, at most.
 RUN_ROWS = 256
@@ -26,7 +26,7 @@ PLACE_BITS = 40
 Pairs = list[tuple[int, int]]
 
 
-class FlatMap(CutStage):
+class FlatMap(RegroupStage):
     """Make any number of rows of each row with a function.
 
     Stands after ``shuffle`` and before ``batch``; all rows made of one row go to the same shard. A

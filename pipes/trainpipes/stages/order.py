@@ -15,12 +15,18 @@ from trainpipes.columns.run import Cursors, Run, RunSource, innermost
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard, kept_nothing
 from trainpipes.kinds.options import identify
 from trainpipes.kinds.stage import made_once
-from trainpipes.kinds.stage_kinds import CutStage, DealStage, OpenBelow, OrderStage, RepeatStage
+from trainpipes.kinds.stage_kinds import (
+    OpenBelow,
+    RegroupStage,
+    RepeatStage,
+    ShardStage,
+    ShuffleStage,
+)
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
 from trainpipes.stages.torch_samplers import TorchOrder, reorders
 
 
-class Shuffle(OrderStage):
+class Shuffle(ShuffleStage):
     """Shuffle the order of row groups, and rows within buffers.
 
     A new order every epoch, the same for the same seed in any process and on any number of ranks.
@@ -115,7 +121,7 @@ class Shuffle(OrderStage):
         return identity
 
 
-class ShardingFilter(DealStage):
+class ShardingFilter(ShardStage):
     """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
@@ -173,7 +179,7 @@ class Repeat(RepeatStage):
     times: Count | None = None
 
 
-class _Counted(CutStage):
+class _Counted(RegroupStage):
     asks_inputs = True
 
     count: Natural

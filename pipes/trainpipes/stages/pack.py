@@ -21,7 +21,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.empty_epoch_guard import EmptyRounds
 from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import CutStage, OpenBelow
+from trainpipes.kinds.stage_kinds import OpenBelow, RegroupStage
 from trainpipes.stages.held import MOST_EPOCHS, Held, cursors_in, misplaced
 from trainpipes.stages.pack_fit import (
     PACKED,
@@ -50,7 +50,7 @@ LEAST_ROWS = 8
 PIECE_BITS = 40
 
 
-class Pack(TakesTokenizer, CutStage):
+class Pack(TakesTokenizer, RegroupStage):
     """Pack documents into rows of one length.
 
     Each row holds one document or more, in fixed-size lists of int32, ``[max_length]``:

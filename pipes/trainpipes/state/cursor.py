@@ -1,10 +1,9 @@
-"""The text of a shard's cursor in a state, and its checks.
+"""The text of a shard's cursor in a state:
 
     {"epoch": 1, "window": 0, "row": 11, "delivered": 2, "at": 2, "check": "5f0c9a3e"}
 
 "delivered" counts batches of the pass, "at" those of the epoch; "ended" says that there are no
-more. The position of the stages comes before them. The checksum covers the text, its key, the
-pipeline and the epoch of the state.
+more. The checksum covers the text, its key, the pipeline and the epoch of the state.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _END = re.compile(r'(.*),"check":"([0-9a-f]{8,16})"\}', re.DOTALL)
 
 
 def checksum(*parts: object) -> str:
-    """CRC-32 of some texts and numbers, as 8 hexadecimal digits.
+    """CRC-32, as 8 hexadecimal digits.
 
     >>> checksum("{}", 1), checksum("{}", 2)
     ('908d03b8', '09845202')
@@ -74,7 +73,6 @@ def is_count(value: Any, least: int = 0) -> bool:
 
 
 def load_json(text: str) -> Any:
-    """The value of a JSON text; None where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -91,7 +89,7 @@ def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str
 def read_cursor(
     key: str, value: Any, epoch: int, m: int, num_shards: int, tag: str
 ) -> dict[str, Any]:
-    """The cursor of a key; raises StateError if it is damaged, or of another step than ``m``."""
+    """The cursor of a key; raises StateError if it is damaged, or of another step."""
     shard = shard_of(key, num_shards)
     text, check = unsealed(value) if isinstance(value, str) else ("", None)
     cursor = load_json(text) if check == checksum(text, key, tag, epoch) else None
@@ -105,8 +103,7 @@ def read_cursor(
 
 
 def check_delivered(shard: int, cursor: dict[str, Any], m: int, num_shards: int) -> None:
-    """Raise StateError unless a shard has delivered what it had to up to ``m``, or has ended
-    before."""
+    """Raise StateError unless a shard has delivered what it owes up to ``m``, or has ended."""
     delivered, owed = cursor["delivered"], slots_before(m, shard, num_shards)
     if delivered != owed and not ("ended" in cursor and delivered < owed):
         raise StateError(

@@ -1,4 +1,4 @@
-"""The checkpoint format: what a state holds, and whether it fits the pipeline that loads it.
+"""The checkpoint format:
 
     {
       "trainpipes": 1,               version of this format
@@ -14,9 +14,9 @@
 Where each shard of a *counted* pipeline stands follows from m (``Plan.counted``): its state has no
 cursors, and is whole on every rank. In all others a rank's state has the cursors of its own shards.
 
-One flat dict of integers and strings passes through JSON, ``torch.load`` with ``weights_only=True``
-and ``torch.distributed.checkpoint``; each shard is a key that can move to another rank. Each cursor
-ends with a checksum of its own, "pipeline" with one of all that is not a cursor.
+A flat dict of integers and strings passes through JSON, ``torch.load`` with ``weights_only=True``
+and ``torch.distributed.checkpoint``. Each cursor ends with a checksum of its own, "pipeline" with
+one of all that is not a cursor.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Position:
     Args:
         m: batches of pass ``epoch`` taken, over all ranks.
         cursors: of the shards that the state knows; unused where the pipeline is counted.
-        extra: keys of one loader's own, kept as they are.
+        extra: keys of one loader's own.
         sizes: changes of the batch size in the current epoch.
     """
 
@@ -139,18 +139,14 @@ class Position:
 
 @dataclass(frozen=True)
 class Saved:
-    """A state that is whole in itself, and the text of its key "pipeline", without checksum."""
+    """A state, and the text of its key "pipeline" without checksum."""
 
     position: Position
     pipeline: str
 
 
 def parse(state: Any, identity: str, num_shards: int) -> Position:
-    """A state as a position, checked against the identity of the pipeline that loads it.
-
-    Raises:
-        StateError: it is no state, is damaged, or of another format or pipeline.
-    """
+    """A state as a position, checked against the pipeline that loads it."""
     saved = read(state)
     position = saved.position
     check_identity(saved.pipeline, identity)
@@ -163,7 +159,7 @@ def parse(state: Any, identity: str, num_shards: int) -> Position:
 
 
 def read(state: Any) -> Saved:
-    """A state, checked as far as possible without its pipeline; raises StateError."""
+    """A state, checked as far as possible without its pipeline."""
     if not isinstance(state, Mapping) or "trainpipes" not in state:
         raise unrecognized_state_error(state)
     odd = [key for key in state if not isinstance(key, str)]

@@ -1,5 +1,5 @@
-"""What a state says of the pipeline that saved it, compared with the one that loads it. Its key
-"pipeline" is JSON of "data" and "stages"."""
+"""What a state says of its pipeline, JSON of "data" and "stages", compared with the one that loads
+it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ MOST = 200
 
 
 def check_identity(saved: str, present: str) -> None:
-    """Raise StateError with the first difference unless a state is of the pipeline that loads
-    it."""
+    """Raise StateError with the first difference of two pipelines."""
     if saved == present:
         return
     before, now = read_identity(saved), read_identity(present)
@@ -82,7 +81,6 @@ def read_identity(text: str) -> dict[str, Any]:
 
 
 def damaged(why: str) -> StateError:
-    """The error for a text that ``state_dict`` did not write."""
     return StateError(f"pipeline: damaged ({cut(why)}); load the state as it was saved")
 
 

@@ -19,7 +19,7 @@ from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, read, render
 from trainpipes.state.identity import named_difference, read_identity
 
-#: Shards that are missing, of which it is told whose they are.
+#: Most missing shards whose ranks are named.
 MOST_NAMED = 4096
 
 
@@ -138,29 +138,23 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
 
 #: Seconds that a rank waits for the others.
 TIMEOUT = 300.0
-#: Seconds between two looks for a signal such as Ctrl-C, or for what has come.
+#: How often Ctrl-C is looked for.
 TICK = timedelta(seconds=1)
-#: What is taken from the count of those who have come by one that gives up: more than there are ranks.
+#: A rank that gives up takes this from the count: more than there are ranks.
 GIVEN_UP = 1 << 40
 #: What was decided of an attempt.
 ALL_CAME, FAILED = b"all came", b"failed"
-#: How often these ranks have gathered, of the world at hand, and the keys of the last time.
+#: How often these ranks have gathered in this world, and the keys of the last time.
 _calls: dict[tuple[int, ...], tuple[int, str]] = {}
 _world: list[Any] = []
 
 
 def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> list[Any]:
-    """The values of some ranks, in their order. A collective.
-
-    Args:
-        value: this rank's, of JSON's types.
-        ranks: global ranks that gather, with this one.
-        timeout: seconds to wait for the others.
-        what: is gathered, for an error.
+    """The values of some ranks, in their order. A collective; ``value`` is of JSON's types,
+    ``what`` is for messages.
 
     Raises:
-        StateError: a rank did not come in time. No rank has gathered then, and the call does not
-            count.
+        StateError: a rank did not come in time. The call does not count then.
     """
     if not _world or _world[0] is not dist.group.WORLD:
         _world[:] = [dist.group.WORLD]
@@ -197,7 +191,7 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
 
 def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
     """Wait for the decision of the last rank that comes, or of the first that gives up. The count
-    says which was first, so that all ranks get the same answer."""
+    says which was first."""
     end = monotonic() + timeout
     while (left := end - monotonic()) > 0:
         try:

@@ -21,7 +21,7 @@ from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
 from trainpipes.kinds.source import RowSource
@@ -127,13 +127,13 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
             path is needed; or the file cannot be written.
         SchemaError: its rows have no columns, or not all the same.
     """
-    plan = pipeline._session.plan
+    plan = pipeline._iteration.plan
     if plan.chain.batch is not None or plan.chain.endless:
         raise ConfigError(
             "to_map_dataset() keeps the rows of one epoch: take it before batch() and repeat(), got "
             f"{plan.chain.batch or plan.chain.repeat}"
         )
-    plan = Pipeline([*pipeline.stages, AsColumns("to_map_dataset")])._session.plan
+    plan = Pipeline([*pipeline.stages, AsColumns("to_map_dataset")])._iteration.plan
     if path is not None:
         _write(plan, Path(path).absolute(), None)
         return MapDataset(path)

@@ -103,7 +103,7 @@ def write_memmap(
     )  # fmt: skip
     cut = num_files, rows_per_file, overwrite
     if isinstance(source, Pipeline) and not _makes_batches(source):
-        count = source._session.plan.counts
+        count = source._iteration.plan.counts
         rows = int(count.end(1)) if count.known else None
         named = dtypes, ragged, names, _same_length(length, rows)
         opened = partial(EpochArrays, source, "write_memmap", named)
@@ -113,7 +113,7 @@ def write_memmap(
         rows, blocks = _blocks(source, ragged, batched)
         length = _same_length(length, rows)
         groups = ArrayGroups(blocks, (dtypes, ragged, names, length))
-        read = source._session.plan.inputs.source if isinstance(source, Pipeline) else None
+        read = source._iteration.plan.inputs.source if isinstance(source, Pipeline) else None
         write_once(groups, read, length, path, form, *cut, storage_options)
     place = place_at(path, "write_memmap", storage_options)
     if not isinstance(place, LocalPlace):
@@ -132,7 +132,7 @@ def _same_length(length: int | None, rows: int | None) -> int | None:
 
 
 def _makes_batches(pipe: Pipeline) -> bool:
-    chain = pipe._session.plan.chain
+    chain = pipe._iteration.plan.chain
     if chain.endless:
         raise ConfigError(f"write_memmap() writes one epoch: leave out {chain.repeat}")
     return chain.batch is not None or any(stage.role == "finish" for stage in chain.after)
@@ -202,6 +202,6 @@ def _blocks(
 
 def _of_batches(pipe: Pipeline) -> Iterator[Arrays]:
     whole = Pipeline([stage for stage in pipe.stages if stage.role != "shard"], (0, 1))
-    if any(stage.role == "finish" for stage in whole._session.plan.chain.after):
+    if any(stage.role == "finish" for stage in whole._iteration.plan.chain.after):
         return of_batches(tuple(item) if isinstance(item, list) else item for item in whole)
     return of_rows(row for batch in whole for row in batch)

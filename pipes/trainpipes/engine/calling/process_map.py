@@ -1,9 +1,6 @@
-"""Worker processes for ``map(method="process")``.
-
-A thread of the parent gives each process a few rows at a time and waits for the results. Processes
-start with the first rows; they end after a minute without any, with the pipeline, or with their
-parent. Any thread may submit rows.
-"""
+"""Worker processes for ``map(method="process")``, each with a thread of the parent that gives it
+rows. They start with the first rows, and end after a minute without any, or with the pipeline or
+their parent. Any thread may submit rows."""
 
 from __future__ import annotations
 
@@ -38,13 +35,13 @@ from trainpipes.errors import ConfigError, TrainpipesError, WorkerError
 
 #: Seconds without rows after which the processes end.
 IDLE = 60.0
-#: Seconds that a process which is to end is waited for before it is killed.
+#: Seconds until a process that should end is killed.
 PATIENCE = 5.0
 
-#: The process that imported this. The server that forks for it does not serve its forks.
+#: The process that imported this; its fork server does not serve its forks.
 HOME = os.getpid()
 
-#: Where an answer goes, and the rows. Once nobody waits for the answer, the rows are dropped.
+#: Where an answer goes, and the rows, which are dropped once nobody waits.
 Task = tuple["ref[SimpleQueue[Answer]]", Message]
 
 NO_PICKLE = (pickle.PicklingError, AttributeError, TypeError)
@@ -57,7 +54,7 @@ class ProcessMap:
         self.pid = os.getpid()
         self._call = call
         self._count = workers
-        if method is None:  # no fork, which copies locks that other threads hold
+        if method is None:  # not fork, which copies locks of other threads
             there = "forkserver" in multiprocessing.get_all_start_methods()
             method = "forkserver" if there and self.pid == HOME else "spawn"
         self._context: Any = multiprocessing.get_context(method)
@@ -72,14 +69,12 @@ class ProcessMap:
         _maps.add(self)
 
     def start(self) -> None:
-        """Start the missing processes, without waiting for them; raises ConfigError if the function
-        does not pickle."""
+        """Start the missing processes, without waiting for them."""
         with self._lock:
             self._start_missing()
 
     def submit(self, items: Sequence[Any], words: Words | None) -> Callable[[], Answer]:
-        """Submit rows with the words of their generators. Returns a function that waits for the
-        answer; to drop it is to cancel."""
+        """Returns a function that waits for the answer; to drop it is to cancel."""
         try:
             message = pickled((items, words))
         except NO_PICKLE as error:
@@ -135,8 +130,8 @@ class ProcessMap:
         return None
 
     def lost(self, worker: _Worker, error: BaseException, task: Task | None = None) -> None:
-        """Note that a worker's process has died; ``task`` came too late for it, and goes to others.
-        If none is left, all that wait get ``error``; the next rows start another."""
+        """Note that a worker's process has died; ``task`` goes to another. If none is left, all
+        that wait get ``error``."""
         with self._lock:
             self._workers.remove(worker)
             if task is not None:
@@ -221,7 +216,7 @@ class _Worker(threading.Thread):
                 break
             try:
                 found = self._call(task[1])
-            except BaseException as error:  # whoever waits must not wait for ever
+            except BaseException as error:
                 self._end_process()
                 found = [], error
             if self._process is None:

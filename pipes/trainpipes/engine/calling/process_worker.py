@@ -29,10 +29,10 @@ from trainpipes.columns.lone_copy import is_plain
 from trainpipes.engine.calling.row_call import RowCall
 from trainpipes.errors import DataError, WorkerError
 
-#: Seconds that a function may go on after the parent has hung up or died.
+#: Seconds that a function may run on after its parent has ended.
 GRACE = 0.5
-#: Bytes from which on an array travels beside the pickle: two copies fewer, for one more system call. Without
-#: it a worker and its parent spend 0.1 ms of processor time more on an array of 442 KB.
+#: Bytes from which on an array travels out of band: two copies fewer for one more system call. That
+#: saves 0.1 ms of CPU time for an array of 442 KB.
 LARGE = 1 << 14
 
 #: A pickle, and the buffers that it leaves out.
@@ -95,11 +95,10 @@ def _read(sender: socket.socket, size: int) -> memoryview:
 def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     """Call a function for the rows that the parent sends, until it hangs up or dies.
 
-    The first message back is None, or why the function can't be used; then each message with rows
-    gets one answer. ``call`` is pickled unless this process is a fork; ``row``, in shared memory,
-    says which row is at work.
+    The first answer is None, or why the function can't be used. ``call`` is pickled unless this
+    process is a fork; ``row``, in shared memory, says which row is at work.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and hangs up
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this
     # Copies of one process would draw the same numbers otherwise.
     random.seed()
     np.random.seed()

@@ -27,7 +27,7 @@ from trainpipes.engine.pool import Pool
 from trainpipes.errors import DataError
 from trainpipes.kinds.global_draws import DrawWatch
 
-#: Results for the first rows, and what the function raised for the next one, if it did.
+#: Results for the first rows, and the error at the next one.
 Answer = tuple[list[Any], BaseException | None]
 #: The upper counter words of some items: uint64 ``[items, 3]``.
 Words = npt.NDArray[np.uint64]

@@ -1,6 +1,6 @@
 """What users iterate, with a state before and after every item.
 
-session            where a pipeline or a Loader stands
+iteration_state    where a pipeline or a Loader stands
 epoch_iterator     what users iterate
 one_pass           one pass over a plan, and its state
 epoch_counter      which pass is next, agreed by processes that share a pipeline

@@ -17,12 +17,12 @@ from trainpipes.errors import TopologyError
 #: The least of one integer of each rank.
 Agreement = Callable[[int], int]
 
-#: For a rank that comes late to an agreement, because its batches take long.
+#: How long to wait for a rank whose batches take long.
 TIMEOUT = timedelta(minutes=30)
 
 #: By the default group and the members.
 _groups: dict[tuple[Any, tuple[int, ...]], dist.ProcessGroupGloo] = {}
-# Their threads end while the interpreter is whole: later, the process may be aborted.
+# Their threads must end before the interpreter does: later the process may be aborted.
 atexit.register(_groups.clear)
 
 
@@ -35,7 +35,7 @@ def agreement_over(topology: Topology) -> Agreement:
     if not (dist.is_available() and dist.is_initialized()):
         raise TopologyError(
             "row counts of this pipeline are not known in advance, so that its ranks must agree where an "
-            "epoch ends, and torch.distributed is not initialised: call init_process_group() first, or "
+            "epoch ends, and torch.distributed is not initialized: call init_process_group() first, or "
             "add .repeat() and count steps"
         )
     members = topology.members or tuple(range(dist.get_world_size()))
@@ -48,7 +48,7 @@ def agreement_over(topology: Topology) -> Agreement:
     world = dist.group.WORLD
     if (world, members) not in _groups:
         for known in [known for known in _groups if known[0] is not world]:
-            del _groups[known]  # of a world that is no more
+            del _groups[known]  # of an earlier world
         _groups[world, members] = _group(members)
     group = _groups[world, members]
     options = dist.AllreduceOptions()
@@ -63,11 +63,9 @@ def agreement_over(topology: Topology) -> Agreement:
 
 
 def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
-    """A gloo group that only its members have to make.
-
-    ``dist.new_group(use_local_synchronization=True)`` names the group after the number of groups
-    that a process is in, and hangs where members are in different numbers of them.
-    """
+    """A gloo group that only its members have to make:
+    ``dist.new_group(use_local_synchronization=True)`` hangs where members are in different numbers
+    of groups."""
     name = "trainpipes/agreement/" + "-".join(map(str, members))
     rank = members.index(dist.get_rank())
     return dist.ProcessGroupGloo(

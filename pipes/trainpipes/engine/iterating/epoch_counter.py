@@ -31,7 +31,7 @@ _REMEMBERED = 64
 
 class _Claim(Structure):
     _fields_: ClassVar = [
-        ("shared", c_int64 * 3),  # what they have in common
+        ("shared", c_int64 * 3),
         ("number", c_int64),
         ("load", c_int64),  # that it starts from
     ]
@@ -40,11 +40,11 @@ class _Claim(Structure):
 class _Numbers(Structure):
     _fields_: ClassVar = [
         ("upcoming", c_int64),  # the next pass's number
-        ("loaded", c_int64),  # the load that the next pass starts from, 0 if from none
+        ("loaded", c_int64),  # the load of the next pass, or 0
         ("loads", c_int64),  # how many there were
-        ("offset", c_int64),  # to be added to the number that ``set_epoch`` is given
+        ("offset", c_int64),  # added to the number given to ``set_epoch``
         ("named", c_int64),  # what ``set_epoch`` was given for the next pass, -1 if nothing
-        ("elsewhere", c_int64),  # 1 if the last pass to begin was of workers or of a ``Loader``
+        ("elsewhere", c_int64),  # whether the last pass was of workers or of a ``Loader``
         ("claims", c_int64),  # how many passes workers claimed
         ("claimed", _Claim * _REMEMBERED),  # the last ones of them
     ]
@@ -83,7 +83,7 @@ def _before_fork() -> None:
         _lock.share()
         for counter in list(_counters):
             counter.share()
-    except OSError:  # without shared memory there are no workers either
+    except OSError:  # without shared memory there are no workers
         pass
 
 
@@ -137,12 +137,12 @@ class EpochCounter:
     def after(self, number: int) -> int:
         return number + 1 if self.fixed is None else self.fixed
 
-    def here(self) -> None:
+    def begin_here(self) -> None:
         self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
-        """Let the next pass start from a loaded position, at the start of ``epoch`` or ``within``
-        it. Returns the number of this load."""
+        """Let the next pass start from a loaded position, ``within`` an epoch or at its start.
+        Returns the number of this load."""
         with self._lock:
             now = self.now
             now.loads += 1
@@ -166,8 +166,8 @@ class EpochCounter:
             now.named = epoch
 
     def claim(self, own: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The next pass's number and load, for a process that reads by itself. ``own``: both, where
-        an iterator has its own; a load that waits still applies to the pass after."""
+        """The next pass's number and load, for a process that reads by itself; ``own`` where an
+        iterator has its own."""
         with self._lock:
             self.now.elsewhere = 0
             if own is not None:
@@ -176,9 +176,8 @@ class EpochCounter:
                 self.now.upcoming = own[0]
             return self._claim()
 
-    def outrun(self, number: int, load: int) -> None:
-        """A ``Loader`` over this pipeline begins a pass, from ``load`` if that is one of the
-        pipeline's."""
+    def begin_in_loader(self, number: int, load: int) -> None:
+        """A ``Loader`` begins a pass, from ``load`` if that is one of this pipeline's."""
         with self._lock:
             now = self.now
             if now.loaded in (0, load):
@@ -190,7 +189,7 @@ class EpochCounter:
             found = self._find(shared) or self._enter(shared, *self._claim())
             return int(found.number), int(found.load)
 
-    def settle(self, shared: Shared, number: int) -> None:
+    def set_number(self, shared: Shared, number: int) -> None:
         with self._lock:
             now = self.now
             found = self._find(shared) or self._enter(shared, -1, 0)

@@ -8,9 +8,9 @@ from torch.utils.data import get_worker_info
 
 from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.epoch_counter import Shared, shared_by_workers
+from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.lookahead import Lookahead
-from trainpipes.engine.iterating.one_pass import OneAtATime, OnePass
-from trainpipes.engine.iterating.session import Session
+from trainpipes.engine.iterating.one_pass import IteratorLock, OnePass
 from trainpipes.engine.iterating.worker_end import end_in_peace
 from trainpipes.engine.iterating.worker_iterator import SERIAL, RunOptions
 from trainpipes.errors import StateError
@@ -24,14 +24,14 @@ class EpochIterator:
     ``next`` on. Use it from one thread at a time.
     """
 
-    def __init__(self, session: Session, options: RunOptions) -> None:
-        #: The pass: as it is once it is taken, till then as it would be if it was taken now.
+    def __init__(self, iteration: IterationState, options: RunOptions) -> None:
+        #: The pass; until it is claimed, as it would be if it was claimed now.
         self._current: OnePass | None = None
-        self._session = session
-        self._one_at_a_time = OneAtATime()
-        #: The load that was given to this iterator, and where its state says to start.
+        self._iteration = iteration
+        self._iterator_lock = IteratorLock()
+        #: This iterator's own load, and where its state says to start.
         self._own: tuple[int, Position] | None = None
-        self._is_taken = False  # whether the pass is: the next one is another
+        self._is_taken = False  # whether the pass is claimed
         #: What gives its items after the first one.
         self._rest: Lookahead | None = None
         self._info = get_worker_info()
@@ -40,10 +40,10 @@ class EpochIterator:
         #: How items are made.
         self._options = options if self._info is None else SERIAL
         if self._info is None:
-            session.passes.here()
+            iteration.passes.begin_here()
         else:
-            self._shared = shared_by_workers(self._info, session.iterated)
-            session.iterated += 1
+            self._shared = shared_by_workers(self._info, iteration.iterated)
+            iteration.iterated += 1
 
     def __iter__(self) -> EpochIterator:
         return self
@@ -51,17 +51,17 @@ class EpochIterator:
     def __next__(self) -> Any:
         held = True
         try:
-            if not self._one_at_a_time.take(False):
+            if not self._iterator_lock.take(False):
                 held = False
-                self._one_at_a_time.wait()
+                self._iterator_lock.wait()
                 held = True
             rest = self._rest
             asked = perf_counter()
             item = self._first() if rest is None else next(rest)
             if self._info is None:
-                session = self._session
-                session.last = self._current
-                session.wait_seconds += perf_counter() - asked
+                iteration = self._iteration
+                iteration.last = self._current
+                iteration.wait_seconds += perf_counter() - asked
             return item
         except StopIteration:
             if self._current is not None:
@@ -70,7 +70,7 @@ class EpochIterator:
             raise
         finally:
             if held:
-                self._one_at_a_time.done()
+                self._iterator_lock.done()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -96,20 +96,20 @@ class EpochIterator:
         """
         held = True
         try:
-            if not self._one_at_a_time.take(False):
+            if not self._iterator_lock.take(False):
                 held = False
-                self._one_at_a_time.wait()
+                self._iterator_lock.wait()
                 held = True
             if self._rest is None or self._current is None:  # none was given
                 return False
             return self._current.is_last()
         finally:
             if held:
-                self._one_at_a_time.done()
+                self._iterator_lock.done()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: a flat dict of integers and strings."""
-        with self._one_at_a_time.between_items():
+        with self._iterator_lock.between_items():
             current = self._begin()
         return current.state(turn=self._info is not None)
 
@@ -119,28 +119,28 @@ class EpochIterator:
         Raises:
             StateError: it does not fit the pipeline.
         """
-        with self._one_at_a_time.between_items():
+        with self._iterator_lock.between_items():
             if self._shared is None:
-                self._own = self._session.place(state)
+                self._own = self._iteration.place(state)
             else:
-                self._own = 0, self._session.parse(state)
-                self._session.passes.settle(self._shared, self._own[1].epoch)
+                self._own = 0, self._iteration.parse(state)
+                self._iteration.passes.set_number(self._shared, self._own[1].epoch)
             if self._current is not None and self._options.workers is not None:
                 self._current.close()
             self._current = self._rest = None
             self._is_taken = False
 
     def _first(self) -> Any:
-        session = self._session
+        iteration = self._iteration
         current = self._begin()
         if not self._is_taken:  # what can't be begun was not claimed
-            self._current = current = self._open(session.claim(self._own))
-            session.begun.add(current)
-            session.last = current
+            self._current = current = self._open(iteration.claim(self._own))
+            iteration.begun.add(current)
+            iteration.last = current
         self._is_taken = True
         item = next(current)
         if current.epoch != current.position.epoch:  # there was nothing left of it
-            session.passes.go_on(current.epoch, self._shared)
+            iteration.passes.go_on(current.epoch, self._shared)
         self._rest = current.items
         return item
 
@@ -148,33 +148,35 @@ class EpochIterator:
         """The pass as it is, or as it would be if it was taken now."""
         if self._is_taken and self._current is not None:
             return self._current
-        session, own = self._session, self._own
+        iteration, own = self._iteration, self._own
         if self._shared is not None:
             self._current = self._begin_worker(self._shared)
             self._is_taken = True
         else:
             self._current = self._open(
-                session.upcoming() if own is None else session.loaded(own[1])
+                iteration.upcoming() if own is None else iteration.loaded(own[1])
             )
         return self._current
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
-        session, lock = self._session, self._one_at_a_time
-        topology = session.topology()
-        after = session.passes.after
-        return OnePass(session.plan, topology, position, origin, go_on, self._options, lock, after)
+        iteration, lock = self._iteration, self._iterator_lock
+        topology = iteration.topology()
+        after = iteration.passes.after
+        return OnePass(
+            iteration.plan, topology, position, origin, go_on, self._options, lock, after
+        )
 
     def _begin_worker(self, shared: Shared) -> OnePass:
-        session, own = self._session, self._own
-        placing = session.plan.chain.place_stages
+        iteration, own = self._iteration, self._own
+        placing = iteration.plan.chain.device_stages
         if placing:
             warn_once(
                 f"{placing[0]} runs in the process that trains, not in a worker of a plain "
                 "DataLoader: pass pin_memory=True to the DataLoader, or use trainpipes.Loader"
             )
         if own is None:
-            return self._open(session.start(*session.passes.join(shared)))
-        position, topology = session.loaded(own[1]), session.topology()
+            return self._open(iteration.start(*iteration.passes.join(shared)))
+        position, topology = iteration.loaded(own[1]), iteration.topology()
         turn = json.loads(position.extra.get("turn", "{}"))
         saved = turn.get("worker", topology.worker), turn.get("num_workers", topology.num_workers)
         if saved != (topology.worker, topology.num_workers):

@@ -5,7 +5,7 @@ A worker makes the batches of its own shards. Each message covers a stretch of t
 the same for all workers, and may hold none: so any number of workers will do, and a queue's cost is
 paid once for several batches. Stretches start short, so that the first batch comes soon.
 
-``LoaderWorkers`` does not know who iterates: in a cycle of references, processes would outlive
+``LoaderWorkers`` must not refer to who iterates: in a cycle of references, processes would outlive
 their loader.
 """
 
@@ -24,14 +24,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.items import items_of
+from trainpipes.engine.shards.shard_items import items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.format import Position
 
-#: Batches of each worker in a message, at most. More: a queue's cost is paid less often (1 in 8 is
-#: a few per cent already), and more batches are held.
+#: Most batches of a worker in a message: with 8 a queue's cost is a few per cent.
 MOST_BATCHES = 8
 
 
@@ -50,8 +49,8 @@ def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, 
 
 @dataclass(eq=False)
 class WorkerDataset(IterableDataset[WorkerMessage]):
-    """One rank's pass as its workers make it. ``identity`` is set where cursors name it: each
-    worker would otherwise read all data for it."""
+    """One rank's pass as its workers make it; with ``identity`` they need not read all data for
+    it."""
 
     stages: Sequence[Stage]
     source: RowSource | RowStream
@@ -93,7 +92,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
         running = {shard for shard, owner in owners.items() if owner == worker}
         items = items_of(plan, position, running)
         stretch = world * memory.workers
-        # Far enough that it holds back only who is out of step with the others.
+        # Holds back only workers that are out of step.
         most_ahead = (memory.ahead + 2) * MOST_BATCHES * stretch
         m = position.m + (rank - position.m) % world
         length = 1
@@ -125,14 +124,8 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
 
 @dataclass(eq=False)
 class LoaderWorkers:
-    """Starts a ``Loader``'s workers.
-
-    Args:
-        stages: gives the pipeline's stages as workers get them.
-        check: raises if these can't be sent to a process that is not forked.
-        most: how many workers there may be.
-        ahead: messages that each makes ahead.
-    """
+    """Starts a ``Loader``'s workers, at most ``most``. ``check`` raises if the stages can't be sent
+    to a process that is not forked."""
 
     stages: Callable[[], Sequence[Stage]]
     check: Callable[[], None]
@@ -142,7 +135,7 @@ class LoaderWorkers:
     init: Callable[[int], None] | None
     options: dict[str, Any]
     _sent: Sequence[Stage] | None = None
-    #: Processes that can begin another pass, and what they iterate.
+    #: Processes for another pass, and what they iterate.
     _idle: tuple[DataLoader[WorkerMessage], WorkerDataset, WorkerWatch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -151,9 +144,8 @@ class LoaderWorkers:
     def start(
         self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
     ) -> tuple[WorkerMemory, Generator[WorkerMessage]]:
-        """The memory that the workers of a pass share, and their messages, which raise
-        ``WorkerError`` for a dead worker. Throw errors in unpacking at the generator: a dead worker
-        may be why."""
+        """The memory that the workers of a pass share, and their messages. Throw errors in
+        unpacking at the generator: a dead worker may be why."""
         idle, self._idle = self._idle, None
         watch = None
         if idle is not None and not position.m and idle[2].is_well:
@@ -214,6 +206,6 @@ class LoaderWorkers:
 
 def _begin(own: Callable[[int], None] | None, worker: int) -> None:
     end_in_peace()
-    gc.freeze()  # what it shares with its parent is not looked through for garbage, which copies it
+    gc.freeze()  # garbage collection would copy the memory shared with the parent
     if own is not None:
         own(worker)

@@ -18,12 +18,12 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from trainpipes.engine.iterating.agreement import agreement_over
-from trainpipes.engine.iterating.worker_iterator import Standing, WorkerIterator
+from trainpipes.engine.iterating.worker_iterator import ConsumerPosition, WorkerIterator
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
-from trainpipes.kinds.stage_kinds import PlaceStage
+from trainpipes.kinds.stage_kinds import DeviceStage
 
-#: Items that are held at most for ranks to agree on; until there are so many, one more is taken than given.
+#: Most items that are held for ranks to agree on; the number grows by one an item.
 AHEAD = 16
 _NONE_MISSING = (1 << 62) - 1
 
@@ -35,7 +35,7 @@ class _Taken:
 
     item: Any
     error: Exception | None
-    state: Standing
+    state: ConsumerPosition
     give: Callable[[], Any] | None = None
 
 
@@ -56,21 +56,20 @@ class Lookahead:
         source: WorkerIterator,
         topology: Topology,
         origin: int,
-        stages: Sequence[PlaceStage] = (),
+        stages: Sequence[DeviceStage] = (),
     ) -> None:
         self._source = source
         self._topology = topology
         self._origin = origin
         self._stages = stages
-        #: Items that are begun beyond the one that is given.
+        #: Items begun ahead of the one given.
         self._depth = max((stage.ahead for stage in stages), default=0)
         self._taken: deque[_Taken] = deque()
-        #: After the last item given; ``moved`` has what the owner was not told yet. None till one is taken.
-        self._last: Standing | None = None
-        self._agrees = source.ends_at_holes
-        #: How many items a rank holds that has not failed, and on how many of them all ranks agreed: the same
-        #: on all ranks. After each item there is one at least, so that one rank alone may ask whether that
-        #: was the last.
+        #: After the last item given, with what moved since the last ``state()``.
+        self._last: ConsumerPosition | None = None
+        self._agrees = source.ends_together
+        #: How many items a rank without an error holds, and on how many all ranks agreed: the same on
+        #: all ranks. One is always left, so that one rank alone may call ``is_last``.
         self._held = self._agreed = 0
         self._ends = False
         self._raised: Exception | None = None
@@ -184,10 +183,10 @@ class Lookahead:
     def _begun(self, item: Any) -> Callable[[], Any]:
         try:
             return _begin(self._stages, item)
-        except Exception:  # it is tried again, and raised, when the item is due
+        except Exception:  # raised again when the item is due
             return lambda: _placed(self._stages, item)
 
-    def state(self) -> Standing:
+    def state(self) -> ConsumerPosition:
         last = self._last
         if last is None:
             return self._source.state()
@@ -199,7 +198,7 @@ class Lookahead:
         self._taken.clear()
 
 
-def _begin(stages: Sequence[PlaceStage], item: Any) -> Callable[[], Any]:
+def _begin(stages: Sequence[DeviceStage], item: Any) -> Callable[[], Any]:
     for number, stage in enumerate(stages):
         if stage.ahead:
             ready, later = stage.begun(item), stages[number + 1 :]
@@ -208,7 +207,7 @@ def _begin(stages: Sequence[PlaceStage], item: Any) -> Callable[[], Any]:
     return lambda: item
 
 
-def _placed(stages: Sequence[PlaceStage], item: Any) -> Any:
+def _placed(stages: Sequence[DeviceStage], item: Any) -> Any:
     for stage in stages:
         item = stage.place(item)
     return item

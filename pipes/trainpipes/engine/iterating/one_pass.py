@@ -10,8 +10,8 @@ from typing import Any
 from trainpipes.engine.iterating.lookahead import Lookahead
 from trainpipes.engine.iterating.worker_iterator import (
     SERIAL,
+    ConsumerPosition,
     RunOptions,
-    Standing,
     WorkerIterator,
 )
 from trainpipes.engine.planning.plan import Plan
@@ -19,9 +19,9 @@ from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position, render
 
 
-class OneAtATime:
+class IteratorLock:
     """Held while an iterator makes an item. A second thread that asks meanwhile is refused, as by a
-    generator: items would be repeated and lost.
+    generator.
 
     An iterator calls ``take`` within a ``try``, and if that is False ``wait``; then ``done``.
     Signal handlers run after calls, so Ctrl-C does not leave it held.
@@ -81,7 +81,7 @@ class OnePass:
         origin: int | None = None,
         go_on: bool = False,
         options: RunOptions = SERIAL,
-        one_at_a_time: OneAtATime | None = None,
+        iterator_lock: IteratorLock | None = None,
         after: Callable[[int], int] = lambda number: number + 1,
         together: bool = False,
     ) -> None:
@@ -93,25 +93,25 @@ class OnePass:
         self.origin = position.m if origin is None else origin
         #: Whether it has no more items.
         self.ended = False
-        #: Whether the iterator that gave its items is no more.
+        #: Whether its iterator is gone.
         self.left = False
-        self.one_at_a_time = one_at_a_time or OneAtATime()
+        self.iterator_lock = iterator_lock or IteratorLock()
         self._may_go_on = go_on and position.m > 0
         self._together = together
         self._open(position)
 
     def _open(self, start: Position) -> None:
         self._start = start
-        #: The number of the pass that is under way.
+        #: The number of the current pass.
         self.epoch = start.epoch
         self._cursors: dict[int, str] = {}
         plan, topology = self._plan, self._topology
         consumer = WorkerIterator(plan, topology, start, self.origin, self.options)
-        stages = plan.chain.place_stages if self.options.places else ()
+        stages = plan.chain.device_stages if self.options.places else ()
         #: Gives the items, up to where all ranks end together.
         self.items = Lookahead(consumer, topology, self.origin, stages)
-        consumer.ends_at_holes |= self._together and consumer.may_end_at_holes
-        # All workers of a rank begin the next pass then, also those that are not asked for anything yet.
+        consumer.ends_together |= self._together and consumer.may_end_together
+        # All workers of a rank begin the next pass together, asked or not.
         if self._may_go_on and plan.counted and topology.first(start.m) >= consumer.end:
             self._go_on()
 
@@ -131,7 +131,7 @@ class OnePass:
             return False
         return self.items.is_last(self._topology.world_size * self._topology.num_workers == 1)
 
-    def standing(self) -> Standing:
+    def consumer_position(self) -> ConsumerPosition:
         """Where it stands after the last item given; notes whose cursors moved."""
         state = self.items.state()
         self._cursors.update(state.moved)
@@ -167,8 +167,8 @@ class OnePass:
         if turn:
             who = {"worker": topology.worker, "num_workers": topology.num_workers}
             extra["turn"] = json.dumps({**who, "origin": self.origin}, separators=(",", ":"))
-        with self.one_at_a_time.between_items():
-            state, plan, start = self.standing(), self._plan, self._start
+        with self.iterator_lock.between_items():
+            state, plan, start = self.consumer_position(), self._plan, self._start
             cursors = self._cursors
             if state.over and not (turn or ends):
                 after = self._after(start.epoch)
@@ -179,15 +179,14 @@ class OnePass:
             return render(position, plan.identity, cursors)
 
     def was_left_unfinished(self) -> bool:
-        """Whether the iterator is gone and did not reach the end. Where the number of items is
-        unknown, it is at the end only after a call for one more."""
+        """Whether the iterator is gone and did not reach the end."""
         if not self.left or self.ended:
             return False
         return not (self._plan.counts.known and self.items.state().over)
 
     @property
     def gave_one_step(self) -> bool:
-        return self.standing().m <= self.position.m + self._topology.world_size
+        return self.consumer_position().m <= self.position.m + self._topology.world_size
 
     def close(self) -> None:
         self.items.close()

@@ -22,7 +22,7 @@ from trainpipes._internal.text import how_ended
 from trainpipes.engine.iterating.worker_message import WorkerMemory
 from trainpipes.errors import WorkerError
 
-#: Seconds that a worker waits at its end for the thread that sends.
+#: Seconds that a worker's end waits for its sending thread.
 SENDING = 0.2
 #: The name that ``multiprocessing.Queue`` gives that thread.
 SENDER = "QueueFeederThread"
@@ -49,9 +49,9 @@ def _register() -> None:
 
 def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    if parent is None or parent.pid is None:  # what started this worker is not multiprocessing
+    if parent is None or parent.pid is None:  # not started by multiprocessing
         return
-    # The sentinel is a pipe, which others hold open that the parent has forked, and who may live on.
+    # The sentinel is a pipe, which other children of the parent may hold open.
     watched: list[Any] = [parent.sentinel]
     with suppress(AttributeError, OSError):  # not on Linux, or not allowed
         watched.append(os.pidfd_open(parent.pid))
@@ -74,16 +74,15 @@ def _leave() -> None:
                 os._exit(0)
 
 
-#: Seconds after an error in which a worker is seen to have died.
+#: Seconds after an error to see that a worker has died.
 PATIENCE = 1.0
-#: Seconds that a function may go on in a worker that is to end.
+#: Seconds that a function may run on in a worker that should end.
 GRACE = 0.5
 
 
 class WorkerWatch:
     """A thread that ends all workers where one dies: that one may hold a lock that they share, or
-    have sent half a message. torch would ask every 5 seconds, or raise from a signal's handler,
-    wherever the program is."""
+    have sent half a message."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches
@@ -126,12 +125,10 @@ class WorkerWatch:
     def end(self) -> None:
         batches, workers = self._batches, self._workers
         ended, batches._shutdown = batches._shutdown, True
-        if (
-            ended or self._pid != os.getpid()
-        ):  # they are those of the process that has forked this one
+        if ended or self._pid != os.getpid():  # a fork: the workers are its parent's
             return
         try:
-            if not self._died:  # who has died may hold the event's lock
+            if not self._died:  # a dead worker may hold the event's lock
                 batches._workers_done_event.set()
                 for queue in batches._index_queues:
                     queue.put(None)

@@ -1,5 +1,5 @@
-"""The items of one worker of one rank, in global order, and where it then stands. Owns the threads
-that work ahead; used by the thread that iterates."""
+"""The items of one worker of one rank, in global order. Owns the threads that work ahead; used by
+the thread that iterates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
-from trainpipes.engine.shards.items import ItemRows, Items, items_of
+from trainpipes.engine.shards.shard_items import ItemRows, Items, items_of
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource
@@ -40,7 +40,7 @@ class RunOptions:
 SERIAL = RunOptions()
 
 
-class Standing(NamedTuple):
+class ConsumerPosition(NamedTuple):
     """Where a consumer stands after the last item that it gave.
 
     Args:
@@ -73,7 +73,7 @@ class WorkerIterator:
         self._first = position
         self._origin = origin
         self._started = False
-        self._over = False  # whether it has said that there are no more items
+        self._over = False
         self._num_shards = plan.chain.num_shards
         self._options = options
         self._items: Items | None = None
@@ -81,21 +81,20 @@ class WorkerIterator:
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
         self._next = topology.next_slot(position.m, origin)
-        #: Whether it ends before the first batch that is missing, as all ranks do; else it passes over
-        #: shards that have ended, and gives all.
-        self.may_end_at_holes = plan.counts.ends_unevenly and not plan.chain.ragged
-        self.ends_at_holes = self.may_end_at_holes and topology.world_size > 1
-        #: The number before which it ends; inf where that is not known.
+        #: Whether it ends at the first missing batch, with all ranks; else it gives what is left.
+        self.may_end_together = plan.counts.ends_unevenly and not plan.chain.ragged
+        self.ends_together = self.may_end_together and topology.world_size > 1
+        #: The batch at which it ends; inf if unknown.
         self.end = plan.counts.end(topology.world_size, origin)
         self._own = topology.shards(origin, plan.chain.num_shards)
         ended = {shard for shard, cursor in position.cursors.items() if "ended" in cursor}
         self._running = set(self._own) - ended
         self._gave = False  # whether it gave an item
-        #: Of the item given last, where that is kept.
+        #: Of the item given last, with ``with_rows``.
         self.rows: ItemRows | None = None
-        #: The batch that it is.
+        #: Its batch number.
         self.m: int | None = None
-        #: Whether a state has cursors, and those of which shards moved since it was asked for.
+        #: Whether a state has cursors, and which shards moved since the last state.
         self._has_cursors = not plan.counted
         self._moved = set(self._own) if self._has_cursors else set()
         if self._has_cursors:
@@ -113,7 +112,7 @@ class WorkerIterator:
                 self._moved.add(shard)
             if item is ENDED:
                 self._running.discard(shard)
-                if self.ends_at_holes:
+                if self.ends_together:
                     self.end = m
                     break
             self._next += self._stride
@@ -151,19 +150,19 @@ class WorkerIterator:
             return WorkerReceiver(options.workers, plan, self._topology, self._first)
         ours = not plan.runs_user_code
         threads = default_threads() if options.threads is None else options.threads
-        # The thread that iterates calls functions that are not ours, unless threads were asked for.
+        # The thread that iterates calls user functions, unless threads were asked for.
         alone = not ours and (options.threads is None or plan.in_caller)
         if threads:
-            # A function that is not ours is not called by two threads at once.
+            # Two threads never call a user function at once.
             self._pool = Pool(threads if ours or alone else 1, shares=ours or alone)
             finalize(self, self._pool.close)
         return items_of(plan, self._first, self._own, self._pool, alone, options.with_rows)
 
-    def state(self) -> Standing:
+    def state(self) -> ConsumerPosition:
         moved = {shard: self.items.cursor_text(shard) for shard in self._moved}
         self._moved.clear()
         over = self._plan.counts.known and (self._over or self._m >= self.end)
-        return Standing(self._m, self._next, over, moved)
+        return ConsumerPosition(self._m, self._next, over, moved)
 
     def close(self) -> None:
         if self._pool is not None:

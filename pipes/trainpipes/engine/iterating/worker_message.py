@@ -23,9 +23,9 @@ from torch._utils import ExceptionWrapper
 from trainpipes.engine.shards.shard_iterator import ENDED
 from trainpipes.errors import DataError
 
-#: Bytes of several batches in one message. Larger: fewer messages, more memory.
+#: Most bytes of several batches in one message.
 MOST_BYTES = 8 << 20
-#: Tensors of this many bytes or more travel by themselves.
+#: Bytes from which on torch sends a tensor.
 ALONE_BYTES = 1 << 20
 #: Where a tensor may start.
 ALIGNED = 64
@@ -36,8 +36,8 @@ _EPOCH, _DUE, _UNPACKED = range(3)
 
 
 class Packed(NamedTuple):
-    """A batch on its way. ``values``: bytes of each small tensor, or where they begin and end in
-    shared memory; ``size``: bytes with large tensors."""
+    """A batch on its way. ``values``: bytes of each small tensor, or their place in shared
+    memory."""
 
     pickled: bytes
     values: list[Any]
@@ -71,9 +71,9 @@ class WorkerMessage:
 
 
 class WorkerMemory:
-    """What a ``Loader`` shares with its workers: a few numbers, and room for batches, which only
-    forked workers see. A worker fills its places in turn; one is free again once the parent has
-    unpacked its message."""
+    """Numbers that a ``Loader`` shares with its workers, and room for batches, which only forked
+    workers see. A worker fills its places in turn; one is free again once the parent has unpacked
+    its message."""
 
     def __init__(self, workers: int, ahead: int) -> None:
         self.workers = workers
@@ -81,7 +81,7 @@ class WorkerMemory:
         self._numbers: Any = sharedctypes.RawArray("q", _UNPACKED + 2 * workers)
         self._numbers[_EPOCH] = -1
         self._numbers[_UNPACKED + workers :] = [-1] * workers
-        # Pages that no message comes to are never there.
+        # Unused pages take no memory.
         self._map: Any = mmap.mmap(-1, workers * (self.ahead + 1) * MOST_BYTES)
         self._room: Any = memoryview(self._map)
 

@@ -9,7 +9,7 @@ from torch._utils import ExceptionWrapper
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.items import Items, items_of
+from trainpipes.engine.shards.shard_items import Items, items_of
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import WorkerError
 from trainpipes.state.format import Position
@@ -35,7 +35,7 @@ class WorkerReceiver:
         self._own = topology.shards(position.m, position.num_shards)
         self._started: tuple[WorkerMemory, Generator[WorkerMessage]] | None = None
         self._error: Exception | None = None  # what was raised
-        #: What has arrived, by m, each with its shard's cursor after it.
+        #: Items by m, each with its shard's cursor after it.
         self._ready: dict[int, tuple[Any, str]] = {}
         self._cursors: dict[int, str] = {}  # by shard, after what was taken
 
@@ -58,8 +58,8 @@ class WorkerReceiver:
 
     def _receive(self, due: int) -> None:
         if self._started is None:
-            # Schemas that are not known yet are found in the workers: a function that opens a file when it
-            # is first called must not do so here, before they are forked.
+            # The workers find schemas: a function that opens a file on its first call must not do so
+            # here, before they are forked.
             useful = min(self._workers.most, len(self._own))
             self._started = self._workers.start(self._plan, self._ranks, useful, self._position)
         memory, messages = self._started

@@ -14,11 +14,11 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
-    CutStage,
-    DealStage,
-    OrderStage,
-    PlaceStage,
+    DeviceStage,
+    RegroupStage,
     RepeatStage,
+    ShardStage,
+    ShuffleStage,
     Source,
 )
 from trainpipes.storage.caching.block_cache import DropHoles
@@ -27,11 +27,8 @@ S = TypeVar("S", bound=Stage)
 
 
 def arrange(written: Sequence[Stage]) -> Chain:
-    """The chain of some stages, whose instances then belong to it.
-
-    Raises:
-        ConfigError: they do not make a pipeline; says which stage, and where it can stand.
-    """
+    """The chain of some stages, whose instances then belong to it. Raises ConfigError where they
+    make no pipeline."""
     stages: list[Any] = []
     for stage in written:
         stages.append(stage.resolve(stages))
@@ -69,9 +66,9 @@ def arrange(written: Sequence[Stage]) -> Chain:
 
 
 def _on_files(chain: Chain, stage: Stage) -> Chain:
-    if isinstance(stage, DealStage):
+    if isinstance(stage, ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
-    shuffles = isinstance(stage, OrderStage) and stage.order is None
+    shuffles = isinstance(stage, ShuffleStage) and stage.order is None
     if not shuffles and stage.name != "filter":
         raise ConfigError(
             f"{stage} works on rows, and here there are only file paths; put it after "
@@ -112,17 +109,17 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     """The chain with a stage above it. ``cut_later``: whether this one, or one above it, makes new
     batches or packed rows."""
     after = (*chain.after, stage)
-    if isinstance(stage, OrderStage):
+    if isinstance(stage, ShuffleStage):
         return _shuffled(chain, stage)
-    if isinstance(stage, DealStage):
+    if isinstance(stage, ShardStage):
         return replace(chain, shard=_once(chain.shard, stage))
     if isinstance(stage, BatchingStage):
         rolling, batch = chain.repeat is not None, _once(chain.batch, stage)
         return replace(chain, batch=batch, rolling=rolling, after=after)
     if isinstance(stage, RepeatStage):
         return replace(chain, repeat=_once(chain.repeat, stage))
-    if isinstance(stage, PlaceStage):
-        return replace(chain, place_stages=(*chain.place_stages, stage))
+    if isinstance(stage, DeviceStage):
+        return replace(chain, device_stages=(*chain.device_stages, stage))
     if stage.role == "pack":
         if chain.batch is not None:
             raise ConfigError(f"{stage} works on rows: put it before {chain.batch.name}()")
@@ -138,7 +135,7 @@ def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
     )
 
 
-def _shuffled(chain: Chain, stage: OrderStage) -> Chain:
+def _shuffled(chain: Chain, stage: ShuffleStage) -> Chain:
     if chain.batch is not None:
         raise ConfigError(f"{stage} orders rows: put it before batch()")
     packed = next((s for s in chain.after if s.role == "pack"), None)
@@ -170,7 +167,9 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     above: Stage | None = chain.batch or chain.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        above = next((s for s in chain.after if s.role != "rows" or isinstance(s, CutStage)), None)
+        above = next(
+            (s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)), None
+        )
     if above is not None:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"
@@ -210,7 +209,7 @@ def _least(found: int | None, stop: int) -> int:
     return stop if found is None else min(found, stop)
 
 
-def _draw(chain: Chain, stage: OrderStage) -> Chain:
+def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
     """The chain where rows are read by number: what stood below the sampler now follows it."""
     opener = chain.opener
     if not opener.random_access:
@@ -231,9 +230,8 @@ def _draw(chain: Chain, stage: OrderStage) -> Chain:
 
 
 def _move_up(chain: Chain) -> Chain:
-    """Move stages that treat and keep each row by itself above the dealing: the rows are the same,
-    and each consumer works on its own only. Stages below a cache stay, since they work on whole
-    blocks."""
+    """Move stages that treat and keep each row by itself above the dealing: each consumer then
+    works on its own rows only. Stages below a cache stay."""
     stay = chain.cached or 0
     if chain.shuffle is None:
         before, after = chain.after[:stay], chain.after[stay:]

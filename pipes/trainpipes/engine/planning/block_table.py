@@ -12,13 +12,7 @@ from trainpipes.engine.layout import IntArray
 
 class BlockTable:
     """A source's blocks as arrays, without rows before ``skip``, from ``stop`` on, and of
-    ``unread`` blocks.
-
-    Attributes:
-        firsts: number of each block's first row in file order, int64 ``[blocks + 1]``.
-        begins: first row used of each block.
-        lengths: rows used of each block.
-    """
+    ``unread`` blocks: number of each block's first row, first row used, and rows used."""
 
     def __init__(
         self,

@@ -23,12 +23,12 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import (
     BatchingStage,
     CacheStage,
-    DealStage,
+    DeviceStage,
     MixingSource,
-    OrderStage,
-    PlaceStage,
     RepeatStage,
     RowOrder,
+    ShardStage,
+    ShuffleStage,
     Source,
     put_through,
 )
@@ -49,7 +49,7 @@ class Chain:
         after: on rows after they are dealt, and on batches.
         shard: deals rows.
         cached: how many of ``before`` are below the cache; None where nothing is kept.
-        place_stages: on finished batches, in the process that trains.
+        device_stages: on finished batches, in the process that trains.
         skip_rows, stop_rows: which rows in file order an epoch has.
         skip_batches, stop_batches: which batches an epoch has.
         rolling: whether rows go on into the next epoch before they are batched.
@@ -60,13 +60,13 @@ class Chain:
     file_stages: tuple[Stage, ...] = ()
     before: tuple[Stage, ...] = ()
     after: tuple[Stage, ...] = ()
-    shuffle: OrderStage | None = None
-    shard: DealStage | None = None
+    shuffle: ShuffleStage | None = None
+    shard: ShardStage | None = None
     batch: BatchingStage | None = None
     repeat: RepeatStage | None = None
     cache: CacheStage | None = None
     cached: int | None = None
-    place_stages: tuple[PlaceStage, ...] = ()
+    device_stages: tuple[DeviceStage, ...] = ()
     skip_rows: int = 0
     stop_rows: int | None = None
     skip_batches: int = 0
@@ -170,7 +170,7 @@ class Chain:
         return number * (PASS_EPOCHS if self.times is None else self.times)
 
 
-#: Rows that types of columns are found from, at most.
+#: Most rows that types of columns are found from.
 SAMPLE_ROWS = 10_000
 
 

@@ -18,7 +18,7 @@ class Counts:
     def __init__(self, layouts: Layouts) -> None:
         self.layouts = layouts
         self.chain = layouts.chain
-        #: Shards, each lane of theirs counted: batch m is of number ``m % num_shards``.
+        #: Shards times lanes: batch m belongs to ``m % num_shards``.
         self.num_shards = layouts.chain.num_shards * layouts.lanes
 
     # What is known
@@ -95,8 +95,8 @@ class Counts:
         return epoch if times is None else min(epoch, first_epoch + times - 1)
 
     def _known_epoch(self, first_epoch: int) -> tuple[int, int, int]:
-        """The epoch in which the batch size was changed, or the first one; the numbers of its first
-        batch and the one after its last."""
+        """An epoch whose batches can be numbered: of a change of the batch size, or the first; its
+        first batch, and the one after its last."""
         sizes = self.layouts.sizes
         if sizes is None:
             return first_epoch, 0, self.batches_in_epoch
@@ -112,7 +112,7 @@ class Counts:
 
     def end(self, world_size: int, origin: int = 0) -> float:
         """The batch after the last of a pass; inf where unknown. Several ranks deliver the same
-        number each from ``origin`` on, so the last few may be left out."""
+        number each from ``origin`` on."""
         chain = self.chain
         if self.known:
             total = self.batches_in_pass

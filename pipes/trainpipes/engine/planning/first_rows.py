@@ -83,7 +83,7 @@ def find_schema(
                     return finder.schema
     except TrainpipesError:
         raise
-    except Exception:  # of a user's function; it is raised when its row is due
+    except Exception:  # of a user function: raised when its row is due
         if not finder.rows or finder.open:
             raise
     finally:
@@ -139,8 +139,7 @@ def _add(
 
 
 def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
-    # Batches are made of rows as they are, in an order that says nothing of their columns; what is called for
-    # batches is not called for rows.
+    # Functions on batches are not called for rows.
     cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
     stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
     chain = OpenChain(stages, lambda _: _Runs(rows), dict(START))

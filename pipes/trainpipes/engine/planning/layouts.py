@@ -21,18 +21,17 @@ from trainpipes.engine.layout import (
 )
 from trainpipes.engine.planning.chain import Chain, Inputs
 from trainpipes.kinds.source import RandomAccessSource, RowMixture, RowSource, RowStream
-from trainpipes.kinds.stage_kinds import OrderStage
+from trainpipes.kinds.stage_kinds import ShuffleStage
 from trainpipes.state.format import BatchSizes
 
-#: What a pipeline that does not shuffle reads at a time, in rows and in bytes.
+#: Rows and bytes of a window without a shuffle.
 READ_ROWS = 8192
 READ_BYTES = 8 << 20
 #: Positions in a window of a sampler's order: 512 KiB of row numbers.
 DRAWN_ROWS = 1 << 16
-#: And what one that packs or batches by length reads of a stream.
+#: Rows of a stream's window without a shuffle, if the pipeline packs or batches by length.
 STREAM_ROWS = 32
-#: Of the memory that a shuffle may take, the windows' part; the rest is for files that are open and
-#: batches that are made ahead.
+#: The windows' part of a shuffle's memory; the rest is for open files and batches made ahead.
 WINDOW_SHARE = 2 / 3
 
 
@@ -169,7 +168,7 @@ class Layouts:
         """None for file order."""
         seed, files = self.chain.seed, self.inputs.listed.file_of_block
         for stage in self.chain.file_stages:
-            if isinstance(stage, OrderStage) and files is not None:
+            if isinstance(stage, ShuffleStage) and files is not None:
                 return self._file_order(epoch, stage.seed, files)
         if seed is None:
             return None

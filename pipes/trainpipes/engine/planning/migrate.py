@@ -136,7 +136,7 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     )
     chain, sized = plan.chain, plan.chain.of_batch_size(old)
     if isinstance(plan.layouts.usual, StreamLayout) and not chain.mixes:
-        # The windows of a stream that is not shuffled are as long as its batches.
+        # An unshuffled stream's windows are as long as its batches.
         length, rows = Layouts(plan.inputs, sized).usual.window_rows, plan.layouts.usual.window_rows
         for place in map(innermost, position.cursors.values() if length != rows else ()):
             row = place["window"] * length + place["row"]
@@ -147,7 +147,7 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
         return
     position.sizes = sizes = _sizes(position, plan, sized)
     if plan.counted:
-        position.cursors = {}  # which told where the old size had led
+        position.cursors = {}
     elif chain.num_shards > 1 and sizes is not None:
         raise within
 

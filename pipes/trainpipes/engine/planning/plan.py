@@ -1,8 +1,6 @@
-"""The plan of a pipeline: which stages, which rows, how many batches, and where number m is.
-
-Immutable, in four parts, each of which knows only those before it: ``Chain``, ``Inputs``,
-``Layouts``, ``Counts``. Reads only the source's listing. Any thread may ask it.
-"""
+"""The plan of a pipeline, in four parts, each of which knows only those before it: ``Chain``,
+``Inputs``, ``Layouts``, ``Counts``. Immutable; reads only the source's listing. Any thread may ask
+it."""
 
 from __future__ import annotations
 
@@ -39,17 +37,13 @@ class Plan:
         schemas: Schemas | None = None,
         quiet: bool = False,
     ) -> Plan:
-        """The plan of stages as they are written, whose instances then belong to it. ``source`` and
-        ``schemas``: of another plan of the same chain.
-
-        Raises:
-            ConfigError: they do not make a pipeline; says which stage, and where it can stand.
-        """
+        """The plan of stages as written, whose instances then belong to it. Raises ConfigError
+        where they make no pipeline."""
         return Plan(Inputs(arrange(stages), source, schemas), quiet)
 
     def resized(self, sizes: BatchSizes | None, m: int | None = None) -> Plan:
-        """This plan for a pass in which the batch size was changed. ``m`` is the first batch to be
-        made: before the last change, only those up to the next one can be."""
+        """This plan for a pass in which the batch size was changed, from batch ``m`` on: before the
+        last change, up to the next one."""
         if sizes == self.layouts.sizes:
             return self
         plan = self._cut(sizes, self.layouts.lanes)
@@ -61,9 +55,8 @@ class Plan:
         return plan
 
     def in_lanes(self, lanes: int) -> Plan:
-        """This plan with so many lanes in place of each shard, which take turns at its batches:
-        what can be made in parallel where positions follow from m. The order is the same with any
-        number; no state knows of it."""
+        """This plan with so many lanes in place of each shard, which take turns at its batches. The
+        order is the same with any number; no state knows of it."""
         return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
 
     def _cut(self, sizes: BatchSizes | None, lanes: int) -> Plan:

@@ -1,6 +1,5 @@
 """The schemas of rows that are Python objects, one for each place in a chain where rows become
-columns, also of the pipelines that are mixed or joined. Any thread may ask; one is looked for at a
-time."""
+columns. Any thread may ask; one is looked for at a time."""
 
 from __future__ import annotations
 

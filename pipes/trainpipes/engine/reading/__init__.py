@@ -1,7 +1,7 @@
 """The rows of an epoch, read once in a process and shared by its shards.
 
 windows         the windows that a shuffle holds
-listed          windows of a source that lists its blocks
-streamed        windows of a stream
+listed_loader   windows of a source that lists its blocks
+stream_loader   windows of a stream
 open_windows    which of these a plan needs
 """

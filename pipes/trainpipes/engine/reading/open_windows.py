@@ -5,12 +5,12 @@ from functools import partial
 from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
-from trainpipes.engine.reading.listed import ListedLoader, NumberedLoader
-from trainpipes.engine.reading.streamed import StreamLoader
+from trainpipes.engine.reading.listed_loader import ListedLoader, NumberedLoader
+from trainpipes.engine.reading.stream_loader import StreamLoader
 from trainpipes.engine.reading.windows import Windows
 from trainpipes.kinds.source import MixedWindows, RandomAccessSource, RowMixture, RowStream
 
-#: The part of windows and those read ahead together, and that of what is not shuffled, in bytes.
+#: Memory for windows, those read ahead included: a share of the shuffle's, or bytes without a shuffle.
 AHEAD_SHARE = 5 / 6
 AHEAD_BYTES = 256 << 20
 
@@ -18,8 +18,8 @@ AHEAD_BYTES = 256 << 20
 def open_windows(
     plan: Plan, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
 ) -> Windows | MixedWindows:
-    """The windows of a plan, for the shards of one process, by the loader that its source needs.
-    ``number``: of the pass. ``last``: the last window needed, of a part of an epoch in one span."""
+    """The windows of pass ``number`` for the shards of one process, up to ``last``, by the loader
+    that the source needs."""
     chain, source = plan.chain, plan.inputs.source
     if isinstance(source, RowMixture):
         return source.windows(plan, pool, number)

@@ -37,8 +37,7 @@ class WindowRows(Protocol):
     def slice(self, start: int, stop: int) -> Block: ...
 
 
-#: A window's rows as they stand in the files, and the order in which they come out, int64 ``[rows]``; None
-#: for as they are.
+#: A window's rows in file order, and the order in which they come out, int64 ``[rows]``, or None.
 Content = tuple[WindowRows, IntArray | None]
 
 
@@ -48,7 +47,7 @@ class Window:
     Args:
         rows: how many; None where they must be read to know.
         after: the source's state at this window's end.
-        first: rows left out at the start that nobody needs.
+        first: rows left out at the start.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Window:
         self.first = first
         self.nbytes = 0
         self._content: Content | None = None
-        self._is_begun = False  # whether somebody reads it, or was told to
+        self._is_begun = False
         self.failed: Exception | None = None
         self._lock = InterruptibleLock()
 
@@ -93,7 +92,7 @@ class Window:
     def read_ahead(self, pool: Pool) -> None:
         if not self._is_begun:
             self._is_begun = True
-            # What is let go before that is not read.
+            # A window that is dropped before is not read.
             pool.submit(partial(_read_if_held, ref(self)), Priority.READING_AHEAD)
 
     def take(self, positions: IntArray) -> Block:
@@ -113,8 +112,8 @@ def _read_if_held(window: ref[Window]) -> None:
 
 
 class WindowLoader(ABC):
-    """Makes windows. Called by one thread at a time; any thread may read its windows. It holds at
-    most ``most_held`` windows of one span, and one read ahead; older ones are made again."""
+    """Makes windows. Called by one thread at a time; any thread may read its windows. Of each span
+    it holds at most ``most_held``, and one read ahead."""
 
     most_held: int | None = 4
 
@@ -193,7 +192,7 @@ class Windows:
             found = self._held.get(key)
             if found is None or found.failed is not None or first < found.first:
                 self._limit(key.span)
-                # Whoever asks first, those before it find their rows there.
+                # Leave out only rows that no user needs.
                 others = [n for one, n in self._firsts.items() if self._needs[one] == key]
                 found = self._loader.window(key, state, min([first, *others]))
                 if found is None:
@@ -238,7 +237,7 @@ class Windows:
         with self._lock:
             if coming in self._held:
                 return
-            # Those that are to be read are taken for as large as the largest.
+            # Windows that are not read yet count as the largest.
             largest = max(window.nbytes for window in self._held.values())
             sizes = [window.nbytes or largest for window in (*self._held.values(), current)]
             if not largest or sum(sizes) > self._ahead_bytes:

@@ -7,7 +7,7 @@ from typing import Any
 from trainpipes.columns.lazy_batches import LazyBatches
 from trainpipes.columns.run import Unroll
 from trainpipes.engine.pool import Pool
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, is_about_a_row, raise_placed
 from trainpipes.errors import DataError
 from trainpipes.state.cursor import cursor_text
@@ -24,8 +24,7 @@ ENDED: Any = _Ended()
 
 
 class ShardIterator:
-    """Items of one shard, or of a lane of it, with its cursor. Called by the thread that iterates;
-    ``pool`` makes the next run meanwhile, and ``unroll`` gives the items of a run."""
+    """Items of one shard, or of a lane of it. ``pool`` makes the next run ahead."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class ShardIterator:
             item = self._items[self._k]
         except BaseException as error:
             raise_placed(error, self._opener.plan)
-        self._items[self._k] = None  # the run does not keep what was handed over
+        self._items[self._k] = None  # free its memory
         self._k += 1
         self._delivered += 1
         return item
@@ -103,7 +102,7 @@ class ShardIterator:
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to the last item given, and raise, unless smaller runs may put the error where it
-        is due. Asked again, it fails again, and no row is lost."""
+        is due: no row is lost."""
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
         self._runs = ShardRuns(

@@ -14,7 +14,7 @@ from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 
 class ShardRows:
     """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first
-    one, which differs between shards so that they do not end their runs at the same time."""
+    one, which differs between shards."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class ShardRows:
         self._key = WindowKey(epoch, slot % layout.num_spans, int(state["window"]))
         self._row = int(state["row"])
         self._stream: dict[str, Any] = state.get("stream", {})
-        # Those who share few whole rows take turns at them.
+        # Sharers take turns at whole batches: one may get none of a small epoch.
         shares_turn = isinstance(layout, Layout) and layout.whole
         gave = self._key.window > 0 or self._row > 0
         self._guard = EmptyEpochGuard(plan.chain.endless and not shares_turn, gave)
@@ -75,7 +75,7 @@ class ShardRows:
             self._next_window(window.after)
             return None
         base = self._state()
-        # After each row the place of the next one of this shard.
+        # After each row, the position of this shard's next one.
         if self._first < len(self._positions):
             rows = self._positions[start : self._first + 1]
             self._row = int(rows[-1])

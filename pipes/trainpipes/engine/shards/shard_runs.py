@@ -5,7 +5,7 @@ from typing import Any, NoReturn, TypeGuard
 
 from trainpipes.columns.run import Cursors, Run, innermost
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_rows import end_epoch
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
@@ -28,8 +28,8 @@ class PlacedRun:
 
 
 class ShardRuns:
-    """The runs of one shard in order, epoch after epoch, from a state's cursor or the start of pass
-    ``number``; as small as can be if ``singly``. Called by one thread at a time."""
+    """The runs of one shard, epoch after epoch; as small as can be if ``singly``. Called by one
+    thread at a time."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ShardRuns:
         slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
         self._skip, self._until = plan.counts.chunks(slot, epoch)
         if cursor is None:
-            # Where counts are not known, items to skip are passed over as they come.
+            # Without counts, items to skip are made and dropped.
             at = self._skip if plan.counted else 0
             cursor = {**plan.counts.start(slot, epoch, at), "at": at}
             stream = self._opener.windows.start(epoch)
@@ -64,7 +64,7 @@ class ShardRuns:
         self._at = int(cursor["at"])  # batches of the slot before the next run
         self._placed: PlacedRun | None = None  # the last run of the epoch
         self._opened: OpenChain | None = None
-        # Windows that this shard needs are kept until it comes to them.
+        # Keeps the windows that this shard needs.
         self._opener.expect(self._shard, self._first_epoch, cursor)
 
     def cursor(self) -> dict[str, Any]:

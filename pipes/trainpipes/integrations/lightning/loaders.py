@@ -124,16 +124,16 @@ class TrainingLoader:
     def align(self) -> None:
         """After a resume within an epoch, perhaps on another number of ranks: let Lightning count the batches
         that were taken so that those that are left complete the epoch."""
-        progress, session = self._progress, self.loader._session
+        progress, iteration = self._progress, self.loader._iteration
         assert progress is not None
         try:
             length = len(self)
         except TypeError:
             return
-        taken = session.upcoming().m
+        taken = iteration.upcoming().m
         if taken:
             whole = len(self.pipeline.distributed(rank=0, world_size=1))
-            progress.count_as(length - (whole - taken) // session.ranks()[1])
+            progress.count_as(length - (whole - taken) // iteration.ranks()[1])
         elif progress.at_end:
             progress.count_as(length)
 
@@ -155,11 +155,11 @@ class TrainingLoader:
 
     @property
     def _endless(self) -> bool:
-        return self.loader._session.plan.chain.endless
+        return self.loader._iteration.plan.chain.endless
 
     def _begin(self) -> Any:
         """The batches of an iterator that Lightning has asked for, when it takes the first."""
-        progress, session = self._progress, self.loader._session
+        progress, iteration = self._progress, self.loader._iteration
         if progress is None:
             self.in_use = True
             return iter(self.loader)
@@ -174,7 +174,7 @@ class TrainingLoader:
                 "the checkpoint has no position of this PipelineDataModule (or of one with another class "
                 "name); call data.load_state_dict({'train': state}), or load the model without ckpt_path"
             )
-        if progress.repeats_batches and not session.upcoming().m:
+        if progress.repeats_batches and not iteration.upcoming().m:
             self.loader.load_state_dict(self.pipeline.state_at(0))
         batches = iter(self.loader)
         self.in_use, self._ended = True, False
@@ -237,8 +237,8 @@ class EvaluationLoader:
 
     def check(self, stage: str) -> None:
         """Warn if it would leave rows out."""
-        session = self.loader._session
-        world, chain = session.ranks()[1], session.plan.chain
+        iteration = self.loader._iteration
+        world, chain = iteration.ranks()[1], iteration.plan.chain
         if chain.endless:
             raise ConfigError(
                 f"PipelineDataModule({stage}) must have an end, got .repeat(); leave .repeat() out, or say "

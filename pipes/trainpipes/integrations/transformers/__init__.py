@@ -113,7 +113,7 @@ class PipelineTrainerMixin(Base):
         )
 
     def _check(self, pipe: Pipeline) -> None:
-        args, chain, alone = self.args, pipe._session.plan.chain, pipe._ranks is not None
+        args, chain, alone = self.args, pipe._iteration.plan.chain, pipe._ranks is not None
         world = 1 if alone else data_parallel()[1]
         if world > 1 and args.world_size == 1:
             raise ConfigError(
@@ -230,7 +230,7 @@ class PipelineTrainerMixin(Base):
             return int(dataloader.rows)
         if not isinstance(dataloader, EvaluationLoader | TrainingLoader):
             return int(super().num_examples(dataloader))
-        plan = dataloader.loader._session.plan
+        plan = dataloader.loader._iteration.plan
         rows = plan.counts.batches_in_pass * plan.chain.batch_size
         return int(min(rows, (plan.inputs.epoch_rows or 0) * (plan.chain.times or 1)))
 
@@ -242,7 +242,7 @@ class PipelineTrainerMixin(Base):
         return (
             found
             // int(args.train_batch_size)
-            * int(self.train_dataset._session.plan.chain.batch_size)
+            * int(self.train_dataset._iteration.plan.chain.batch_size)
         )
 
     def _accepted(self, batch: Any) -> Any:
@@ -289,15 +289,15 @@ def _check_given(given: dict[str, Any]) -> None:
     if args.max_steps <= 0 and not has_length(pipe):
         about = ""
         with suppress(TypeError):
-            length = estimated_length(pipe._session.plan, *pipe._data_parallel())
+            length = estimated_length(pipe._iteration.plan, *pipe._data_parallel())
             steps = args.num_train_epochs * -(-length // args.gradient_accumulation_steps)
             about = f"; {args.num_train_epochs:g} epochs are about {round(steps)}"
         raise ConfigError(
             "num_train_epochs needs the number of steps in an epoch, for the learning rate: pass "
-            f"max_steps=...{about} ({no_length(pipe._session.plan)})"
+            f"max_steps=...{about} ({no_length(pipe._iteration.plan)})"
         )
     size, usual = args.per_device_train_batch_size, transformers.TrainingArguments
-    if size not in (pipe._session.plan.chain.batch_size, usual.per_device_train_batch_size):
+    if size not in (pipe._iteration.plan.chain.batch_size, usual.per_device_train_batch_size):
         warn_once(
             f"per_device_train_batch_size={size} has no effect: the pipeline makes the batches "
             f"({pipe._batching()}). Leave it out",

@@ -21,7 +21,7 @@ from trainpipes.stages.order import ShardingFilter
 
 def every_row(pipe: Pipeline) -> Pipeline:
     """A pipeline that leaves no batch out where ranks do not divide their number."""
-    if pipe._session.plan.chain.endless:
+    if pipe._iteration.plan.chain.endless:
         raise ConfigError(
             f"the pipeline of eval_dataset must have an end, got\n{pipe}\nleave .repeat() out"
         )
@@ -53,7 +53,7 @@ class EvaluationLoader(DataLoaderStateMixin):
     def __len__(self) -> int:
         if self._steps is not None:
             return self._steps
-        plan, (_, world) = self.loader._session.plan, self.loader._session.ranks()
+        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         len(self.loader)  # says why it is not known
         return math.ceil(plan.counts.batches_in_pass / world)
 

@@ -108,7 +108,7 @@ class TrainingLoader:
             self.epoch += 1
             self.left = len(loader)
         if self.left == 0:
-            ranks = loader._session.ranks()[1]
+            ranks = loader._iteration.ranks()[1]
             raise ConfigError(
                 f"an epoch must have a batch for each rank, got fewer batches than the {ranks} ranks; add "
                 "rows, or make smaller batches"
@@ -116,7 +116,7 @@ class TrainingLoader:
 
     def _left(self, state: dict[str, Any]) -> int | None:
         """Batches that this rank has yet to get in the epoch of a state."""
-        plan, (_, world) = self.loader._session.plan, self.loader._session.ranks()
+        plan, (_, world) = self.loader._iteration.plan, self.loader._iteration.ranks()
         if not plan.counts.known or plan.chain.endless:
             return None
         return (int(plan.counts.batches_in_pass) - int(state["m"])) // world
@@ -150,7 +150,7 @@ class TrainingLoader:
     def epochs_beyond(self, steps: int) -> float:
         """How far the data is, in epochs, beyond the start of the Trainer's epoch."""
         state = self.loader.state_dict()
-        left, (_, world) = self._left(state), self.loader._session.ranks()
+        left, (_, world) = self._left(state), self.loader._iteration.ranks()
         done = state["m"] // world if left is None else steps - left
         return int(state["epoch"]) - self._first_epoch - self._looped + done / steps
 

@@ -15,7 +15,7 @@ from trainpipes.engine.planning.as_columns import gives_objects
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
-from trainpipes.kinds.stage_kinds import CutStage, MixingSource, RunStage
+from trainpipes.kinds.stage_kinds import MixingSource, RegroupStage, RunStage
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.files.file_rows import FileBlocks
 from trainpipes.stages.labels import EncodeLabels
@@ -103,7 +103,7 @@ def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
 
 def _check(stage: Stage, last: Stage) -> None:
     """Raise unless a stage below the last one that makes ids can be done ahead."""
-    if stage.role != "rows" or isinstance(stage, CutStage) or not isinstance(stage, RunStage):
+    if stage.role != "rows" or isinstance(stage, RegroupStage) or not isinstance(stage, RunStage):
         raise ConfigError(
             f"{ASKER} does ahead what treats each row by itself, and {stage} stands before {last.name}() and "
             "does not: write its rows by write_parquet() first, and tokenize these files"

@@ -20,7 +20,7 @@ from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import RUN_ROWS, ShardOpener
+from trainpipes.engine.shards.shard_opener import RUN_ROWS, ShardOpener
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage

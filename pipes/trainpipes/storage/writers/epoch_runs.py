@@ -10,7 +10,7 @@ from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
 from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.opener import ShardOpener
+from trainpipes.engine.shards.shard_opener import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, say_where
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RowSource, RowStream
@@ -34,7 +34,7 @@ class EpochRuns:
         source: RowSource | RowStream | None = None,
         dealt: bool = False,
     ) -> None:
-        chain = pipeline._session.plan.chain
+        chain = pipeline._iteration.plan.chain
         finishing = [stage for stage in chain.after if stage.role == "finish"]
         in_the_way = chain.batch or chain.repeat or (finishing[0] if finishing else None)
         opener: Any = chain.stages[0]

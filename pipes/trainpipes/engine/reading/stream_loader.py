@@ -35,7 +35,7 @@ class StreamLoader(WindowLoader):
     """Cuts windows from a stream. A shuffled stream is read one window ahead, so that a short end
     joins the window before it."""
 
-    most_held = None  # to make one again, the stream would be read from its start
+    most_held = None  # making one again means to read from the start
 
     def __init__(self, plan: Plan, stream: RowStream) -> None:
         self._layouts = plan.layouts
@@ -61,10 +61,10 @@ class StreamLoader(WindowLoader):
         if current is None or current.window > key.window:
             current = self._open(key.epoch, key.window, state)
         try:
-            behind = key.window - current.window  # windows that are read to be passed over
+            behind = key.window - current.window  # windows to read and drop
             with Progress(
                 "reading again up to the saved place", behind * self._rows, "rows"
-            ) as told:
+            ) as progress:
                 while True:
                     found = self._cut(key.epoch, current)
                     if found is None:
@@ -72,9 +72,9 @@ class StreamLoader(WindowLoader):
                     current.window += 1
                     if current.window > key.window:
                         break
-                    told.advance(len(found[0]))
+                    progress.advance(len(found[0]))
             rows, after = put_through(self._chain.before, found[0]), found[1]
-        except BaseException:  # asked again, it reads again, and no row is lost
+        except BaseException:  # the next call reads again, so no row is lost
             self._close(key.epoch)
             raise
         order = self._layouts.row_order(key, len(rows))

@@ -1,5 +1,4 @@
-"""The stages of a shard, opened at a cursor. Owned by one consumer, or by a mix for each source;
-called by the thread that makes a shard's next run."""
+"""The stages of a shard, opened at a cursor; called by the thread that makes a shard's next run."""
 
 from __future__ import annotations
 
@@ -18,17 +17,17 @@ from trainpipes.kinds.source import MixedWindows, RowSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import OpenChain, RunStage
 
-#: Rows and bytes of rows in a run, about; whole batches where there are any.
+#: About how many rows and bytes a run has; whole batches where there are any.
 RUN_ROWS, RUN_BYTES = 2048, 4 << 20
-#: Rows in a run, at least, however small a shard's part of a window is.
+#: Fewest rows in a run.
 LEAST_ROWS = 512
-#: Rows in the runs of all shards of a process, about.
+#: About how many rows the runs of all shards of a process have.
 ALL_ROWS = 65_536
 
 
 def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
     """Rows that are made together: whole batches, where counted; few where Python is called for
-    each row, so that the first comes soon."""
+    each row."""
     rows = RUN_ROWS if most is None else most
     if any(stage.per_row for stage in plan.chain.after):
         counted = plan.chain.batch is not None and plan.chain.batch.keeps_rows
@@ -45,11 +44,11 @@ def has_workers(stages: Sequence[Stage]) -> bool:
     return any(isinstance(stage, RunStage) and stage.has_workers for stage in stages)
 
 
-def stages_to_open(plan: Plan, helper: Pool | None) -> tuple[Stage, ...]:
-    """The stages of a shard. With a helper, those straight above the last user function become one
-    stage, which the helper runs."""
+def stages_to_open(plan: Plan, stage_pool: Pool | None) -> tuple[Stage, ...]:
+    """The stages of a shard. With ``stage_pool``, those straight above the last user function become one
+    stage, which it runs."""
     stages = plan.chain.after
-    if helper is None or has_workers(stages):
+    if stage_pool is None or has_workers(stages):
         return stages
     called = (n + 1 for n, s in enumerate(stages) if s.runs_user_code or s.in_caller)
     first = max(called, default=0)
@@ -58,11 +57,11 @@ def stages_to_open(plan: Plan, helper: Pool | None) -> tuple[Stage, ...]:
         if not isinstance(stage, RunStage):
             break
         above.append(stage)
-    helped = (Helped(tuple(above), helper),) if above else ()
-    return (*stages[:first], *helped, *stages[first + len(above) :])
+    pooled = (PooledStages(tuple(above), stage_pool),) if above else ()
+    return (*stages[:first], *pooled, *stages[first + len(above) :])
 
 
-class Helped(RunStage):
+class PooledStages(RunStage):
     """Stages that a pool runs while the thread that iterates calls functions for the next rows."""
 
     stages: tuple[RunStage, ...]
@@ -85,13 +84,8 @@ class Helped(RunStage):
 
 
 class ShardOpener:
-    """Opens the shards of one process.
-
-    Args:
-        shards: how many there are in this process.
-        run_rows: rows in a run, at most, if a mix asks for fewer.
-        helper: runs the stages above the user functions of the thread that iterates.
-    """
+    """Opens the ``shards`` of one process. ``run_rows``: rows in a run, at most, if a mix asks for
+    fewer."""
 
     def __init__(
         self,
@@ -99,13 +93,13 @@ class ShardOpener:
         windows: Windows | MixedWindows,
         shards: int = 1,
         run_rows: int | None = None,
-        helper: Pool | None = None,
+        stage_pool: Pool | None = None,
     ) -> None:
         self.plan = plan
-        self._helper = helper
+        self._stage_pool = stage_pool
         self.windows = windows
         self._shards = shards
-        # A run of many windows would hold them all; of large ones a shard's part is many runs.
+        # A run holds every window that it has rows of: no more than a part of one.
         part = max(LEAST_ROWS, plan.layouts.usual.window_rows // plan.layouts.usual.sharers)
         most = min(RUN_ROWS, part, max(1, ALL_ROWS // shards))
         found = rows_at_a_time(plan, most)
@@ -113,7 +107,7 @@ class ShardOpener:
 
     @cached_property
     def has_workers(self) -> bool:
-        return has_workers(stages_to_open(self.plan, self._helper))
+        return has_workers(stages_to_open(self.plan, self._stage_pool))
 
     @property
     def divisible(self) -> bool:
@@ -132,12 +126,12 @@ class ShardOpener:
         self, shard: int, state: dict[str, Any], first_epoch: int, singly: bool = False
     ) -> OpenChain:
         chain = self.plan.chain
-        # One batch in the first run of the first shard, and on from there.
+        # First runs differ in length: one batch in the first shard's, and so on.
         first = chain.batch_size * (1 + shard % max(1, self.run_rows // chain.batch_size))
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        stages = stages_to_open(self.plan, self._helper)
+        stages = stages_to_open(self.plan, self._stage_pool)
         return OpenChain(stages, partial(self._rows, shard, rows, first_epoch), state)
 
     def _rows(

@@ -1,5 +1,5 @@
 """Windows of a source that lists its blocks. Each span has a reader, which continues where the
-span's last window ended, or the span before; one thread at a time reads a span's windows."""
+span's last window ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainpipes.engine.reading.windows import Content, Window, WindowLoader
 from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 
-#: Windows whose blocks a reader is told of ahead, at most; fewer at first: a peek is no epoch.
+#: Most windows whose blocks a reader prefetches; fewer at first, since a peek is no epoch.
 MOST_AHEAD = 15
 
 
@@ -53,7 +53,7 @@ class ListedLoader(WindowLoader):
             return None
         place = self._places.setdefault(key.span, _Place())
         if self._layouts.chain.seed is not None or not self._keeps_rows:
-            first = 0  # which row comes out where is known when all are read
+            first = 0  # the order needs all rows
         return Window(self.planned(key), partial(self._read, key, place, first), first=first)
 
     def close(self) -> None:
@@ -89,9 +89,8 @@ class ListedLoader(WindowLoader):
                 yield from self._layouts.stretches(after, 0)
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
-        """The reader of a window that begins at a row of a block. Where another span was just read
-        up to there, that span's reader goes on: any other would decode the block from its start
-        again."""
+        """The reader of a window. Where another span was just read up to there, that span's reader
+        goes on: any other would decode the block again."""
         if place.at != at:
             for other in list(self._places.values()):
                 if other.at == at and other.lock.acquire(blocking=False):
@@ -106,8 +105,8 @@ class ListedLoader(WindowLoader):
 
 @dataclass(frozen=True)
 class NumberedRows:
-    """Rows of a window that are read when they are taken. ``first``: the window's place in the
-    epoch's order, where that may have a row twice."""
+    """Rows that are read when they are taken. ``first``: the window's place in the epoch's order,
+    where that may have a row twice."""
 
     source: RandomAccessSource
     numbers: IntArray
@@ -156,8 +155,8 @@ class NumberedLoader(WindowLoader):
         return NumberedRows(self._source, chain.skip_rows + drawn, key.epoch, first), None
 
     def _buffered(self, key: WindowKey) -> IntArray:
-        """The numbers of a buffered shuffle, or of file order: the same rows in the same order that
-        ``ListedLoader`` would read. Announces them to the source."""
+        """The numbers of the rows that ``ListedLoader`` would read, in the same order. Announces
+        them to the source."""
         blocks, stretches = self._layouts.inputs.blocks, self._layouts.stretches(key)
         numbers = blocks.numbers(stretches)
         order = self._layouts.row_order(key, len(numbers))

@@ -23,15 +23,15 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import MOST_WAITING, Pool
 from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.engine.shards.opener import ShardOpener, has_workers, stages_to_open
 from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
+from trainpipes.engine.shards.shard_opener import ShardOpener, has_workers, stages_to_open
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
 
-#: Runs that workers of a stage are given ahead of their turn.
+#: Runs given to workers of a stage ahead of their turn.
 SUBMITTED = 3
-#: Seconds between two items from which somebody is at work in between. Then the pool makes the next items,
-#: where they are made when they are taken: so many, once fewer than half of them are left.
+#: If the program works at least so many seconds between two items, the pool makes so many items ahead that
+#: would be made when they are taken.
 AT_WORK, MADE_AHEAD = 200e-6, 16
 
 
@@ -91,13 +91,8 @@ class Items(Protocol):
 
 
 class ShardItems:
-    """The items of several shards of one process.
-
-    Args:
-        pool: makes runs ahead of their use.
-        unroll: gives the items of a run.
-        helper: runs the stages above the user functions of the thread that iterates.
-    """
+    """The items of several shards of one process. ``pool`` makes runs ahead; ``stage_pool`` runs
+    the stages above user functions."""
 
     def __init__(
         self,
@@ -107,17 +102,17 @@ class ShardItems:
         windows: Windows | MixedWindows,
         pool: Pool | None,
         unroll: Unroll = Run.unroll,
-        helper: Pool | None = None,
+        stage_pool: Pool | None = None,
     ) -> None:
         self._counted = plan.counted
         self._position = position
         self._lanes = plan.counts.num_shards
         self._own = shards * plan.layouts.lanes
-        self._opener = ShardOpener(plan, windows, self._own, helper=helper)
+        self._opener = ShardOpener(plan, windows, self._own, stage_pool=stage_pool)
         self._pool = pool
         self._unroll = unroll
         self._iterators: dict[int, ShardIterator] = {}
-        #: The batch that each lane needs its next run for, where that is not in work; the lanes where it is.
+        #: The batch for which each lane needs its next run; the lanes whose next run is in work.
         self._due: list[tuple[int, int]] = []
         self._in_work: set[int] = set()
         self._most = 0 if pool is None else pool.threads + MOST_WAITING
@@ -202,8 +197,8 @@ def items_of(
     calls user functions, and the pool does the rest. ``with_rows``: as ``KnownItem``."""
     if with_rows:
         _keep_pieces(plan)
-    makers, helper = (None, pool) if alone else (pool, None)
-    plan = plan.in_lanes(_lanes(plan, len(shards), makers, helper))
+    makers, stage_pool = (None, pool) if alone else (pool, None)
+    plan = plan.in_lanes(_lanes(plan, len(shards), makers, stage_pool))
     windows = open_windows(plan, pool, position.epoch)
     return ShardItems(
         plan,
@@ -212,13 +207,12 @@ def items_of(
         windows,
         makers,
         known_items if with_rows else Run.unroll,
-        helper,
+        stage_pool,
     )
 
 
-def _lanes(plan: Plan, shards: int, pool: Pool | None, helper: Pool | None) -> int:
-    """Lanes of each shard: as many as give every thread a run to make, or workers of a stage the
-    next ones. Rows in file order are best read in one go."""
+def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:
+    """Lanes of each shard: as many as give every thread, or worker of a stage, a run to make."""
     chain = plan.chain
     as_they_stand = chain.shuffle is None and all(s is chain.batch for s in chain.after_on_rows)
     if not plan.counted or as_they_stand or not shards:
@@ -226,7 +220,7 @@ def _lanes(plan: Plan, shards: int, pool: Pool | None, helper: Pool | None) -> i
     if pool is not None:
         wanted = pool.threads + 1
     else:
-        wanted = SUBMITTED + 1 if has_workers(stages_to_open(plan, helper)) else 1
+        wanted = SUBMITTED + 1 if has_workers(stages_to_open(plan, stage_pool)) else 1
     return -(-wanted // shards)
 
 

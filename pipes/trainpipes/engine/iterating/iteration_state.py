@@ -22,25 +22,24 @@ from trainpipes.errors import ConfigError, DataError, StateError
 from trainpipes.state.cursor import is_count
 from trainpipes.state.format import Position
 
-#: Above it, numbers of epochs no longer fit where they are kept.
+#: Numbers of epochs are below this.
 MOST_EPOCHS = 1 << 40
 
 
-class Session:
+class IterationState:
     """Where one pipeline object, or one ``Loader``, stands.
 
     Args:
         stages: makes the plan.
-        ranks: gives rank and world size.
         source: the pipeline's, where a ``Loader``'s own starts.
-        fixed: the epoch of every pass that starts from no load; None where one follows the other.
+        fixed: the epoch of every pass that starts from no load, or None.
     """
 
     def __init__(
         self,
         stages: Callable[[], Plan],
         ranks: Callable[[], tuple[int, int]],
-        source: Session | None = None,
+        source: IterationState | None = None,
         fixed: int | None = None,
     ) -> None:
         self._make = stages
@@ -48,21 +47,20 @@ class Session:
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
         self.passes = EpochCounter(fixed or 0, fixed)
-        #: The number of the last load, and where its state says to start.
+        #: The last load, and where its state says to start.
         self.pending: tuple[int, Position] | None = None
         #: The pass that gave the last item.
         self.last: OnePass | None = None
         #: Those whose items were asked for.
         self.begun: WeakSet[OnePass] = WeakSet()
-        #: How long loops of this process have waited for items.
+        #: Seconds that loops of this process have waited for items.
         self.wait_seconds = 0.0
         #: How often a worker has iterated it.
         self.iterated = 0
-        #: Whether there was no pass yet but the one at hand, which was not told where to start: it may be a
-        #: look at one item.
+        #: Whether the current pass is the first one, which may be a look at one item.
         self._may_look = True
         self._source = source
-        self._from_source = 0  # the source's load that this starts from, 0 if from none
+        self._from_source = 0  # the source's load that this starts from, or 0
         if source is not None:
             self.members = source.members
             self.passes = EpochCounter(source.passes.now.upcoming)
@@ -105,8 +103,7 @@ class Session:
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:
-        """Let the next pass start at a state, if that says all that this rank needs. Returns the
-        number of this load, and its position."""
+        """Let the next pass start at a state. Returns the number of this load, and its position."""
         position = self.parse(state)
         if get_worker_info() is None:
             position.require_all_workers()
@@ -135,7 +132,7 @@ class Session:
             before = self.passes.now.upcoming
             self.passes.set_epoch(epoch)
             if self.last is not None and self.last.ended and self.passes.now.upcoming != before:
-                self.last = None  # what comes next is no longer what came after it
+                self.last = None  # another epoch comes next
 
     def claim(self, own: tuple[int, Position] | None = None) -> Position:
         """Where the pass that begins now starts; ``own``: load and position of an iterator that was
@@ -149,16 +146,15 @@ class Session:
         else:
             position = self.start(*self.passes.claim())
         if self._source is not None:
-            self._source.passes.outrun(position.epoch, self._from_source)
+            self._source.passes.begin_in_loader(position.epoch, self._from_source)
         return position
 
     def _warn_of_rest(self) -> None:
-        """Warn once where a loop ended before its epoch did and the next epoch begins: the rest
-        does not come, and without a shuffle the first items come again. A first look at one item
-        does not count."""
+        """Warn once where a loop ended before its epoch did and the next epoch begins. A first look
+        at one item does not count."""
         last, now, chain = self.last, self.passes.now, self.plan.chain
-        told = now.loaded or now.named >= 0 or self.passes.fixed is not None  # where to begin
-        if last is None or told or chain.endless:
+        starts_elsewhere = now.loaded or now.named >= 0 or self.passes.fixed is not None
+        if last is None or starts_elsewhere or chain.endless:
             return
         is_first, self._may_look = self._may_look, False
         key = "rest", self.plan.identity
