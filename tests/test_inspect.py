@@ -499,6 +499,14 @@ def test_lengths_of_every_kind_of_column(
     assert (found.most, found.mean) == (max(lengths), pytest.approx(np.mean(lengths)))
 
 
+def test_lengths_of_chats_say_that_they_are_without_the_template(tmp_path: Path) -> None:
+    chats = [[{"role": "user", "content": "hi" * n}] for n in range(1, 4)]
+    path = parquet(tmp_path / "a.parquet", {"messages": chats, "text": ["a", "bc", "def"]})
+    said = str(inspect_files(path, tokenizer="bytes"))
+    assert "messages (texts, without the template)  tokens" in said
+    assert "text (" not in said
+
+
 def test_several_columns_count_as_one_row(tmp_path: Path) -> None:
     rows = {"prompt": ["ab", None, "c"], "response": ["d", "ef", ""]}
     path = parquet(tmp_path / "a.parquet", rows)
