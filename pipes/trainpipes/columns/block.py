@@ -1,4 +1,4 @@
-"""Rows that travel together, and who each of them is. Any thread may ask."""
+"""Rows that travel together, and who each of them is."""
 
 from __future__ import annotations
 
@@ -25,14 +25,8 @@ WHOLE = -1
 
 
 class Pieces(NamedTuple):
-    """The pieces of some packed rows, row after row.
-
-    Args:
-        ids: number of the row that each is of, in file order over all files, int64 ``[pieces]``.
-        epochs: in which that is read, int64 ``[pieces]``.
-        starts: first token of each in its row, int64 ``[pieces]``.
-        lengths: tokens of each, int64 ``[pieces]``; WHOLE for a row that is not packed.
-        bounds: first piece of each packed row, and the end, int64 ``[rows + 1]``.
+    """The pieces of some packed rows, row after row: the document's ``ids`` and ``epochs``, ``starts`` and
+    ``lengths`` in tokens (WHOLE if not packed), int64 ``[pieces]``; ``bounds`` int64 ``[rows + 1]``.
     """
 
     ids: IntArray
@@ -116,13 +110,7 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Batches of a block whose rows are in one payload.
-
-    Args:
-        data: the payload, which may have rows of others, too.
-        index: places of their rows in it, int64 ``[rows]``; None for all of it.
-        bounds: first row of each batch among these, and the end, int64 ``[batches + 1]``.
-    """
+    """Batches of a block whose rows are in one payload."""
 
     data: Payload
     index: IntArray | None
@@ -135,18 +123,14 @@ class Part:
 
 
 class Block:
-    """Rows that travel together. Gathered when somebody asks for them as a whole.
+    """Rows that travel together, gathered when somebody asks for them as a whole.
 
     Args:
-        data: the rows.
-        ids: number of each row in file order over all files, int64 ``[rows]``: who it is.
+        ids: number of each row in file order over all files, int64 ``[rows]``.
         index: places of the rows in ``data``, int64 ``[rows]``; None where ``data`` is just them.
-        epoch: in which they are read.
-        part: which it is of those of the same id and epoch: a sampler may draw a row twice, and a document
-            may be packed into several rows.
-
-    Attributes:
-        made_of: of rows that are packed, what each is made of; None of others.
+        part: numbers rows of the same id and epoch: a sampler may draw a row twice, and a document may be
+            packed into several rows.
+        made_of: the pieces of packed rows.
     """
 
     __slots__ = ("_pieces", "epoch", "ids", "made_of", "part")

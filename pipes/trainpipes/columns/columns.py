@@ -22,8 +22,7 @@ from trainpipes.errors import SchemaError, TrainpipesError
 
 
 def table_of(data: Payload, asker: object) -> pa.Table:
-    """Rows as an Arrow table: columns as they are, or tensors with names. Python objects have become columns
-    before, by one schema for all (``AsColumns``), if they can."""
+    """Rows as an Arrow table: columns as they are, or tensors with names."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, TensorRows) and data.names is not None:
@@ -204,8 +203,7 @@ def _array(column: Any) -> Any:
 
 
 def _lists_of_arrays(value: Any) -> Any:
-    """A row as Arrow takes it. Arrays keep their dtype, which Python's numbers would lose; those of several
-    dimensions are lists of them."""
+    """A row as Arrow takes it."""
     if isinstance(value, torch.Tensor):
         value = as_array(value)
     if isinstance(value, np.ndarray):

@@ -1,7 +1,4 @@
-"""Digests of all that tables and tensors hold, by SHA-256.
-
-Equal rows of equal types have equal digests, however they lie in memory. About 1 GB/s in each thread.
-"""
+"""Digests of all that tables and tensors hold, by SHA-256."""
 
 from __future__ import annotations
 

@@ -73,8 +73,7 @@ def rows_of(values: Array, index: IntArray) -> Array:
 
 
 def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array to be filled. A large one lies in memory that nobody else holds for as long as somebody holds
-    it, or an array or tensor made of it."""
+    """An array to be filled."""
     nbytes = math.prod(shape) * dtype.itemsize
     # The lock is held by another thread that looks, or was when this process was forked.
     if not LARGE <= nbytes <= KEPT // 2 or not _lock.acquire(blocking=False):

@@ -29,17 +29,10 @@ class RaggedRows:
     """Rows of different lengths, and how rectangles are made of them.
 
     Args:
-        values: of all rows, ``[values, ...]``.
-        starts: where each row starts among them, int64 ``[rows]``.
-        lengths: of each row, int64 ``[rows]``.
-        value: what fills the cells beside a row.
-        dtype: of the rectangles.
-        max_length: width L of all rectangles, where longer rows are cut; None for the length of
-            the longest row in each.
+        starts: where each row starts in ``values``, int64 ``[rows]``.
+        max_length: width L of all rectangles; None for the length of the longest row in each.
         multiple: widths are rounded up to a multiple of this.
-        padding_side: the side that is filled up.
-        truncation_side: the side that is cut.
-        mask: dtype of what says which cells are real; None if nobody asks.
+        mask: dtype of the mask of real cells; None for no mask.
 
     >>> rows = RaggedRows(
     ...     np.array([1, 2, 3]), np.array([0, 1]), np.array([1, 2]), 0, dtype=np.int64, mask=np.bool_
@@ -217,7 +210,7 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 def cut_rows(values: Array, offsets: Any, length: int, side: Side) -> tuple[Array, IntArray]:
     """Rows of ``length`` values at most, cut at their starts ("left") or ends ("right"): the values, and the
-    rows' lengths. Arrow cuts strings of bytes several times as fast as NumPy gathers numbers.
+    rows' lengths.
 
     >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "left")
     (array([1, 3, 4]), array([1, 2]))

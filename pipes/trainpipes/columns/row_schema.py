@@ -1,7 +1,4 @@
-"""Rows that are Python objects as Arrow columns of one schema.
-
-A row that does not fit is refused: nothing is cast but ints to floats, and no key is dropped.
-"""
+"""Rows that are Python objects as Arrow columns of one schema."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ def columns_in(row: Any, number: int) -> Mapping[str, Any]:
 
 
 def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) -> pa.Table:
-    """Rows as columns. A key that is not there counts as None."""
+    """Rows as columns."""
     names = set(schema.names)
     try:
         for row in rows:

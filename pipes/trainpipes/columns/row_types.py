@@ -74,10 +74,7 @@ def lists_of(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
-    """One dict a row, of Python values; what were arrays are arrays again, each with memory of its own.
-
-    With ``every``, all fixed-size lists of numbers are.
-    """
+    """One dict a row, of Python values; what were arrays are arrays again, each with memory of its own."""
     arrays = {
         field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
         for field in table.schema

@@ -29,12 +29,8 @@ class Positions(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Cursors:
-    """Positions before the first item of a run and after each one.
-
-    Args:
-        bases: states to count from, JSON-able; or what makes them.
-        which: for each position the base it counts from, int64 ``[items + 1]``.
-        rows: for each position the rows used up after that base, int64 ``[items + 1]``.
+    """Positions before the first item of a run and after each one: for each position the base in ``bases``
+    that it counts from, and the rows used up since, int64 ``[items + 1]``.
     """
 
     bases: tuple[dict[str, Any] | Positions, ...]
@@ -76,15 +72,7 @@ class Cursors:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Items of one shard, in order.
-
-    Args:
-        block: the rows of all items.
-        cursors: positions before the first item and after each one.
-        bounds: first row of each batch and the end, int64 ``[items + 1]``; None while
-            each row is an item.
-        items: finished outputs, one an item, once something has collated them.
-    """
+    """Items of one shard, in order."""
 
     block: Block
     cursors: Cursors

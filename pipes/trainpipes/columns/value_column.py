@@ -1,4 +1,4 @@
-"""Python values as an Arrow array of a type that is given. Any thread may ask."""
+"""Python values as an Arrow array of a type that is given."""
 
 from __future__ import annotations
 

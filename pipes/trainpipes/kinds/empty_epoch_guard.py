@@ -27,7 +27,7 @@ class EmptyEpochGuard:
         self._gave = True
 
     def next_epoch(self, layout: Layout | StreamLayout | None = None) -> bool:
-        """The epoch at hand, which ``layout`` cuts, ends. Whether too many in a row gave nothing."""
+        """The epoch at hand, which ``layout`` cuts, ends."""
         self._epochs = 0 if self._gave else self._epochs + 1
         self._gave = False
         rows = layout.rows if isinstance(layout, Layout) else 0

@@ -33,8 +33,7 @@ Check = Callable[[Any, str], Any]
 
 @functools.cache
 def declared_checks(kind: Any) -> dict[str, Check]:
-    """What checks each option that is declared as ``bool``, ``Literal`` or ``Annotated[..., check]``, or one
-    of these or None."""
+    """The check of each option that is declared as ``bool``, ``Literal`` or ``Annotated[..., check]``."""
     found: dict[str, Check] = {}
     for field in dataclasses.fields(kind):
         owner = next(

@@ -37,7 +37,7 @@ OpenBelow = Callable[[dict[str, Any]], RunSource]
 
 
 class RunStage(Stage):
-    """A stage without a position of its own: it makes a run of a run. The kind that others are made of."""
+    """A stage without a position of its own: it makes a run of a run."""
 
     @property
     def has_workers(self) -> bool:
@@ -80,9 +80,9 @@ class Rows:
 class TableStage(RunStage):
     """A stage on rows as an Arrow table: one row out for each that goes in, in order.
 
-    Define ``apply``; or ``open``, to make something once in each process, or to use the rows' numbers. How
-    many rows a table has is not fixed and may differ between two runs, so treat each row by itself. Rows that
-    are dicts come as a table, too. To drop rows use ``filter``.
+    Define ``apply``; or ``open``, to make something once in each process, or to use the rows' numbers. Treat
+    each
+    row by itself: how many rows a table has may differ between two runs. To drop rows use ``filter``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
     >>> class Lower(tp.TableStage):
@@ -257,7 +257,6 @@ class BatchingStage(CutStage):
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch; None where they are not counted."""
         return None
 
 
@@ -356,17 +355,16 @@ class Source(Stage):
     """A stage that gives rows: the first of a chain.
 
     Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a ``RowStream``.
-    ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an example of 20 lines.
+    ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an example.
 
     Attributes:
-        has_blocks: whether its rows are Arrow, in blocks with a key that tells their content, for
-            ``cache()``.
-        random_access: whether rows can be chosen by number.
-        orders_rows: whether the rows come in an order that a shuffle would undo.
-        makes_batches: whether an item is a batch already.
-        read_once: whether rows can be read only once.
-        endless: whether an epoch has no end.
-        one_consumer: why several ranks or workers cannot share it, in words; "" if they can.
+        has_blocks: its rows are Arrow, in blocks with a key for ``cache()``.
+        random_access: rows can be chosen by number.
+        orders_rows: the rows come in an order that a shuffle would undo.
+        makes_batches: an item is a batch already.
+        read_once: rows can be read only once.
+        endless: an epoch has no end.
+        one_consumer: why several ranks or workers cannot share it; "" if they can.
     """
 
     role: ClassVar[Role] = "source"

@@ -74,7 +74,7 @@ class LocalPlace:
             return {}
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """The content of a file. Raises OSError where it is not there."""
+        """The content of a file."""
         with open(self.at(name), "rb") as file:
             while block := file.read(BLOCK_BYTES):
                 yield block
@@ -110,7 +110,7 @@ class LocalPlace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep others from writing to it. If nothing was done, nothing is left."""
+        """Make the folder, and keep others from writing to it."""
         path = Path(self.at(WORK))
         with writing(Path(self.root), self.caller):
             missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -148,7 +148,7 @@ class LocalPlace:
 
 @dataclass(frozen=True)
 class RemotePlace:
-    """A folder at a URL. Requests that fail for a while are made again for two minutes."""
+    """A folder at a URL."""
 
     root: str
     caller: str

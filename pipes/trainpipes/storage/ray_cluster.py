@@ -137,8 +137,9 @@ class Ray:
         return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
     def check_path(self, path: str, option: str) -> None:
-        """Raise ConfigError where the nodes cannot get at a path. On a cluster of one node, the driver's,
-        tasks then stay on it: none goes to a node that joins later."""
+        """Raise ConfigError where the nodes cannot get at a path. A cluster of one node, the driver's, keeps
+        its tasks there: none goes to a node that joins later.
+        """
         refuse_memory(path, option)
         scheme = path.partition("://")[0] if "://" in path else "file"
         if scheme not in ("file", "local") or self.shared_filesystem:

@@ -24,7 +24,7 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """What every task gets besides itself. Small: it travels with each."""
+    """What every task gets besides itself."""
 
     token: str
     shared: list[Any]
@@ -44,7 +44,7 @@ class Failed:
 
 
 class StopFlag:
-    """That it is there asks the tasks of a job to end. An actor of Ray; needs no CPU."""
+    """That it is there asks the tasks of a job to end."""
 
 
 def do_task(task: Any, job: Job) -> Any:

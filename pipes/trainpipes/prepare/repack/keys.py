@@ -110,8 +110,7 @@ def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
-    """The statement that makes a table of the numbers of the rows that stay, in order. Equal rows stay in
-    the order of the input, NaN comes after all numbers, and null last.
+    """The statement that makes a table of the numbers of the rows that stay, in order.
 
     >>> ranked(1, set(), True, False).split(" ORDER BY ")[1]
     'key0 DESC NULLS LAST, row'

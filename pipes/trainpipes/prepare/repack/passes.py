@@ -1,5 +1,6 @@
-"""The passes of a shuffle on disk, each a list of tasks that make files; see ``shuffle`` for the arithmetic.
-What a file holds follows from its task alone."""
+"""The passes of a shuffle on disk, each a list of tasks that make files; see ``shuffle`` for the
+arithmetic.
+"""
 
 from __future__ import annotations
 

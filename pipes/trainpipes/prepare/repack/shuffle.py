@@ -82,7 +82,8 @@ def reads(parts: int, buckets: int, groups: int) -> int:
 
 def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterator[pa.Table]:
     """Rows sorted by their places, with these in a last column, bucket by bucket; without rows whose place is
-    below 0. ``tables`` is empty afterwards, so that memory does not hold the rows three times."""
+    below 0.
+    """
     order = np.argsort(places, kind="stable")
     order = order[int(np.count_nonzero(places < 0)) :]
     places = places[order]
@@ -92,8 +93,7 @@ def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterat
 
 
 def gather(tables: list[pa.Table], first: int, stop: int) -> pa.Table | None:
-    """The rows of a bucket in their order; None where they are not all there, once. ``tables`` is empty
-    afterwards."""
+    """The rows of a bucket in their order; None where they are not all there, once."""
     places = drop_places(tables)
     order = np.argsort(places, kind="stable")
     if not np.array_equal(places[order], np.arange(first, stop)):

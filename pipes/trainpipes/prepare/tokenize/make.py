@@ -1,5 +1,4 @@
-"""Makes the output files: one for each input file, of a large one several, cut between its row groups. What
-is read at once depends on the block alone, so that the bytes of a file are always the same."""
+"""Makes the output files: one for each input file, of a large one several, cut between its row groups."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids on the way. The
-manifest beside them is compared with what the recipe was asked for."""
+"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids on the way."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ BLOCK_ROWS = 8192
 class FromArrow(Source):
     """Rows of a ``pyarrow.Table`` (or record batch) in memory.
 
-    Out: rows with the table's columns. Cursor: a row number. Costs the table's memory. The first state costs
-    one pass over the table, about 1 GB/s in each thread, since a state holds a fingerprint of all rows.
+    The first state hashes all rows, at about 1 GB/s in each thread.
 
     Args:
         table: the rows.

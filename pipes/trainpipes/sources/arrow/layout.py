@@ -1,13 +1,11 @@
-"""Where the record batches of an Arrow file or stream lie, and how many rows each has: told by their headers,
-without a look at the rows.
+"""Where the record batches of an Arrow file or stream lie, and their row counts, by their headers.
 
-An Arrow stream is a row of messages: a schema, then dictionaries and record batches, each a header (a
-flatbuffer) and a body. A file is a stream between two magic words, with a footer that lists the messages.
-See https://arrow.apache.org/docs/format/Columnar.html. Called by any thread.
+A stream is a schema, then dictionaries and record batches, each a header (a flatbuffer) and a body; a file
+is a stream with a footer that lists them (https://arrow.apache.org/docs/format/Columnar.html).
 
-A flipped bit can hide a field of a flatbuffer, which is then read as nothing: no record batches, no rows. So
-what is said twice is compared: the messages that a footer lists lie side by side between the schema and the
-footer, its schema is that of the first message, and each batch counts its rows for itself and each column.
+A flipped bit can hide a field of a flatbuffer, which then reads as no batches or no rows. So what is said
+twice is compared: listed messages lie side by side up to the footer, its schema is that of the first
+message, and each batch counts its rows for itself and each column.
 """
 
 from __future__ import annotations
@@ -42,16 +40,8 @@ END = 8
 
 @dataclass(frozen=True)
 class Message:
-    """A message of an Arrow file.
-
-    Args:
-        start: its first byte in the file.
-        stop: the byte behind its last.
-        kind: ``SCHEMA``, ``DICTIONARY`` or ``BATCH``.
-        rows: rows of a record batch.
-        compressed: whether what it holds is compressed.
-        dictionary: the number of a dictionary.
-        delta: whether a dictionary adds to the one before of its number.
+    """A message of an Arrow file, from byte ``start`` to ``stop``; ``delta`` is a dictionary that adds to the
+    one before of its number.
     """
 
     start: int
@@ -76,11 +66,7 @@ def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
 
 
 def read_layout(fetch: Fetch, size: int) -> Layout:
-    """The record batches of an Arrow file of ``size`` bytes.
-
-    Raises:
-        BadFileError: it is none, or is damaged; says how.
-    """
+    """The record batches of an Arrow file of ``size`` bytes."""
     if size == 0:
         raise BadFileError("empty: 0 bytes")
     head = fetch([(0, min(size, 8 + PADDING))])[0]
@@ -178,8 +164,9 @@ def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
 
 
 def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
-    """Raise unless messages lie one after the other, and the last one before the footer: those that a damaged
-    footer leaves out are missed."""
+    """Raise unless messages lie side by side up to the footer: this finds those that a damaged footer leaves
+    out.
+    """
     spans = sorted(spans)
     starts = [start for start, _ in spans[1:]] + [end - END]
     for (_, stop), start in zip(spans, starts, strict=True):
@@ -204,8 +191,9 @@ def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct
 
 
 def _nodes(schema: pa.Schema) -> struct.Struct:
-    """What a record batch says of its columns: 16 bytes for each field at every depth, which begin with its
-    length. Only the lengths of columns are unpacked."""
+    """A record batch's words for its columns: 16 bytes for each field at every depth, which begin with its
+    length. Only the lengths of columns are unpacked.
+    """
     each = ("q8x" + "16x" * (_fields(field.type) - 1) for field in schema)
     return struct.Struct("<" + "".join(each))
 
@@ -288,7 +276,6 @@ class _Table:
         return _Table(data, struct.unpack_from("<I", data)[0])
 
     def _place(self, number: int) -> int:
-        """Where a field is; 0 if it is left out."""
         entry = 4 + 2 * number
         if entry >= self._size:
             return 0

@@ -1,7 +1,5 @@
-"""Folders that ``save_to_disk`` of Hugging Face's ``datasets`` writes: which files in them are the data.
-
-``state.json`` lies beside the files and names them; ``dataset_dict.json`` lies above the folders of several
-splits. Read once, by the thread that plans.
+"""Which files of a ``save_to_disk`` folder are data: ``state.json`` beside them names them, and
+``dataset_dict.json`` lies above the folders of several splits.
 """
 
 from __future__ import annotations
@@ -24,13 +22,7 @@ Folder = tuple[int, str]
 
 
 def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
-    """Those of the files that are data, in order; of a saved ``DatasetDict`` those of one split.
-
-    Raises:
-        ConfigError: there are several splits and none is chosen, or there is none of that name.
-        MissingFilesError: a file is named and not there.
-        UnreadableError: ``state.json`` is damaged.
-    """
+    """Those of the files that are data, in order; of a saved ``DatasetDict`` those of one split."""
     requests = Requests(files.retry_seconds)
     folders: dict[Folder, list[int]] = {}
     for file, path in enumerate(files.paths):

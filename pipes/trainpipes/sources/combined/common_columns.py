@@ -1,8 +1,5 @@
-"""What the rows of several pipelines become, so that they can be rows of one: of one kind, with one schema.
-
-Columns are widened to types that hold the values of all. Tensors and Python objects become columns where
-others give columns, and stay as they are where none do. Which it is does not depend on the rows that are
-read first.
+"""One kind and schema for the rows of several pipelines: columns are widened, and tensors and Python objects
+become columns where others give columns. Which rows are read first does not matter.
 """
 
 from __future__ import annotations

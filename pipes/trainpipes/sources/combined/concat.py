@@ -18,13 +18,10 @@ from trainpipes.sources.files.row_names import file_names
 class Concat(JoiningSource):
     """The rows of several pipelines, one after the other, as one source.
 
-    An epoch is cut, dealt and shuffled over all of them together. Each pipeline needs a source whose blocks
-    are known in advance, and stages that keep all rows, such as ``select`` and ``rename``, or ``take`` and
-    ``skip``; all others come after ``concat``. Use ``mix`` to mix by weights, ``zip`` to put columns side by
-    side, and a list in ``list_files`` for files of one kind.
-
-    A column that has several types becomes the type that holds all values, such as int64 for int32 and int64.
-    Rows that are Python objects or tensors become columns where another source gives columns.
+    Each pipeline needs a source whose blocks are known in advance, and stages that keep all rows, such as
+    ``select`` and ``rename``, or ``take`` and ``skip``; all others come after ``concat``. Types of a column
+    are widened to one that holds all values; Python objects and tensors become columns where another source
+    gives columns.
 
     Args:
         pipelines: in this order.

@@ -36,8 +36,9 @@ FEW_BLOCKS = 3
 
 
 class Cut(NamedTuple):
-    """Rows of one pipeline: its input, the number of its first row among those of all, and of which blocks
-    they are: the number, the first row in it, and the one after the last."""
+    """Rows of one pipeline: its input, the number of its first row among those of all, and the blocks they
+    are of: number, first row, and the one after the last.
+    """
 
     part: JoinedInput
     first: int
@@ -135,7 +136,7 @@ def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
 
 
 class JoinedRows(RowSource):
-    """The rows of several pipelines. Can be pickled if their sources can."""
+    """The rows of several pipelines."""
 
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         self.stage = stage
@@ -210,8 +211,9 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
 
 
 class JoinedInput:
-    """The rows of one of the pipelines, in blocks, with the stages that they go through. Row 0 is the first
-    that is used, after ``skipped`` rows of the source; ``columns`` are those of all pipelines."""
+    """One pipeline's rows in blocks, with their stages; row 0 is the first used one, after ``skipped`` rows
+    of the source.
+    """
 
     def __init__(
         self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,

@@ -22,8 +22,9 @@ OBJECTS = "Python objects"
 
 
 def columns_of(data: Payload) -> Any:
-    """What rows of different sources must agree in: columns and their types, or names, dtypes and shapes
-    of tensors. Of Python objects no more than that they are such."""
+    """What rows of different sources must agree in: columns and their types, or names, dtypes and shapes of
+    tensors.
+    """
     if isinstance(data, pa.Table):
         return data.schema.remove_metadata()
     if isinstance(data, TensorRows):

@@ -21,14 +21,10 @@ from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRow
 class Zip(JoiningSource):
     """The columns of several pipelines side by side: row k of each is part of row k.
 
-    Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such
-    as ``tokenize``, ``map`` or ``select``, or ``take`` and ``skip``; all others come after ``zip``, so that
-    rows stay together. Blocks are those of one source, as a rule the one with the largest; where such a block
-    ends within one of another source, a shuffle decodes that twice.
-
-    Tensors and Python objects become columns where another source gives columns; where all give dicts, or
-    tuples, these are joined row by row. ``split`` and ``sample`` without a key choose a row by its place in
-    the first pipeline.
+    Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such as
+    ``tokenize``, ``map`` or ``select``, or ``take`` and ``skip``; all others come after ``zip``. Tensors and
+    Python objects become columns where another source gives columns; where all give dicts, or tuples, these
+    are joined. ``split`` and ``sample`` without a key choose a row by its place in the first pipeline.
 
     Args:
         pipelines: their columns come in this order.
@@ -215,8 +211,8 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
 
 
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
-    """The source whose blocks are those of all: the one at whose ends the fewest rows of others are decoded
-    twice. The first of several.
+    """The source whose blocks are those of all: the first of those at whose ends the fewest rows of others
+    are decoded twice.
 
     >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
     1

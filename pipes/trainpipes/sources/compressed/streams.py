@@ -1,8 +1,8 @@
-"""Compressed files as streams of bytes that can be entered at several places.
+"""Compressed files as streams that can be entered at several places.
 
-A gzip file is one member or several, one after the other; so are a zstd file's frames, and the streams of
-bzip2 and xz. Each is decompressed by itself, so a reader can start where one starts. The first bytes of a
-file tell what it is compressed with. One thread at a time uses a stream.
+A gzip file has one member or several; so have zstd files their frames, and bzip2 and xz files their
+streams. A reader can start where one starts. The first bytes of a file tell its compression. Not for two
+threads.
 """
 
 from __future__ import annotations
@@ -61,15 +61,8 @@ def kind_by_content(head: bytes) -> str:
 
 
 class Stream:
-    """Decompressed bytes, from a place on.
-
-    Args:
-        read: reads the file, from the compressed place of ``entry`` on.
-        kind: what it is compressed with; "" for nothing.
-        entry: where a member begins.
-
-    Attributes:
-        entries: the members that have begun so far, the first one first; a caller may remove some.
+    """Decompressed bytes from the member at ``entry`` on; ``entries`` are the members that have begun so far,
+    of which a caller may remove some.
     """
 
     def __init__(self, read: Read, kind: str, entry: Entry = (0, 0)) -> None:
@@ -82,11 +75,7 @@ class Stream:
             self._parts = iter(lambda: read(OUTPUT_BYTES), b"")
 
     def read(self) -> bytes:
-        """The next bytes, some; none at the end.
-
-        Raises:
-            BadFileError: they cannot be decompressed.
-        """
+        """The next bytes, some; none at the end."""
         return next(self._parts, b"")
 
 
@@ -216,15 +205,7 @@ def _full(source: Forward, size: int) -> bytes:
 
 
 class Forward:
-    """Bytes that are read from front to back.
-
-    Args:
-        more: gives the next ones; none at the end.
-        at: the place of the first one.
-
-    Attributes:
-        at: the place of the next one.
-    """
+    """Bytes that are read from front to back; ``at`` is the place of the next one."""
 
     closed = False
 
@@ -263,13 +244,8 @@ class Forward:
 
 
 class Decompressed:
-    """The bytes of a compressed file, by their places when decompressed. Goes on where it has ended; for
-    what is before that it starts anew.
-
-    Args:
-        data: the file.
-        kind: what it is compressed with.
-        again: counts what is decompressed only to reach later bytes.
+    """The bytes of a compressed file, by their decompressed places. It goes on where it has ended; for
+    earlier bytes it starts anew.
     """
 
     def __init__(self, data: FileBytes, kind: str, again: ReadAgain) -> None:
@@ -280,11 +256,8 @@ class Decompressed:
         self._at = 0
 
     def read(self, start: int, stop: int, entry: Entry = (0, 0)) -> bytes:
-        """Bytes ``start`` to ``stop``, by way of a member that begins at ``start`` or before; fewer at the
-        file's end.
-
-        Raises:
-            BadFileError: they cannot be decompressed.
+        """Bytes ``start`` to ``stop``, by way of a member that begins at or before them; fewer at the file's
+        end.
         """
         if self._stream is None or not entry[1] <= self._at <= start:
             self.close()
@@ -317,7 +290,7 @@ class Decompressed:
 
 
 class ReadAgain:
-    """Bytes that the readers of a process decompressed only to reach later ones. Pickled, it is at 0."""
+    """Bytes that a process's readers decompressed only to reach later ones. Pickled, it is at 0."""
 
     def __init__(self) -> None:
         self.bytes = 0

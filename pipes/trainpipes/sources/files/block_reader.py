@@ -34,7 +34,7 @@ FETCHED = 16 << 20
 
 
 class BlockReader:
-    """One place in files. Not for two threads at once."""
+    """One place in files."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
@@ -67,8 +67,8 @@ class BlockReader:
 
     def expect(self, blocks: Sequence[int]) -> None:
         """Say which blocks will be read next, in order: those on other machines are fetched, several side by
-        side, and small ones that follow each other at once. What is fetched already, and is expected still,
-        stays."""
+        side, and small ones that follow each other at once.
+        """
         source, form = self._source, self._source.format
         if source.is_local:
             return

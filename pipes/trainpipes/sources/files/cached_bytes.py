@@ -1,7 +1,7 @@
-"""Bytes of remote files, kept on a disk of this machine in chunks of 4 MiB, found by URL, size and version.
+"""Bytes of remote files, kept on a disk of this machine in chunks of 4 MiB by URL, size and version.
 
-All processes of the machine share a folder and its limit. A disk that is full, or that cannot be written,
-costs no row: bytes are then fetched and not kept.
+All processes of the machine share a folder and its limit. On a disk that is full or read-only, bytes are
+fetched and not kept.
 """
 
 from __future__ import annotations
@@ -42,12 +42,7 @@ _full: set[str] = set()  # folders that could not be written
 
 @dataclass(frozen=True)
 class DiskCache:
-    """A folder of chunks.
-
-    Args:
-        folder: on a disk of this machine.
-        most: bytes of all chunks in it, at most.
-    """
+    """A folder of chunks of ``most`` bytes together."""
 
     folder: str
     most: int
@@ -138,7 +133,7 @@ class CachedBytes(FileBytes):
         return self._source.once(key, make)
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        """Chunks by their numbers. What other threads of this process fetch is waited for."""
+        """Chunks by their numbers."""
         found = {n: self._last[n] for n in numbers if n in self._last}
         while missing := [n for n in numbers if n not in found]:
             future: Future[None] = Future()

@@ -1,9 +1,8 @@
-"""The bytes of a file, alike for files here and on other machines.
+"""The bytes of a file, alike for local and remote files.
 
-What is read is of the file that was listed. One that has changed since, also to the same size, is a
-``DataChangedError`` before any byte of it is given: on this machine by inode, time of change and size; on S3
-and over HTTP by the version that each reply tells; elsewhere by its size, and by what the store lists of it
-after a request that had to be made again.
+What is read is of the file that was listed. One that has changed since is a ``DataChangedError`` before
+any byte of it is given: locally by inode, time of change and size; on S3 and over HTTP by the version in
+each reply; elsewhere by size, and by what the store lists after a repeated request.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ AT_ONCE = 512
 class FileBytes(ABC):
     """The bytes of one file, for any thread.
 
+    ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is another
+    one, and UnreachableError where the server does not answer or denies access.
+
     Attributes:
         name: its path or URL.
         size: bytes of it.
-        version: what tells it from another one of that name, in this run; "" where nothing does.
+        version: tells it from another one of that name; "" where nothing does.
         checked: whether each read is certain to be of this version.
         local: whether it is on this machine.
-
-    ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is
-    another one, and UnreachableError where the server does not answer or denies access.
     """
 
     name: str
@@ -97,8 +96,7 @@ class FileBytes(ABC):
 def fetch_small(
     files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
 ) -> None:
-    """Have small files of stores in memory, many by one call, which takes half the time. What cannot be had
-    is left to those who read it."""
+    """Have small files of stores in memory, many by one call, which takes half the time."""
     by_system: dict[int, list[int]] = {}
     for n in numbers if not all(map(is_local, files.systems)) else ():
         system = int(files.system_of[n])
@@ -184,8 +182,9 @@ def mapped(path: str) -> pa.Buffer:
 
 
 class KeptFiles:
-    """What the readers of a process share of files: local ones that are mapped, small remote ones, and what
-    was found out about any. Any thread may ask. Pickled, it is empty."""
+    """Mapped local files, small remote ones, and findings, shared by a process's readers and threads.
+    Pickled, it is empty.
+    """
 
     def __init__(self) -> None:
         self._buffers: dict[int, pa.Buffer] = {}

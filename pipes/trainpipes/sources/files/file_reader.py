@@ -21,10 +21,8 @@ from trainpipes.storage.cache import SUFFIX
 
 
 class FileReader(Source):
-    """A stage that reads the files which ``list_files`` below it lists.
-
-    A class below this one has an option ``storage_options``, and defines ``open_files``. Options of the names
-    in ``CHECKS`` are checked here.
+    """A stage that reads the files which ``list_files`` below it lists. A subclass has the option
+    ``storage_options`` and defines ``open_files``.
     """
 
     role = "reader"

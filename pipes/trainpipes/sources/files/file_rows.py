@@ -1,4 +1,4 @@
-"""Rows of files in blocks: what all sources of files share; and which reader is for which files, by name."""
+"""What all sources of files share, and which reader reads which files by name."""
 
 from __future__ import annotations
 
@@ -26,14 +26,7 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
 
 
 class FileBlocks(RowSource):
-    """Rows of files in blocks. A class below this one sets the attributes.
-
-    Attributes:
-        files: the files.
-        sizes: bytes of each file, int64 ``[files]``.
-        file_of_block: the file that each block is in, int64 ``[blocks]``; None where blocks are of several.
-        blocks_called: what the format calls blocks.
-    """
+    """Rows of files in blocks; ``file_of_block`` is None where blocks are of several files."""
 
     files: FileList
     sizes: IntArray

@@ -1,4 +1,4 @@
-"""The rows of files of any format. Made by the thread that plans; several threads read."""
+"""The rows of files of any format."""
 
 from __future__ import annotations
 
@@ -31,21 +31,8 @@ from trainpipes.sources.remote.retry import Requests
 
 
 class FileSource(FileBlocks):
-    """Rows of files. Can be pickled, as the format can.
-
-    A block of the source is a range of rows of one file: one of the format's blocks, unless ``edges`` says
-    otherwise.
-
-    Attributes:
-        format: see above.
-        layouts: see above.
-        columns: see above.
-        schema: Arrow schema of every table that a reader gives; None if there are no rows to tell.
-        said_of_schema: what messages say of those that have it.
-        kept_in: the file in which the layouts are kept, if they are.
-        first_block: number of each file's first block, int64 ``[files + 1]``.
-        first_row: number of each file's first row, int64 ``[files + 1]``.
-        begins: the row of its file that each block begins with, int64 ``[blocks]``.
+    """Rows of files. A block is a range of rows of one file: one of the format's blocks, unless ``edges``
+    says otherwise.
     """
 
     said_of_schema = "the others have"

@@ -1,7 +1,7 @@
-"""What is in folders: of this machine, and of the stores that fsspec knows.
+"""The contents of folders: of this machine, and of the stores that fsspec knows.
 
-Stores are asked by ``info``, ``ls`` and ``find``; not by ``glob``, nor by a ``find`` that walks the folders:
-those of fsspec leave out, without a word, what could not be listed.
+Stores are asked by ``info``, ``ls`` and ``find`` alone: fsspec's ``glob`` and walking ``find`` silently
+leave out what could not be listed.
 """
 
 from __future__ import annotations

@@ -60,15 +60,7 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class Scan:
-    """A file that is to be looked at.
-
-    Args:
-        file: its number in the list.
-        data: its bytes.
-        known: what was found earlier, where that is not enough.
-        requests: makes those to servers.
-        progress: counts bytes, where the caller has asked for that.
-    """
+    """A file to be looked at; ``known`` is what was found earlier, where that is not enough."""
 
     file: int
     data: FileBytes
@@ -90,14 +82,7 @@ class _Signs(Progress):
 
 
 class IndexStore:
-    """Layouts of the files of a data set, of earlier runs and from now on.
-
-    Attributes:
-        path: the file in which layouts are kept; None if they are not.
-        sizes: bytes of each file, int64 ``[files]``.
-        scanned: numbers of the files that were scanned now.
-        kept: what stays in memory of files, for those that read them.
-    """
+    """Layouts of the files of a data set, of earlier runs and from now on."""
 
     def __init__(
         self,
@@ -265,8 +250,7 @@ class IndexStore:
         return bool(self.files.stamps[file]) and self.files.sizes[file] >= 0
 
     def _save(self, read: int) -> None:
-        """Keep what is known, beside what is kept of other files. If it cannot be written, nothing is raised:
-        it would only save time."""
+        """Keep what is known, beside what is kept of other files."""
         files = self.files
         known = [n for n in sorted(self._found) if self._can_be_kept(n)]
         # A local file may have changed once more without another time.

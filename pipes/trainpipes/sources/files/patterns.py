@@ -74,15 +74,8 @@ def names_in(path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The files that a folder or a pattern stands for, whether they are there or not.
-
-    A path below the root is followed name by name: ``start`` and ``after`` say how far in the pattern it
-    leads, as the numbers of parts that may have been matched.
-
-    Args:
-        root: the folder, or the lowest one above all that the pattern matches.
-        parts: of the pattern below it; none for a folder.
-        suffixes: what the names of files found in folders end with, in lower case.
+    """The files that a folder (without ``parts``) or a pattern stands for. A path is followed name by name:
+    ``start`` and ``after`` give the numbers of parts that may have been matched.
 
     >>> pattern = Wanted("d", ("*.txt",), (".txt",))
     >>> [pattern.stands_for(path) for path in ("d/a.txt", "d/out/a.txt", "d/out.txt/a.txt")]

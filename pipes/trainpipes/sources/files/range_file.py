@@ -1,7 +1,7 @@
-"""The bytes of a file as a file that Arrow reads: several places of it in turn, each of them forward.
+"""A file for Arrow that is read forward at several places in turn.
 
-fsspec's own files keep one block of 5 to 50 MB: the columns of a row group lie far apart, so most of such
-blocks would be thrown away.
+fsspec's files keep one block of 5 to 50 MB. The columns of a row group lie far apart, so most of it would
+be thrown away.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ HELD_BYTES, LEAST_BYTES = 16 << 20, 256 << 10
 
 
 class _Part:
-    """Bytes ``start`` to ``stop`` of the file, which are read from front to back.
-
-    Held are those from ``first`` on; the next to be read is ``at``.
-    """
+    """Bytes ``start`` to ``stop`` of the file, which are read from front to back."""
 
     def __init__(self, start: int, stop: int, step: int, most: int) -> None:
         self.start, self.stop = start, stop
@@ -48,11 +45,7 @@ class _Part:
 
 
 class RangeFile(io.RawIOBase):
-    """Bytes of a file, read-only.
-
-    Whatever is fetched, is fetched for all expected parts at once, so that the columns of a row group wait
-    for the server once, not in turn.
-    """
+    """Bytes of a file, read-only."""
 
     def __init__(self, source: FileBytes, held: int | None = None) -> None:
         super().__init__()
@@ -62,8 +55,7 @@ class RangeFile(io.RawIOBase):
         self._parts: list[_Part] = []
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Say which ``(start, stop)`` will be read next, each from front to back; others are
-        forgotten. What can be held is fetched whole, of more a part at a time."""
+        """Say which ``(start, stop)`` will be read next, each from front to back; others are forgotten."""
         total = sum(stop - start for start, stop in ranges)
         share = 1.0 if total <= self._held else self._held / 2 / total
         steps = [max(LEAST_BYTES, int((stop - start) * share)) for start, stop in ranges]

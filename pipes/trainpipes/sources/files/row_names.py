@@ -67,9 +67,8 @@ def file_names(inputs: Inputs) -> list[str]:
 
 
 def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
-    """Names of files relative to the folder that was asked for: a folder itself, the part of a glob
-    before its first wildcard, a file's own folder; of several the one that holds all. None where
-    names are not of that form.
+    """Names of files relative to the listed folder: a folder, the part of a glob before its first wildcard, a
+    file's own folder, or the one that holds several. None for names of other forms.
 
     >>> names_below(["s3://b/data/*/x-*.parquet"], ["s3://b/data/en/x-1.parquet"])
     ['en/x-1.parquet']

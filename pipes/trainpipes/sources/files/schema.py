@@ -13,8 +13,9 @@ from trainpipes.kinds.source import Place
 
 
 def plain(field: pa.Field) -> pa.Field:
-    """A field without metadata. At every depth dictionaries are replaced by their values, and types that a
-    Python package has registered, which may not be imported, by those that they are stored as."""
+    """A field without metadata; at every depth dictionaries and registered extension types are replaced by
+    the types of their values.
+    """
     return pa.field(field.name, _plain_type(field.type), field.nullable)
 
 

@@ -1,7 +1,4 @@
-"""The rows of a ``datasets.IterableDataset``, batch by batch, with its own state.
-
-Called by the thread that reads a stream, in each process.
-"""
+"""The rows of a ``datasets.IterableDataset``, batch by batch, with its own state."""
 
 from __future__ import annotations
 
@@ -39,8 +36,9 @@ def _parts(iterable: Any) -> Iterator[Any]:
 
 
 def _copied(dataset: Any) -> Any:
-    """A copy of a dataset that shares nothing with it but the cache of file systems that it may have: all
-    datasets of a process have the same, and a copy of a file system adds one of this thread to it."""
+    """A copy of a dataset that shares only the cached file systems: copying one of these would add another to
+    its cache for this thread.
+    """
     shared = [value for value in vars(dataset).values() if isinstance(value, dict)]
     caches = [
         one for one in shared if any(isinstance(v, AbstractFileSystem) for v in [*one.values()])

@@ -1,7 +1,4 @@
-"""The rows of a ``datasets.Dataset``: its Arrow tables, in the order of its indices.
-
-Made by the thread that plans; read by several threads.
-"""
+"""The rows of a ``datasets.Dataset``: its Arrow tables, in the order of its indices."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ SAMPLED = 16
 
 
 class HFTable(RandomAccessSource):
-    """A dataset's rows, in blocks. Can be pickled, as the dataset can."""
+    """A dataset's rows, in blocks."""
 
     def __init__(self, dataset: Any, block_rows: int) -> None:
         self._dataset = dataset

@@ -26,7 +26,7 @@ CHECK_ROWS = 1 << 20
 
 
 def open_folder(path: str) -> list[MappedRows]:
-    """Map all columns of a memory map, part by part. Headers and offsets are read."""
+    """Map all columns of a memory map, part by part."""
     headers = read_headers(path)
     if len(headers) == 1:
         return [_opened(path, part, header) for part, header in headers.items()]

@@ -74,7 +74,8 @@ class Header:
 
 def file_endings(names: Sequence[str]) -> list[str]:
     """What the names of columns' files end with, different also where large and small letters are the
-    same. Offsets have "offsets" before "npy"."""
+    same.
+    """
     found: list[str] = []
     for name in names:
         stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80] or "_"

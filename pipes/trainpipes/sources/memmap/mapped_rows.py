@@ -1,4 +1,4 @@
-"""Rows of memory-mapped files by number. The pages that maps touch are shared by all processes."""
+"""Rows of memory-mapped files by number."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) el
 def mapped(
     file: BinaryIO, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0
 ) -> Array:
-    """An array in an open file, from byte ``start`` on; ``step`` bytes from row to row, if not a row's size.
-    A plain array: rows of a ``np.memmap`` cost more than twice as much."""
+    """A plain array in an open file, ``step`` bytes from row to row: rows of ``np.memmap`` cost more than
+    twice as much.
+    """
     if 0 in shape:
         return np.empty(shape, dtype)
     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
@@ -120,8 +121,9 @@ class BareRows(MappedRows):
 
 
 def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
-    """A file of numbers without a header (token ids, as nanoGPT and others write them), cut in rows of a
-    length; with each, ``more`` numbers are read, the first ones of the next row."""
+    """A file of numbers without a header, cut in rows; with each, ``more`` numbers of the next row are
+    read.
+    """
     stored = np.dtype(dtype).newbyteorder("<")
     refuse_special(path)
     with open(path, "rb") as file:

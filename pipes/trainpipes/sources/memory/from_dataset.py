@@ -29,17 +29,15 @@ PLAIN = (list, tuple, range)
 class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
-    Indices are shuffled and dealt, and a rank or worker fetches only its own. Without ``batch``, items are
-    fetched one by one; with it, a batch at a time. A state knows the dataset by its class and length
-    only.
+    Each rank and worker fetches only its own items: one by one, or with ``batch`` a batch at a time. A state
+    knows the dataset only by its class and length.
 
     Args:
         dataset: the dataset; ``len(dataset)`` items.
-        sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. For samplers of
-            ``trainpipes.samplers`` see ``shuffle(sampler=...)``. Torch's samplers draw with another
-            seed each epoch; a ``DistributedSampler`` gives the indices of all its replicas, which
-            ``sharding_filter`` deals to ranks. A resume draws the epoch's keys again and drops those used.
-        batch_sampler: gives a list of keys for each batch, in place of ``batch``. Each item is then a
+        sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. Torch's samplers
+            draw with another seed each epoch; ``sharding_filter`` deals their keys to ranks. A resume draws
+            the epoch's keys again. For samplers of ``trainpipes.samplers`` see ``shuffle(sampler=...)``.
+        batch_sampler: gives a list of keys for each batch, instead of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 

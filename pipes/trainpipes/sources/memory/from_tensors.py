@@ -17,10 +17,9 @@ from trainpipes.kinds.stage_kinds import Source
 
 
 class FromTensors(Source):
-    """Rows of tensors that share their first dimension.
+    """Rows of tensors that share their first dimension: tuples, or dicts where the tensors are given by name.
 
-    A row is a tuple of tensors, or a dict where the tensors are given by name. The first state costs one pass
-    over them, about 1 GB/s in each thread, since a state knows tensors by all of their numbers.
+    The first state hashes all numbers, at about 1 GB/s in each thread.
 
     Args:
         tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.

@@ -67,7 +67,7 @@ def plain(value: Any) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """A fresh copy of the state of which ``plain`` made this."""
+    """Undoes ``plain``."""
     if isinstance(value, list):
         return [restored(inner) for inner in value]
     if not isinstance(value, dict):
@@ -93,7 +93,7 @@ def restored(value: Any) -> Any:
 
 
 def is_wrapped(value: Any) -> bool:
-    """Whether this is one of the dicts that ``plain`` writes for what JSON cannot hold."""
+    """Whether ``plain`` made this dict for what JSON cannot hold."""
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _KINDS
 
 
@@ -123,18 +123,18 @@ _making = threading.Lock()
 class FromTorchdata(Source):
     """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
 
-    The position is the node's state, which may hold what JSON can, tuples, bytes, arrays and tensors. Epoch 0
-    is what the node gives after its first ``reset()``. For each later one it is reset again after one item of
-    the epoch before was read, which is how torchdata's nodes count epochs.
+    The position is the node's state, of JSON types, tuples, bytes, arrays and tensors. For each epoch after
+    the first the node is reset after one item of the epoch before was read, which is how torchdata counts
+    epochs.
 
-    One rank and no workers: each of several would have its own copy of the node, one that gives all items
-    again. Where there are more, read the same files by ``list_files``, or the same data by ``from_dataset``.
+    Only for one rank without workers. Otherwise read the same files by ``list_files``, or the same data by
+    ``from_dataset``.
 
     Args:
         node: the node, of which nothing was read before.
 
     Raises:
-        ConfigError: that is no node, or one of our own; or its state holds what cannot be kept.
+        ConfigError: it is no node, or one of trainpipes; or its state holds other types.
         TopologyError: there is more than one rank or worker.
 
     >>> import trainpipes as tp

@@ -29,7 +29,6 @@ class MixSource:
     lengths: Callable[[Block], IntArray] | None
 
     def expect(self, shard: int, epoch: int, cursor: dict[str, Any] | None) -> None:
-        """Keep the windows that a shard needs from a cursor on."""
         if cursor is None or not cursor.get("gone"):
             ShardRuns(self.opener, shard, epoch, cursor)
 
@@ -41,7 +40,6 @@ class MixSource:
         return block, [] if self.lengths is None else self.lengths(block).tolist()
 
     def named(self, error: Exception) -> None:
-        """Say in an error from below which source it is about."""
         stage, row = getattr(error, "_trainpipes", (None, None))
         if row is not None:
             own = int(self.ids(np.array([row], dtype=np.int64))[0])
@@ -54,18 +52,8 @@ class MixSource:
 
 
 class SourceRows:
-    """The rows of one source in one shard: those that are ready, and where the next one stands.
-
-    Args:
-        source: of the mix.
-        shard: which shard.
-        epoch: of the mix, a pass of the source.
-        cursor: of the source's next row; None for the pass's start.
-
-    Attributes:
-        left: rows that are ready; who takes some says so here.
-        passes: times gone through before the next row.
-        gone: whether the source has left the mix in this epoch.
+    """The rows of one source in one shard: those that are ready, and where the next one stands. Whoever takes
+    some updates ``left``.
     """
 
     def __init__(
@@ -117,7 +105,6 @@ class SourceRows:
             self._begin = end
 
     def cursor_after(self) -> CursorAfter:
-        """Gives the cursors of the next rows that are ready, which hold none of these rows."""
         if self._made is None:
             start = self._start
             return lambda _: start

@@ -113,11 +113,7 @@ class MixRules:
         names: of the sources, sorted.
         starts: where each step of the schedule begins, in rows or tokens of the whole mix; the first at 0.
         steps: whole weights of the sources in each step, all with the same sum.
-        max_epochs: how often each source may be gone through in an epoch of the mix; None for no limit.
-        stop: what ends an epoch of the mix.
-        lengths: gives the tokens of each row, where tokens are counted: int64 ``[rows]``, 1 or more.
-        output_column: of the sources' names, to be added; None for none.
-        asker: the stage, for messages.
+        lengths: the tokens of each row, int64 ``[rows]``, 1 or more; None to count rows.
     """
 
     names: tuple[str, ...]
@@ -130,8 +126,6 @@ class MixRules:
     asker: object
 
     def with_names(self, block: Block, source: IntArray) -> Block:
-        """Rows with a column that names the source of each, where one is wanted; ``source`` is the number of
-        each row's, int64 ``[rows]``."""
         column, data = self.output_column, block.data
         if column is None:
             return block

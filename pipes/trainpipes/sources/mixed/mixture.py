@@ -40,15 +40,7 @@ Path = tuple[str, ...]
 
 @dataclass(eq=False)
 class Mixture(RowMixture):
-    """The rows of several pipelines; immutable, and any thread may ask.
-
-    Args:
-        sources: where the rows of each pipeline are from, by name.
-        sizes: rows of an epoch of each; None where they are not counted.
-        data: what identifies the data of each, of JSON types.
-        rules: how they are mixed.
-        lines: for ``explain()``.
-    """
+    """The rows of several pipelines; immutable, and any thread may ask."""
 
     sources: Mapping[str, RowSource | RowStream]
     sizes: Mapping[str, int | None]

@@ -1,7 +1,5 @@
-"""Where the arrays of ``.npy`` and ``.npz`` files lie, and of what type and shape they are, by their headers.
-
-See numpy.lib.format for the one, and zipfile for the other, which is a zip archive of the first. Called by
-any thread.
+"""Where the arrays of ``.npy`` and ``.npz`` files lie, with their types and shapes, by their headers; see
+numpy.lib.format and zipfile.
 """
 
 from __future__ import annotations
@@ -42,14 +40,10 @@ class StoredArray:
     """An array in a file, or a field of one.
 
     Args:
-        dtype: of its elements as they are stored, of all fields.
-        shape: with the rows first.
+        dtype: of its elements as stored, of all fields.
         fortran: whether elements are stored column by column.
         start: where they are in the file; None where they are compressed.
-        member: the name in an ``.npz`` file; None in an ``.npy`` file.
-        field: which field of a structured array; None for all of a plain one.
-        stored: of a member that is not compressed: where its bytes, with its header, begin and end in the
-            file, and the CRC-32 that the archive has of them.
+        stored: of an uncompressed member, its first byte, the byte behind its last, and its CRC-32.
     """
 
     dtype: np.dtype[Any]
@@ -93,11 +87,7 @@ class StoredArray:
         return whole if self.field is None else whole[self.field]
 
     def unpacked(self, content: BinaryIO) -> Any:
-        """All of it, of a whole file.
-
-        Raises:
-            BadFileError: another array is there.
-        """
+        """All of it, of a whole file."""
         if self.member is not None:
             with zipfile.ZipFile(content) as archive:
                 content = io.BytesIO(archive.read(f"{self.member}.npy"))

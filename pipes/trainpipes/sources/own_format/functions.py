@@ -20,12 +20,7 @@ MOST_ROWS = 1 << 48
 
 
 class FunctionFormat(Format):
-    """Files that functions read.
-
-    Args:
-        fn: ``fn(file)`` or ``fn(file, block)``, to a table or an iterator of tables.
-        count: ``count(file)``, to a number of rows, or to one for each block; None to count those of ``fn``.
-    """
+    """A format of the functions that ``read_files`` takes."""
 
     name = "files in your own format"
 

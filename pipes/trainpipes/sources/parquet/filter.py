@@ -1,7 +1,4 @@
-"""Tells from footers and names of folders which row groups may hold a row that passes a filter.
-
-Arrow decides: it is given what holds for all rows of a row group, and says whether the filter can hold too.
-"""
+"""Tells from footers and names of folders which row groups may hold a row that passes a filter."""
 
 from __future__ import annotations
 
@@ -40,13 +37,7 @@ Facts = list[pc.Expression]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a footer says of a column's values in a row group.
-
-    Args:
-        least: Arrow scalar; None if all values are null.
-        most: Arrow scalar; None if all values are null.
-        nulls: whether there may be nulls.
-    """
+    """What a footer says of a column's values in a row group."""
 
     least: Any
     most: Any

@@ -48,15 +48,8 @@ NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroupLayout(Layout):
-    """The row groups of a file.
-
-    Args:
-        footer: bytes of its footer.
-        checksum: CRC-32 of that.
-        group_bytes: uncompressed bytes of each row group, all columns, int64 ``[row groups]``.
-        size: bytes of the file.
-        folder: values that names of folders give all rows, as arrays ``[1]``.
-        note: what a state knows the file by besides.
+    """The row groups of a file; ``checksum`` is the CRC-32 of its footer, ``group_bytes`` are uncompressed,
+    of all columns, int64 ``[row groups]``.
     """
 
     footer: int
@@ -77,8 +70,8 @@ class RowGroupLayout(Layout):
 class ParsedFooters:
     """Parsed footers of files, shared by the readers of a process.
 
-    Row groups in shuffled order open another file each. For files of 200 row groups of 1,000 rows, to parse
-    the footer again would be three quarters of the work. Pickled, it is empty.
+    Shuffled row groups open another file each. For files of 200 row groups of 1,000 rows, parsing the
+    footer again would be three quarters of the work. Pickled, it is empty.
     """
 
     def __init__(self) -> None:
@@ -91,7 +84,6 @@ class ParsedFooters:
         return ParsedFooters, ()
 
     def known(self, name: str) -> Any:
-        """The parsed footer of a file; None if it is not here."""
         with self._lock:
             if name not in self._parsed:
                 return None
@@ -126,17 +118,6 @@ class ParsedFooters:
 
 @dataclass(frozen=True)
 class Footers:
-    """What the footers of all files say.
-
-    Args:
-        store: the files.
-        layouts: their row groups.
-        schema: of the chosen columns, the same for all files.
-        row_bytes: bytes of an average row of these in memory; None without rows.
-        folders: names of columns that may be made of names of folders; files do not have them.
-        parsed: those that were read now.
-    """
-
     store: IndexStore
     layouts: list[RowGroupLayout]
     schema: pa.Schema
@@ -203,7 +184,6 @@ def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
 
 
 def read_footer(data: FileBytes) -> bytes:
-    """The end of a Parquet file: footer, its length, magic number."""
     size = data.size
     if size == 0:
         raise BadFileError("empty: 0 bytes")

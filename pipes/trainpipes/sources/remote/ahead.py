@@ -75,8 +75,9 @@ class Ahead(Generic[Opened]):
         _held[key] = own
 
     def take(self, block: int) -> Opened | None:
-        """A row group that was opened ahead; None for one that was not expected, or that could not be
-        reached then. Raises what opening it raised."""
+        """A row group that was opened ahead; None for one that was not expected, or that could not be reached
+        then.
+        """
         if block in self._upcoming:
             while self._upcoming.popleft() != block:
                 pass

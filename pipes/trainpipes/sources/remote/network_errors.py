@@ -1,7 +1,7 @@
 """What an error of an fsspec file system says about the server: whether to try again, and what to tell.
 
-Some hide it: fsspec's HTTP file system reports a 503 as ``FileNotFoundError``. So all errors that led to one
-are looked at, and the packages are not imported.
+fsspec's HTTP file system reports a 503 as ``FileNotFoundError``, so all errors that led to one are looked
+at.
 """
 
 from __future__ import annotations
@@ -79,8 +79,6 @@ class Failure:
         kind: "passing": try again; "access": credentials are missing, wrong or expired; "rejected": the
             server says no for another reason; "changed": the file is not what was asked for; "missing": there
             is no such file; "other": it is not about the server.
-        text: the error in a line.
-        wait: seconds that the server asks to wait.
     """
 
     kind: Literal["passing", "access", "rejected", "changed", "missing", "other"]

@@ -81,12 +81,10 @@ def try_once(system: Any) -> None:
 
 
 def _is(system: Any, name: str) -> bool:
-    """Whether a file system is of a class, which need not be imported."""
     return any(cls.__name__ == name for cls in type(system).__mro__)
 
 
 def _reader(system: Any, version: str) -> Any:
-    """What fetches a range of a version; None where replies do not tell theirs."""
     key = version.partition("=")[0]
     if _is(system, "S3FileSystem") and key == "ETag":
         return _from_s3

@@ -1,7 +1,6 @@
-"""Requests to file systems on other machines: the one place that waits for servers, and tries again.
+"""Requests to remote file systems: the one place that waits for servers, and tries again.
 
-What may pass is tried again after 0.25 s, 0.5 s, 1 s, ... up to 8 s, or after what the server asks for. A
-request that is made again gives the same bytes or fails, so rows never depend on it.
+A request that is made again gives the same bytes or fails, so rows never depend on it.
 """
 
 from __future__ import annotations
@@ -54,16 +53,15 @@ _last_message = -math.inf
 
 @dataclass(frozen=True)
 class Retry:
-    """How long requests to servers are tried again: to list files, and to read them.
+    """How long requests to servers are made again, for listing and reading files.
 
-    What may pass (no answer, a connection that breaks off, 408, 429, 5xx) is tried again after 0.25 s,
+    Failures that may pass (no answer, a broken connection, 408, 429, 5xx) are tried again after 0.25 s,
     0.5 s, ... up to 8 s, or when the server says (``Retry-After``). Denied access and missing files are
     errors at once.
 
     Args:
-        deadline: seconds from the first try of a request to an ``UnreachableError``, more than 0. A
-            single try has a quarter of them, at most 30 s; a request of several MB has a second more for
-            each 64 KiB.
+        deadline: seconds from a request's first try to an ``UnreachableError``, more than 0. A single try has
+            a quarter of them, at most 30 s, and a second more for each 64 KiB of a large request.
 
     >>> import trainpipes as tp
     >>> tp.list_files("s3://bucket/rows", retry=tp.Retry(deadline=600))
@@ -82,7 +80,7 @@ class Retry:
 
     @staticmethod
     def of(value: Any, option: str) -> Retry:
-        """An option that says how long: a ``Retry``, or a dict with its arguments as in a config."""
+        """The value of an option: a ``Retry``, or a dict of its arguments as in a config."""
         if isinstance(value, Mapping) and value.keys() <= {"deadline"}:
             value = Retry(**value)
         if not isinstance(value, Retry):
@@ -95,8 +93,6 @@ class Stopped(Exception):
 
 
 class Requests:
-    """Requests of a reader or a listing, from any thread."""
-
     def __init__(self, seconds: float = RETRY_SECONDS) -> None:
         self._seconds = seconds
         self._stopped = threading.Event()
@@ -163,7 +159,8 @@ class Requests:
 
     def files(self, system: Any, files: Sequence[tuple[str, str, int]], most: int) -> list[Any]:
         """Small files by path, version (which replies tell) and size, so many at a time; errors of those that
-        cannot be had. They are not asked for again."""
+        cannot be had.
+        """
         limit = try_seconds(self._seconds) + sum(size for _, _, size in files) / SLOWEST
         try:
             found: list[Any] = self._result(begin_files(system, files, most), limit)

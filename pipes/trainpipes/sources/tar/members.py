@@ -1,7 +1,7 @@
-"""The members of a tar archive, and the samples that they make: told by their headers, in one pass.
+"""The members of a tar archive, and the samples that they make, by their headers in one pass.
 
-See POSIX pax for the format, and https://github.com/webdataset/webdataset for what a sample is: members that
-follow each other and have one name up to the first dot. Called by any thread.
+For the format see POSIX pax. A sample (https://github.com/webdataset/webdataset) is members that follow
+each other and have one name up to the first dot.
 """
 
 from __future__ import annotations
@@ -26,11 +26,7 @@ KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
 class Archive(Forward):
-    """The bytes of an archive, as ``tarfile`` asks for them.
-
-    Attributes:
-        last: those that were read last.
-    """
+    """The bytes of an archive, as ``tarfile`` asks for them."""
 
     last = b""
 
@@ -52,9 +48,9 @@ class Archive(Forward):
 
 
 def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
-    """The samples that members make, of which name, place and size are given: ``keys`` of the samples, and
-    ``counts`` of their members; ``kinds``, extensions without the dot; and of each member ``kind_of``, the
-    number of its extension, ``starts`` and ``sizes`` of its content."""
+    """The samples of members with name, place and size: ``keys`` and ``counts`` of the samples; ``kinds``,
+    extensions without the dot; and of each member ``kind_of``, ``starts`` and ``sizes``.
+    """
     keys: list[str] = []
     counts: list[int] = []
     kinds: dict[str, int] = {}
@@ -89,11 +85,7 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
 
 
 def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
-    """Regular files of an archive, in one pass: name, where the content begins, and its size.
-
-    Raises:
-        BadFileError: it is none, is cut short, or holds what it should not; says what.
-    """
+    """Regular files of an archive, in one pass: name, where the content begins, and its size."""
     stream: Any = file
     archive: Any  # whose members are no public name
     try:
@@ -145,11 +137,10 @@ def _check_name(name: str) -> None:
 
 
 def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
-    """The members that an index beside an archive lists, as ``wds2idx`` of DALI writes it; None if it is none
-    that can be relied on.
+    """The members by the index of ``wds2idx`` (DALI) beside an archive; None if it cannot be relied on.
 
-    The index has a version and the number of samples; then a line for each sample, with extension, place,
-    bytes and name of each member.
+    It has a version and the number of samples; then a line for each sample, with extension, place, bytes
+    and name of each member.
     """
     head, *lines = text.splitlines() or [""]
     if head.split() != ["v1.2", str(len(lines))]:

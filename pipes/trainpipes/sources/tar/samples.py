@@ -1,7 +1,6 @@
 """Samples of tar archives as rows: a column of bytes for each extension.
 
-The index keeps where each member lies, whatever columns are asked for. A layout for reading has the columns
-of one stage, in blocks of about 4 MB.
+The index holds all members; a layout for reading has one stage's columns, in blocks of about 4 MB.
 """
 
 from __future__ import annotations
@@ -52,13 +51,8 @@ MOST_MEMBER = (1 << 31) - 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Members(Layout):
-    """Where the members of an archive's samples lie.
-
-    Args:
-        compression: what it is compressed with; "" for nothing.
-        keys: of the samples, text ``[rows]``.
-        starts: where each sample's member begins, decompressed, int64 ``[rows]``, by extension.
-        sizes: its bytes; -1 where there is none.
+    """Where the members of an archive's samples lie: by extension the first byte (decompressed) and the size,
+    -1 where there is none, int64 ``[rows]``.
     """
 
     compression: str
@@ -82,12 +76,6 @@ class Members(Layout):
 
 
 class TarSamples(Format):
-    """Samples of tar archives.
-
-    Args:
-        schema: columns and types of the rows.
-    """
-
     name = "tar archives"
     random_access = True
     fit = "archives that are on this machine and not compressed"
@@ -298,7 +286,6 @@ def members_in(
 
 
 def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> Members:
-    """Where the members of an archive lie that are of these columns, by rows."""
     kinds, rows = archive["kinds"], len(archive["keys"])
     row_of = np.repeat(np.arange(rows, dtype=np.int64), archive["counts"])
     starts, sizes = {}, {}

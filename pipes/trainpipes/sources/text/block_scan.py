@@ -1,7 +1,4 @@
-"""Cuts a file of text into pieces of whole rows: reads it once, and notes where each piece is.
-
-A piece is what is parsed at once: some MB, or more if a row is longer. Held are about 2 MB of the file.
-"""
+"""Cuts a file of text into pieces of whole rows: reads it once, and notes where each piece is."""
 
 from __future__ import annotations
 
@@ -36,19 +33,7 @@ def check_of(data: bytes | memoryview) -> int:
 def scan(
     stream: Stream, compression: str, form: TextFormat, path: str, size: int, block_rows: int | None
 ) -> Layout:
-    """The pieces of a file; see ``TextLayout``.
-
-    Args:
-        stream: its decompressed bytes, from the first one.
-        compression: what it is compressed with; "" for nothing, and it can be read from anywhere.
-        form: says where rows end.
-        path: the file's name.
-        size: its bytes.
-        block_rows: rows in a block, which no piece goes beyond.
-
-    Raises:
-        BadFileError: it is no such file.
-    """
+    """The pieces of a file; see ``TextLayout``."""
     head, whole, start = b"", False, None
     while start is None:
         more = stream.read()
@@ -90,14 +75,8 @@ def scan(
 
 @dataclass(frozen=True)
 class _Mark:
-    """A place in a file.
-
-    Args:
-        at: bytes before it.
-        rows: rows before it.
-        lines: line feeds between it and the first row.
-        line: the line, from 1, in which the next row begins.
-        tail: the last bytes before it.
+    """A place in a file: the ``rows`` before it, ``lines`` between it and the first row, and the last bytes
+    before it.
     """
 
     at: int
@@ -108,12 +87,7 @@ class _Mark:
 
 
 class _Scan:
-    """A scan on its way.
-
-    Attributes:
-        pieces: of each where it ends, its rows, line feeds and checksum, and the member that it is read from:
-            where that begins in the file, and in the decompressed bytes.
-    """
+    """A scan on its way."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Files of text as blocks of rows: what ``read_json``, ``read_csv`` and ``read_text`` have in common.
 
-A file is read once, by ``block_scan``, which cuts it into pieces of some MB that can be parsed by themselves.
-A block is one piece; with ``block_rows``, or in a compressed file that cannot be entered everywhere, several.
+``block_scan`` cuts a file into pieces of some MB. A block is one piece; with ``block_rows``, or in a
+compressed file that cannot be entered everywhere, several.
 """
 
 from __future__ import annotations
@@ -35,15 +35,7 @@ LARGE = 4
 
 
 class TextBlocks(Format):
-    """Blocks of rows of text.
-
-    Args:
-        form: where rows end, and how they are parsed.
-        schema: columns and types to hold to; None while they are looked for.
-        strict: whether a column that is not in the schema is an error.
-        replace: put U+FFFD in place of what is not UTF-8.
-        block_rows: rows in a block; None to cut by bytes.
-    """
+    """Blocks of rows of text; ``strict`` makes a column that is not in the schema an error."""
 
     known_by_blocks = True
 

@@ -30,16 +30,7 @@ Values = Iterable[tuple[str, Any]]
 
 
 def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Values]) -> None:
-    """Raise where a float column does not hold an integer.
-
-    Args:
-        table: the rows.
-        data: what they were parsed from.
-        written: gives the values of some rows as they are written.
-
-    Raises:
-        pyarrow.ArrowInvalid: it has; names the column and the integer.
-    """
+    """Raise where a float column does not hold an integer."""
     large = {
         field.name: np.unique(_large_floats(table.column(field.name))) for field in table.schema
     }

@@ -25,29 +25,18 @@ class Cutter(Protocol):
     """Finds where rows end, in the bytes of a file that it is given one part after the other."""
 
     def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        """Where rows end in the next part: the places behind them, int64 ``[rows]``.
-
-        Args:
-            data: the part, uint8 ``[bytes]``.
-            newlines: places of its line feeds, int64.
+        """Where rows end in the next part: the places behind them, int64 ``[rows]``; ``newlines`` are the
+        places of its line feeds.
         """
         ...
 
     def finish(self) -> bool:
-        """Whether what follows the last stop is a row, too, at the end of the file.
-
-        Raises:
-            BadFileError: the file is cut off.
-        """
+        """Whether what follows the last stop is a row, too, at the end of the file."""
         ...
 
 
 class LineCutter:
-    """Rows are lines.
-
-    Args:
-        filled: whether lines of nothing but white space are none.
-    """
+    """Rows are lines."""
 
     def __init__(self, filled: bool) -> None:
         self._filled_only = filled
@@ -69,12 +58,8 @@ class LineCutter:
 def filled_lines(
     data: Bytes, newlines: IntArray, begun: bool
 ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], bool]:
-    """Which lines hold more than white space, bool ``[lines]``, and whether what follows the last does.
-
-    Args:
-        data: bytes of lines.
-        newlines: where they end.
-        begun: whether something of the first line was before these bytes.
+    """Which lines hold more than white space, bool ``[lines]``, and whether what follows the last does;
+    ``begun`` if something of the first line was before these bytes.
     """
     starts = np.append(0, newlines + 1)
     ends = np.append(newlines, len(data))
@@ -89,12 +74,8 @@ def filled_lines(
 
 @dataclass(frozen=True)
 class Start:
-    """What the first bytes of a file say.
-
-    Args:
-        at: where the first row begins.
-        names: of its columns, where the file says them.
-        kind: how rows are written, where a format has several ways: what stands between cells, or "array".
+    """The first bytes of a file: where the first row begins, names of columns where the file has them, and
+    the delimiter or "array".
     """
 
     at: int = 0
@@ -106,15 +87,10 @@ class Start:
 class TextFormat(ABC):
     """A format of rows in text.
 
-    Args:
-        max_row_bytes: of a row at most: what has more is no text, or made to fill the memory.
-
     Attributes:
-        name: as messages call it.
-        rule: what a row is, for messages.
-        reader: the stage that reads it.
+        name, rule: for messages: the format, and what a row is.
         between: bytes that may stand before and behind a row.
-        names_columns: whether every file says which columns it has, so that it can lack one.
+        names_columns: every file says which columns it has, so that it can lack one.
     """
 
     name: ClassVar[str]
@@ -139,15 +115,8 @@ class TextFormat(ABC):
 
     @abstractmethod
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
-        """Where the rows of a file begin; None if its first bytes do not say, and more are to be shown.
-
-        Args:
-            head: the first bytes.
-            whole: whether they are all.
-            path: the file's name.
-
-        Raises:
-            BadFileError: it is no file of this format.
+        """Where the rows of a file begin; None if more than its first bytes must be seen. Raises
+        BadFileError.
         """
 
     @abstractmethod
@@ -158,16 +127,8 @@ class TextFormat(ABC):
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
-        """Rows as columns.
-
-        Args:
-            data: whole rows.
-            start: what the file's first bytes said.
-            schema: columns to read, and types to hold to; None to find them.
-            strict: whether a column that is not in the schema is an error; else it is left out.
-
-        Raises:
-            pyarrow.ArrowException: they are no rows of this format and of these types.
+        """Rows as columns with the types of a schema, found if None; unless ``strict``, other columns are
+        left out. Raises pyarrow.ArrowException.
         """
 
     def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
@@ -181,17 +142,9 @@ class TextFormat(ABC):
         return field
 
     def read_none(self, schema: pa.Schema) -> None:  # noqa: B027  (formats whose types are fixed)
-        """Read no rows with these types.
-
-        Raises:
-            pyarrow.ArrowNotImplementedError: one cannot be read.
-        """
+        """Read no rows with these types."""
 
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        """A field that holds the values of two.
-
-        Raises:
-            pyarrow.ArrowException: there is none.
-        """
+        """A field that holds the values of two."""
         pair = [pa.schema([one]), pa.schema([other])]
         return pa.unify_schemas(pair, promote_options="permissive").field(0)

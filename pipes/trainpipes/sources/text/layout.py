@@ -21,15 +21,11 @@ class TextLayout(Layout):
     """The pieces of a file.
 
     Args:
-        compression: what it is compressed with; "" for nothing.
-        head: what its first bytes say.
         lines: line feeds before each piece, int64 ``[pieces]``.
         checks: checksum of each, by ``check_of``.
         entries: where in the file the member begins that each is read from.
         places: where in the decompressed bytes that is.
-        size: bytes of the file.
-        sampled: rows whose types were found, and bytes of these in memory, of each column; None if no types
-            were looked for.
+        sampled: rows whose types were found, and bytes of these in memory by column; None without types.
     """
 
     compression: str
@@ -58,11 +54,11 @@ class TextLayout(Layout):
         return Layout(self.rows, self.start, self.stop, schema, extra)
 
     def first_pieces(self, block_rows: int | None) -> IntArray:
-        """Numbers of the pieces that blocks begin with, and that of all.
+        """The first pieces of blocks, and the number of pieces.
 
-        Without ``block_rows``, a block ends after the first piece that has a member's beginning within the
-        block, so that less than a block must be decompressed to come to a block's first row. A file of one
-        member is one block.
+        Without ``block_rows``, a block ends after the first piece with a member's beginning within the
+        block, so that less than a block is decompressed to reach its first row. A file of one member is
+        one block.
         """
         count = len(self.rows)
         found = [0] if count else []
@@ -82,25 +78,14 @@ class TextLayout(Layout):
 
 
 class TextFile:
-    """An open file of text.
-
-    Args:
-        data: its bytes.
-        layout: its pieces.
-        again: counts what is decompressed only to reach later bytes.
-    """
+    """An open file of text."""
 
     def __init__(self, data: FileBytes, layout: TextLayout, again: ReadAgain) -> None:
         self._data, self.layout, self.name = data, layout, data.name
         self._stream = Decompressed(data, layout.compression, again) if layout.compression else None
 
     def content(self, number: int) -> bytes:
-        """The bytes of a piece, decompressed.
-
-        Raises:
-            OtherBytesError: they are not what they were.
-            BadFileError: they cannot be decompressed.
-        """
+        """The bytes of a piece, decompressed."""
         layout = self.layout
         start, stop = int(layout.start[number]), int(layout.stop[number])
         if self._stream is None:

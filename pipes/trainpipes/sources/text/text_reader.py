@@ -38,12 +38,7 @@ SAMPLED_FILES, SIZED_FILES = 16, 4
 
 
 class TextReader(FileReader):
-    """A stage that reads rows of text.
-
-    A class below this one has the options ``block_rows``, ``max_row_bytes``, ``errors``, ``index`` and
-    ``storage_options``; and ``columns``, ``schema`` and ``infer`` if the rows of its format say which columns
-    they have.
-    """
+    """A stage that reads rows of text."""
 
     has_blocks = True
     free = FileReader.free | {"max_row_bytes"}

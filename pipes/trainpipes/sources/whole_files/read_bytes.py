@@ -1,8 +1,4 @@
-"""``read_bytes``: a row for each file.
-
-The stage; its source, which the thread that plans makes and several threads read; and a reader, for one
-thread at a time.
-"""
+"""``read_bytes``: the stage, its source and its reader."""
 
 from __future__ import annotations
 
@@ -38,15 +34,14 @@ BLOCK_ROWS = 256
 
 
 class ReadBytes(FileReader):
-    """Reads whole files: each file is a row.
+    """Reads whole files: a row for each, with ``path`` and ``bytes``.
 
-    Rows have ``path`` and ``bytes``. A file is read when its batch is made, so that a shuffle's buffer costs
-    8 bytes a file; rows can be chosen by number. Many small files on a server are slow, with a request for
-    each: put them in tar archives, and use ``read_webdataset``.
+    A file is read when its batch is made, so a shuffle's buffer costs 8 bytes a file. Many small remote files
+    are slow: put them in tar archives, and use ``read_webdataset``.
 
     Args:
         block_rows: files in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        storage_options: more options for the fsspec file system; never shown or saved.
 
     Raises:
         DataChangedError: a file has changed since it was listed.
@@ -72,19 +67,8 @@ class ReadBytes(FileReader):
 
 
 class WholeFiles(FileBlocks, RandomAccessSource):
-    """One row for each file: its path, its bytes, and what is known of it besides. Can be pickled.
-
-    Unlike in other formats a block is of several files, and nothing is looked at before it is read: there may
-    be millions.
-
-    Args:
-        files: which, in the order of the rows.
-        more: columns of what is known besides, a row for each file; None for nothing.
-        block_rows: files of a block.
-        asker: the stage, for messages.
-
-    Attributes:
-        schema: Arrow schema of every table that comes out.
+    """A row for each file: path, bytes, and the columns of ``more``. A block is several files, and none is
+    opened before it is read: there may be millions.
     """
 
     by_number = True
@@ -147,12 +131,7 @@ class WholeFiles(FileBlocks, RandomAccessSource):
 
 
 class WholeFilesReader:
-    """Reads files one after the other; those on other machines are fetched ahead, several side by side.
-
-    Args:
-        source: the files.
-        coming: numbers of those that will be read next, where that is known.
-    """
+    """Reads files one after the other; those on other machines are fetched ahead, several side by side."""
 
     def __init__(self, source: WholeFiles, coming: Sequence[int] = ()) -> None:
         self._source, self._files = source, source.files

@@ -1,7 +1,4 @@
-"""``read_images``: a row for each image, with its class or labels.
-
-The stage; what it opens is made by the thread that plans.
-"""
+"""``read_images``: a row for each image, with its class or labels."""
 
 from __future__ import annotations
 
@@ -42,17 +39,16 @@ class ReadImages(FileReader):
     """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
 
     A folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``, ``.bmp``, ``.pgm``, ``.tif``,
-    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``; with ``labels="folder"`` also ``class``, the name
-    of the image's folder in the folder that was listed, and ``label``, the number of that class in the order
-    of the names. Rows then come class by class, as in torchvision's ``ImageFolder``. ``decode_image`` decodes
-    them, after the shuffle.
+    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``; with ``labels="folder"`` also ``class``, the
+    folder's name, and ``label``, its number by name, and come class by class as in torchvision's
+    ``ImageFolder``. ``decode_image`` decodes them, after the shuffle.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,
-            ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the folder that was
-            listed; the CSV's other columns are added to each image. None for neither.
+            ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the listed folder; its
+            other columns are added to each image. None for neither.
         block_rows: images in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        storage_options: more options for the fsspec file system; never shown or saved.
 
     Raises:
         ConfigError: an image lies in no folder of a class.

@@ -1,8 +1,4 @@
-"""The rows that the stages below a ``cache()`` make of each block: made once, kept on disk, memory-mapped.
-
-A file holds a row group, or a part of a large one. One process at a time makes a file; the others meanwhile
-make what else they need.
-"""
+"""The rows that the stages below a ``cache()`` make of each block: made once, kept on disk, memory-mapped."""
 
 from __future__ import annotations
 
@@ -37,10 +33,8 @@ THERE = "trainpipes:there"
 
 
 class DropHoles(RunStage):
-    """Leaves out the rows that a stage below the cache has dropped.
-
-    Where rows are dealt before a condition is asked of them, they are counted as they stand in the files:
-    so a cache of what it lets through has holes until then.
+    """Leaves out rows that a stage below the cache has dropped: where rows are dealt by their places in the
+    files, a cache of what a condition lets through has holes until then.
     """
 
     keeps_rows = False

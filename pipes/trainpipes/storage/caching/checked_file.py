@@ -145,7 +145,7 @@ def read(
 
 
 def _mapped(path: Path, handle: int, size: int) -> pa.Buffer:
-    """The bytes of an open file. They hold no handle of it, as Python's own maps would."""
+    """The bytes of an open file."""
     if not size:
         return pa.py_buffer(b"")
     again = f"{HANDLES}/{handle}" if os.path.exists(f"{HANDLES}/{handle}") else os.fspath(path)

@@ -61,8 +61,9 @@ def is_installed(module: str) -> bool:
 
 
 def used_by(function: FunctionType) -> dict[str, Any]:
-    """What the global names that a function reads stand for, by name; of modules of the user's own, what
-    it uses of them. Names that it sets itself are left out: they count calls, or keep results."""
+    """What the global names that a function reads stand for, by name; of modules of the user's own, what it
+    uses of them.
+    """
     space = function.__globals__
     steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
     for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
@@ -147,7 +148,7 @@ class Contents:
         return found
 
     def _each(self, values: Mapping[str, Any]) -> list[Any]:
-        """The digests of named values. If one fails, its name is left in ``_where``."""
+        """The digests of named values."""
         found = []
         for name, value in values.items():
             self._where.append(name)
@@ -249,8 +250,7 @@ def _hash(text: str) -> str:
 
 
 def _name(value: Any) -> str:
-    """Module and qualified name, and the version of an installed package. The script that was started is a
-    module of another name in processes that it spawns."""
+    """Module and qualified name, and the version of an installed package."""
     module = getattr(value, "__module__", None) or ""
     module = "__main__" if module == "__mp_main__" else module
     release = getattr(sys.modules.get(module.partition(".")[0]), "__version__", "")

@@ -64,7 +64,7 @@ def _laid_out(row: Any) -> tuple[Layout, tuple[str, ...], list[Any]]:
 
 
 def of_arrays(arrays: Any) -> tuple[int, Iterator[Arrays]]:
-    """How many rows arrays have, and the rows. Nothing is copied."""
+    """How many rows arrays have, and the rows."""
     whole = of_batch(arrays, 0)
     size = sum(column.nbytes for column in whole.columns if isinstance(column, np.ndarray))
     row_bytes = size // max(1, len(whole))
@@ -126,8 +126,7 @@ def _column(name: str, value: Any, first_row: int) -> Array | Ragged:
 
 
 def of_rows(rows: Iterable[Any], ragged: Collection[str] = (), first: int = 0) -> Iterator[Arrays]:
-    """Rows one by one, from number ``first`` on: dicts, tuples, arrays, lists or numbers. They are copied, so
-    that a buffer may be filled again. ``ragged`` names columns of arrays that may differ in length."""
+    """Rows one by one, from number ``first`` on: dicts, tuples, arrays, lists or numbers."""
     model: tuple[Layout, tuple[str, ...]] | None = None
     cells: list[list[tuple[Array, bool]]] = []
     size = 0

@@ -27,7 +27,7 @@ Named = tuple[
 
 
 class ArrayGroups:
-    """Blocks of rows, cut anew. Used by one thread."""
+    """Blocks of rows, cut anew."""
 
     #: Nobody can begin between two rows of these.
     cursor = None

@@ -58,8 +58,7 @@ class EpochRows(EpochRuns):
         return row_schema(self.plan, self.asker)
 
     def some(self) -> pa.Table | None:
-        """The next rows as they come, however many; None where there are no more. Memory of other rows may
-        lie between theirs."""
+        """The next rows as they come, however many; None where there are no more."""
         if (self._table is None or self.used == len(self._table)) and not self._advance():
             return None
         assert self._table is not None

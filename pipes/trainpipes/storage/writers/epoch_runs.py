@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class EpochRuns:
-    """The runs of one epoch of a pipeline. ``used`` counts the rows of the last one that were taken. They are
-    dealt to shards, of which ``open`` takes one, if ``dealt``. Used by one thread.
-
-    Pickles before it is opened, with the source: who reads it elsewhere need not list files again.
-    """
+    """The runs of one epoch of a pipeline."""
 
     def __init__(
         self,
@@ -99,7 +95,8 @@ class EpochRuns:
 
     def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
         """Begin at a row, where positions follow by arithmetic (``plan.counted``), and read no further ahead
-        than the window of row ``stop``. Whoever asks stops there."""
+        than the window of row ``stop``.
+        """
         last = self.cursor_at(max(start, stop - 1), epoch)
         key = WindowKey(last["epoch"], 0, last["window"])
         self._open(self.cursor_at(start, epoch), epoch, 0, key, start)

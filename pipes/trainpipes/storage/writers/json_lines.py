@@ -24,7 +24,7 @@ class NoJson(Exception):
 
 
 def lines_of(table: pa.Table) -> bytes:
-    """Rows as JSON objects, a line each. Dates, times and decimals are text as Arrow writes it."""
+    """Rows as JSON objects, a line each."""
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
         kind = _json_type(field.type, field.name)

@@ -122,8 +122,7 @@ class NpyFile:
 
 
 class ColumnFile:
-    """A column's values, and the offsets of a ragged one. Where dtype and shape are not known, they are those
-    of the first row that is not empty."""
+    """A column's values, and the offsets of a ragged one."""
 
     def __init__(
         self, column: Column, named: np.dtype[Any] | None, part: OutputFile, ending: str

@@ -208,7 +208,7 @@ def _in_turn(
 
 
 class _Reader:
-    """Gives a worker the rows; each its own. Pickles."""
+    """Gives a worker the rows; each its own."""
 
     def __init__(self, rows: EpochRuns, alone: bool) -> None:
         self._rows, self._alone = rows, alone
