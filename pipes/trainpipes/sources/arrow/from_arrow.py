@@ -62,8 +62,6 @@ class FromArrow(Source):
 
 
 class ArrowSource(RandomAccessSource):
-    """A table in memory, in blocks."""
-
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         starts = np.arange(0, max(1, len(table)), BLOCK_ROWS, dtype=np.int64)
@@ -101,7 +99,6 @@ class ArrowSource(RandomAccessSource):
         }
 
     def block_key(self, block: int) -> str:
-        """A digest of the block's rows."""
         if block not in self._keys:
             digest, sink = hashlib.sha256(), pa.BufferOutputStream()
             rows = self.read(block, 0, int(self.lengths[block])).replace_schema_metadata(None)

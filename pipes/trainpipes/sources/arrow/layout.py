@@ -88,7 +88,6 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
 
 
 def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
-    """What an index keeps of the messages of a file; record batches without rows are left out."""
     batches: list[tuple[int, int, int]] = []
     dictionaries = []
     for one in messages[1:]:
@@ -179,7 +178,6 @@ def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
 
 
 def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct.Struct]:
-    """The schema's message, the schema, and the nodes that each record batch has."""
     first = _message(fetch, at, size)
     if first is None or first.kind != SCHEMA:
         raise BadFileError("damaged: it does not begin with a schema")
@@ -199,7 +197,6 @@ def _nodes(schema: pa.Schema) -> struct.Struct:
 
 
 def _fields(kind: pa.DataType) -> int:
-    """A field of this type and those within it."""
     if isinstance(kind, pa.BaseExtensionType):
         return _fields(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -208,7 +205,6 @@ def _fields(kind: pa.DataType) -> int:
 
 
 def _encoded(kind: pa.DataType) -> bool:
-    """Whether values of a type, or some within, come by a dictionary."""
     if isinstance(kind, pa.BaseExtensionType):
         return _encoded(kind.storage_type)
     inner = (kind.field(n).type for n in range(kind.num_fields))
@@ -259,8 +255,6 @@ def _message(
 
 
 class _Table:
-    """A table of a flatbuffer, of which few fields are wanted."""
-
     def __init__(self, data: bytes, at: int) -> None:
         if not 0 <= at < len(data):
             raise IndexError(f"byte {at} of {len(data)}")
@@ -283,19 +277,16 @@ class _Table:
         return self._at + int(offset) if offset else 0
 
     def number(self, field: int, kind: str) -> int:
-        """A field's number; 0 if it is left out."""
         place = self._place(field)
         return int(struct.unpack_from(kind, self._data, place)[0]) if place else 0
 
     def table(self, field: int) -> _Table | None:
-        """A field's table; None if it is left out."""
         place = self._place(field)
         if not place:
             return None
         return _Table(self._data, place + int(struct.unpack_from("<I", self._data, place)[0]))
 
     def lengths(self, field: int, nodes: struct.Struct) -> tuple[int, ...]:
-        """The numbers that are unpacked from all of a field's list, of pairs of numbers."""
         place = self._place(field)
         start = place + int(struct.unpack_from("<I", self._data, place)[0]) if place else 0
         (count,) = struct.unpack_from("<I", self._data, start) if place else (0,)
@@ -304,7 +295,6 @@ class _Table:
         return nodes.unpack_from(self._data, start + 4) if count else ()
 
     def blocks(self, field: int) -> list[tuple[int, int, int]]:
-        """A footer's list of messages: where each is, bytes of its header and of its body."""
         place = self._place(field)
         if not place:
             return []

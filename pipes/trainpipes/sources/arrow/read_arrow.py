@@ -79,7 +79,6 @@ class ReadArrow(FileReader):
             )
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        """The rows of the files that the stages below list and let through."""
         format = ArrowFormat()
         listed = saved_files(self.listed(files), self.split, str(self))
         store = IndexStore(listed, self.name, format.name, "", self.options["index"])
@@ -95,8 +94,6 @@ class ReadArrow(FileReader):
 
 
 class ArrowFormat(Format):
-    """Record batches of Arrow files and streams."""
-
     name = "Arrow"
     random_access = True
     fit = "Arrow files that are on this machine, not compressed and without dictionaries"
@@ -145,7 +142,6 @@ def _about(extra: bytes) -> dict[str, Any]:
 
 
 def _parts(data: FileBytes, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
-    """Bytes of a file, of a local one without a copy."""
     content = data.mapped()
     if content is None:
         return data.read(ranges)
@@ -156,7 +152,6 @@ def _parts(data: FileBytes, ranges: Sequence[tuple[int, int]]) -> Sequence[memor
 def _batch(
     data: FileBytes, parts: Sequence[memoryview], layout: Layout, block: int
 ) -> pa.RecordBatch:
-    """A record batch of its message, which may come behind a schema and dictionaries."""
     if len(parts) > 1:
         options = pa.ipc.IpcReadOptions(use_threads=False)
         whole = pa.BufferReader(b"".join(parts))

@@ -22,7 +22,6 @@ Folder = tuple[int, str]
 
 
 def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
-    """Those of the files that are data, in order; of a saved ``DatasetDict`` those of one split."""
     requests = Requests(files.retry_seconds)
     folders: dict[Folder, list[int]] = {}
     for file, path in enumerate(files.paths):
@@ -57,7 +56,6 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
 
 
 def _chosen(path: str, names: list[str], split: str | None, asker: str) -> str:
-    """The split to read, of those of a ``DatasetDict``."""
     if split is None and len(names) > 1:
         raise ConfigError(
             f"{asker}: {path} holds several splits, {', '.join(map(repr, names))}: choose one by "
@@ -74,7 +72,6 @@ def _chosen(path: str, names: list[str], split: str | None, asker: str) -> str:
 
 
 def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:
-    """The files of a folder that its state names."""
     path = f"{folder}/state.json"
     try:
         names = [str(each["filename"]) for each in state["_data_files"]]
@@ -112,7 +109,6 @@ def _folder(path: str) -> str:
 
 
 def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
-    """What a JSON file beside a file says; None if it is not there."""
     if _has_query(files.paths[file]):
         return None  # who may read a signed URL may not read what is beside it
     if is_local(files.system(file)):

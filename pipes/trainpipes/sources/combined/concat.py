@@ -42,8 +42,6 @@ class Concat(JoiningSource):
 
 
 class Joined(JoinedRows):
-    """The blocks of several sources, one after the other."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
         self._first_block = np.cumsum([0, *(len(part.lengths) for part in parts)])
@@ -66,7 +64,6 @@ class Joined(JoinedRows):
         self.file_of_block: IntArray = np.concatenate(files)
 
     def relative_names(self) -> list[str]:
-        """Names of the files, each with its source's number."""
         return self._names
 
     def cut(self, block: int, start: int, stop: int) -> list[Cut]:
@@ -74,7 +71,6 @@ class Joined(JoinedRows):
         return [Cut(part, int(self.firsts[part.number]), [(own, start, stop)])]
 
     def where(self, block: int) -> tuple[JoinedInput, int]:
-        """The source of a block, and its number in there."""
         number = int(np.searchsorted(self._first_block, block, side="right")) - 1
         return self.parts[number], block - int(self._first_block[number])
 
@@ -96,8 +92,6 @@ class Joined(JoinedRows):
 
 
 class JoinedByNumber(Joined, RandomAccessSource):
-    """Several sources whose rows can be had by number."""
-
     def take(self, index: IntArray) -> Payload:
         parts, back = parts_of(self.firsts, index)
         found = [self.parts[n].take(places, int(self.firsts[n])) for n, places in parts]

@@ -87,7 +87,6 @@ class JoiningSource(CombiningSource):
         return self.opened([None] * len(self.chains))
 
     def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
-        """The rows of all; of pipelines whose source is open already, that one's."""
         chains: dict[int, tuple[Inputs, Sequence[Stage]]] = {}
         columns = CommonColumns(self.name, str(self), chains, self.joined)
         found = [
@@ -112,14 +111,12 @@ class JoiningSource(CombiningSource):
 
 
 def _opener(chain: Sequence[Stage]) -> Source:
-    """The stage that opens a chain's source."""
     found = next((stage for stage in chain if stage.role == "reader"), chain[0])
     assert isinstance(found, Source)
     return found
 
 
 def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
-    """Raise ConfigError unless a pipeline of these stages may be one of several."""
     reader = stages.index(_opener(stages))
     for stage in stages[:reader][1:]:
         if stage.role == "shuffle":
@@ -136,8 +133,6 @@ def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
 
 
 class JoinedRows(RowSource):
-    """The rows of several pipelines."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         self.stage = stage
         self.parts = parts
@@ -151,7 +146,6 @@ class JoinedRows(RowSource):
         """Of which rows of the pipelines some rows of a block are made."""
 
     def joined(self, parts: Sequence[Payload]) -> Payload:
-        """The rows that are made of those of each cut."""
         (found,) = parts
         return found
 
@@ -163,8 +157,6 @@ class JoinedRows(RowSource):
 
 
 class _JoinedReader:
-    """Reads the blocks of several sources; one thread's at a time."""
-
     def __init__(self, source: JoinedRows) -> None:
         self._source = source
         self._readers: dict[int, Reader] = {}
@@ -202,7 +194,6 @@ class _JoinedReader:
 
 
 def _one_after_the_other(parts: list[Payload]) -> Payload:
-    """Rows of a source's blocks; Arrow columns in as many chunks."""
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, pa.Table) for part in parts) and len({p.schema for p in parts}) == 1:  # type: ignore[union-attr]
@@ -247,13 +238,11 @@ class JoinedInput:
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
 
     def take(self, index: IntArray, first: int) -> Payload:
-        """Rows by number, of a source that has random access."""
         assert isinstance(self.source, RandomAccessSource)
         own = index + self.skipped
         return self.finished(self.source.take(own), own, first)
 
     def finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
-        """Rows of the source after the pipeline's stages."""
         try:
             block = put_through(self.inputs.chain.steps, Block(data, rows))
             return self.columns.of(self.number, block).data
@@ -266,15 +255,12 @@ class JoinedInput:
             raise
 
     def place(self, row: int) -> Place:
-        """Where one of the rows that are used stands."""
         return self.inputs.place_of(row + self.skipped)
 
     def places(self, row: int) -> list[Place]:
-        """Where all that such a row is made of stands."""
         return self.inputs.places_of(row + self.skipped)
 
     def block_key(self, block: int) -> list[Any] | None:
-        """What tells the rows that a block gives from any others."""
         key = self.source.block_key(block)
         if key is None:
             return None
@@ -295,5 +281,4 @@ class JoinedInput:
         return None
 
     def describe(self) -> list[tuple[str, str]]:
-        """Lines for ``explain()``."""
         return [(f"  {self.number}: {label}", text) for label, text in self.source.describe()]

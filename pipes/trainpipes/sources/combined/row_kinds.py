@@ -57,13 +57,11 @@ def _typed(name: str, kind: pa.DataType | None) -> str:
 
 
 def in_columns(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table with columns of the same names as they are wanted: in that order, and in those types."""
     same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
     return table if same else table.select(wanted.names).cast(wanted)
 
 
 def said(kind: Any) -> str:
-    """One of ``columns_of``, for messages."""
     if isinstance(kind, pa.Schema):
         return f"Arrow columns {', '.join(kind.names)}"
     if isinstance(kind, str):
@@ -79,7 +77,6 @@ ONCE = "once"
 
 
 def is_python(inputs: Inputs) -> bool:
-    """Whether it is known, without a look at any, that a pipeline's rows are Python objects."""
     stages = inputs.chain.stages
     return gives_objects(stages) and all(is_ours(type(stage)) for stage in stages)
 
@@ -109,7 +106,6 @@ def united(
     unlike: Callable[[Any, str, Any, str], SchemaError],
     wider: Callable[[pa.Field, pa.Field], pa.Field],
 ) -> pa.Schema:
-    """The columns that hold the rows of all."""
     (first, schema), *others = schemas.items()
     fields = {field.name: (field, first) for field in schema}
     for name, own in others:

@@ -61,8 +61,6 @@ class Zip(JoiningSource):
 
 
 class Zipped(JoinedRows):
-    """The columns of several sources."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
         self.named_by = parts[0].inputs, parts[0].skipped
@@ -79,7 +77,6 @@ class Zipped(JoinedRows):
             self.schema = pa.schema([field for schema in known for field in schema])  # type: ignore[union-attr]
 
     def _block_bytes(self) -> Any:
-        """Bytes of each block: of sources that are cut elsewhere, by the part of their blocks' rows."""
         if all(part.block_bytes is None for part in self.parts):
             return None
         found = np.zeros(len(self.lengths))
@@ -101,7 +98,6 @@ class Zipped(JoinedRows):
         return self.parts[0].place(int(self.edges[block]) + row)
 
     def places(self, block: int, row: int) -> list[Place]:
-        """Of each pipeline, by its number."""
         return [
             replace(place, source=f"{part.number}" + (f"/{place.source}" if place.source else ""))
             for part in self.parts
@@ -109,7 +105,6 @@ class Zipped(JoinedRows):
         ]
 
     def block_key(self, block: int) -> Any:
-        """The keys of the blocks that it is cut of, and where in them."""
         found = []
         for part, _, pieces in self.cut(block, 0, int(self.lengths[block])):
             keys = [[part.block_key(own), low, high] for own, low, high in pieces]
@@ -126,7 +121,6 @@ class Zipped(JoinedRows):
         return [*lines, *(line for part in self.parts for line in part.describe())]
 
     def joined(self, parts: Sequence[Any]) -> Payload:
-        """The columns of some rows of each source."""
         if len(parts) == 1:
             return parts[0]
         if all(isinstance(part, pa.Table) for part in parts):
@@ -146,7 +140,6 @@ class Zipped(JoinedRows):
         raise self._unlike("rows of different kinds")
 
     def _row(self, rows: Sequence[Any]) -> Any:
-        """One row of those of all sources."""
         if all(isinstance(row, tuple) for row in rows):
             return tuple(value for row in rows for value in row)
         odd = next((row for row in rows if not isinstance(row, Mapping)), None)
@@ -165,7 +158,6 @@ class Zipped(JoinedRows):
         )
 
     def _check_names(self, names: Sequence[Sequence[str]]) -> None:
-        """Raise unless all columns, listed for each source, have names of their own."""
         owner: dict[str, int] = {}
         for number, own in enumerate(names):
             for name in own:
@@ -179,8 +171,6 @@ class Zipped(JoinedRows):
 
 
 class ZippedByNumber(Zipped, RandomAccessSource):
-    """Several sources whose rows can be had by number."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
         sources: list[Any] = [part.source for part in parts]

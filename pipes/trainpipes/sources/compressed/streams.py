@@ -53,7 +53,6 @@ def kind_by_name(name: str) -> str:
 
 
 def kind_by_content(head: bytes) -> str:
-    """What a file with these first bytes is compressed with; "" for nothing."""
     kind = next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), "")
     if kind == "bzip2" and not (head[3:4].isdigit() and head[4:10] in BZIP2_BLOCKS):
         return ""  # text may start with these letters
@@ -75,13 +74,10 @@ class Stream:
             self._parts = iter(lambda: read(OUTPUT_BYTES), b"")
 
     def read(self) -> bytes:
-        """The next bytes, some; none at the end."""
         return next(self._parts, b"")
 
 
 class _Gzip:
-    """zlib's decompressor of a gzip member, with the interface of those of ``bz2`` and ``lzma``."""
-
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)
         self._full = False
@@ -176,7 +172,6 @@ def _decompressed(opened: Any) -> bytes:
 
 
 def _frame(source: Forward) -> Iterator[bytes]:
-    """The bytes of a frame, behind whose first four the source is; block by block."""
     descriptor = _full(source, 1)
     bits = descriptor[0]
     single = bool(bits & SINGLE_SEGMENT)
@@ -214,7 +209,6 @@ class Forward:
         self._rest = memoryview(b"")
 
     def take(self, size: int) -> bytes:
-        """The next bytes; fewer at the end."""
         parts = []
         while size and self._fill():
             parts.append(self._rest[:size])
@@ -226,7 +220,6 @@ class Forward:
     read = take  # as Arrow calls it
 
     def skip(self, size: int) -> bool:
-        """Pass over bytes; whether there are so many."""
         end = self.at + size
         while self.at < end and self._fill():
             step = min(end - self.at, len(self._rest))
@@ -282,7 +275,6 @@ class Decompressed:
             pass
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._source is not None:
             self._source.close()
         self._source = self._stream = None

@@ -34,7 +34,7 @@ FETCHED = 16 << 20
 
 
 class BlockReader:
-    """One place in files."""
+    """One place in files; for one thread."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
@@ -66,8 +66,8 @@ class BlockReader:
         self._begins = self._row = 0  # in the file: of that batch, and of the next one
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Say which blocks will be read next, in order: those on other machines are fetched, several side by
-        side, and small ones that follow each other at once.
+        """Say which blocks will be read next, in order, so that remote ones are fetched, several side by
+        side.
         """
         source, form = self._source, self._source.format
         if source.is_local:
@@ -106,7 +106,6 @@ class BlockReader:
         self._ahead.expect(list(wanted))
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        """Rows ``start`` to ``stop`` of a block."""
         source = self._source
         begin = source.begin_of(block, start, stop)
         row, end = begin + start, begin + stop
@@ -130,7 +129,6 @@ class BlockReader:
         return pa.Table.from_batches(parts, source.schema or (None if parts else pa.schema([])))
 
     def first(self, file: int) -> Any:
-        """The first rows of a file, which has some, as the format gives them."""
         block = int(self._source.first_block[file])
         try:
             self._go_to(block)
@@ -140,7 +138,6 @@ class BlockReader:
             raise self._explained(block, 0, error) from error
 
     def close(self) -> None:
-        """Let go of what is open."""
         self._stop_decoding()
         self._batch, self._begins, self._row = None, 0, 0
         _close(self._opened)
@@ -165,7 +162,6 @@ class BlockReader:
         self._block = block
 
     def _decode(self, row: int) -> None:
-        """Go on to the batch that a row of the file is in."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         if number != self._number or row < self._row:
             self._begin(number)
@@ -176,7 +172,6 @@ class BlockReader:
             self._batch = self._conform(batch)
 
     def _begin(self, number: int) -> None:
-        """Go to the first row of one of the format's blocks."""
         self._stop_decoding()
         source, layout = self._source, self._source.layouts[self._file]
         self._batch = None  # two would take twice the memory
@@ -208,7 +203,6 @@ class BlockReader:
         return self._source.conform(batch, lambda: self._source.place(self._block, row))
 
     def _explained(self, block: int, row: int, error: BaseException) -> BaseException:
-        """What is wrong with a file, in our words; other errors as they are."""
         source, file = self._source, int(self._source.file_of_block[block])
         place = source.place(block, row)
         if not isinstance(error, DataError | MemoryError | OSError) and isinstance(
@@ -229,7 +223,6 @@ class BlockReader:
 
 
 def _part(batch: Any, first: int, last: int) -> Any:
-    """Some rows of a batch, all if there are no others."""
     if last - first == len(batch):
         return batch
     return batch.slice(first, last if isinstance(batch, TensorRows) else last - first)
@@ -267,7 +260,6 @@ def explanation(
 
 @contextmanager
 def explained(place: Place, *how: Any, **more: Any) -> Iterator[None]:
-    """Raise errors of what is done as ``explanation`` says."""
     try:
         yield
     except BaseException as error:

@@ -48,11 +48,9 @@ class DiskCache:
     most: int
 
     def keeping(self, source: RemoteBytes) -> FileBytes:
-        """A remote file whose bytes are kept, if something tells its versions apart."""
         return CachedBytes(source, self) if source.version else source
 
     def path(self, digest: str, chunk: int) -> Path:
-        """Where a chunk of a file is kept."""
         return Path(self.folder, KIND, digest[:2], f"{digest[2:]}-{chunk}{SUFFIX}")
 
     def get(self, path: Path, size: int) -> memoryview | None:
@@ -72,7 +70,6 @@ class DiskCache:
         return None
 
     def put(self, path: Path, data: memoryview) -> None:
-        """Keep a chunk, if there is room for it."""
         size = len(data) + CHECK
         if size > self.most or self.folder in _full:
             return
@@ -112,8 +109,6 @@ class DiskCache:
 
 
 class CachedBytes(FileBytes):
-    """A remote file whose bytes are kept."""
-
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
         self.name, self.size = source.name, source.size
         self.version, self.checked = source.version, source.checked
@@ -133,7 +128,6 @@ class CachedBytes(FileBytes):
         return self._source.once(key, make)
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        """Chunks by their numbers."""
         found = {n: self._last[n] for n in numbers if n in self._last}
         while missing := [n for n in numbers if n not in found]:
             future: Future[None] = Future()

@@ -116,7 +116,6 @@ def fetch_small(
 def open_bytes(
     files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
 ) -> FileBytes:
-    """The bytes of a file of a list."""
     if is_local(files.system(file)):
         return LocalBytes(files, file, kept or KeptFiles())
     remote = RemoteBytes(
@@ -126,8 +125,6 @@ def open_bytes(
 
 
 class LocalBytes(FileBytes):
-    """A file of this machine, or of one that this machine has mounted."""
-
     checked = local = True
 
     def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
@@ -168,7 +165,6 @@ class LocalBytes(FileBytes):
 
 
 def as_bytes(view: memoryview) -> bytes:
-    """Bytes of a view, copied only if they are a part of others."""
     whole = view.obj
     return whole if isinstance(whole, bytes) and len(whole) == len(view) else bytes(view)
 
@@ -198,7 +194,6 @@ class KeptFiles:
         return type(self), ()
 
     def mapped(self, file: int, path: str) -> pa.Buffer:
-        """A local file's bytes."""
         with self._lock:
             found = self._buffers.get(file)
             if found is None:
@@ -211,7 +206,6 @@ class KeptFiles:
         return size <= self._left
 
     def keep(self, file: int, content: bytes) -> None:
-        """Keep a small file, if there is room."""
         with self._lock:
             if (
                 len(content) <= SMALL_FILE
@@ -235,8 +229,6 @@ class KeptFiles:
 
 
 class RemoteBytes(FileBytes):
-    """A file on another machine."""
-
     def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
         self._file, self._kept = file, kept
         self._system, self._path, self._requests = files.system(file), files.paths[file], requests
@@ -285,7 +277,6 @@ class RemoteBytes(FileBytes):
             raise changed(Place(self.name), how)
 
     def _change(self) -> str:
-        """How the file that is there now differs from the one that was listed; "" if it does not."""
         self._system.invalidate_cache()
         now = told(self._requests.call(self._system, "info", self._path))
         if now.size is not None and now.size != self.size:
@@ -324,8 +315,6 @@ def cut(
 
 
 class FetchedBytes(FileBytes):
-    """The bytes of a file, some of which are here."""
-
     def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
         self.name, self.size, self.version = data.name, data.size, data.version
         self.checked, self._data = data.checked, data

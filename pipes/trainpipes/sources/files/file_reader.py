@@ -42,7 +42,6 @@ class FileReader(Source):
         """The rows of the files that the stages below list and let through."""
 
     def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:
-        """The files that the stages below list and let through."""
         if not stages or not isinstance(stages[0], ListFiles):
             raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
         found = stages[0].files(self.options["storage_options"], suffixes or suffixes_of(self.name))
@@ -94,7 +93,6 @@ def _rows(value: Any, option: str) -> int:
 
 
 def _index(value: Any, option: str) -> str | bool:
-    """Where an index is kept, as text if it is a path."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):

@@ -38,16 +38,13 @@ class FileBlocks(RowSource):
 
     @cached_property
     def _relative_names(self) -> list[str]:
-        """Names of the files below the folder that holds them all."""
         return self.files.relative_names()
 
     @cached_property
     def is_local(self) -> bool:
-        """Whether all files are on this machine."""
         return all(map(is_local, self.files.systems))
 
     def fingerprint_of(self, lines: Sequence[str]) -> dict[str, Any]:
-        """The fingerprint of files, from a line about each."""
         return {
             "files": len(lines),
             "rows": int(self.lengths.sum()),

@@ -45,32 +45,25 @@ Found = dict[str, Told]
 
 
 class Entry(NamedTuple):
-    """A file or a folder; with what a store's listing says of it."""
-
     path: str
     is_folder: bool
     info: Mapping[str, Any] = {}
 
 
 class LocalFolders:
-    """The folders of this machine."""
-
     def look_up(self, path: str) -> Entry | None:
         """The file or folder of a path; None if it is a pattern."""
         there = os.path.lexists(path) or not has_magic(path)
         return Entry(path, os.path.isdir(path)) if there else None
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
-        """What is in a folder."""
         with os.scandir(folder) as found:
             return [Entry(one.path, one.is_dir()) for one in found if not _leads_back(one)]
 
     def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        """What is found of each item."""
         return [what(item) for item in items]
 
     def told(self, file: Entry) -> Told:
-        """What is known of a file."""
         try:
             about = os.stat(file.path)
         except FileNotFoundError:
@@ -89,8 +82,6 @@ class LocalFolders:
 
 
 class StoreFolders:
-    """The folders of a store."""
-
     def __init__(self, system: Any, requests: Requests) -> None:
         self._system = system
         self._requests = requests
@@ -122,7 +113,6 @@ class StoreFolders:
         return [one for one in found if not one.is_folder or one.path != folder.rstrip("/")]
 
     def _find(self, folder: str) -> None:
-        """Look up all files below a folder, in one request."""
         found = self._requests.call(self._system, "find", folder, detail=True)
         above = folder and f"{folder}/"
         known: dict[str, list[Entry]] = {folder: []}
@@ -164,7 +154,6 @@ class StoreFolders:
 
 
 def told(info: Mapping[str, Any]) -> Told:
-    """Size and stamp of a file, as a store's listing tells them."""
     stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
     return Told(info.get("size"), stamp)
 

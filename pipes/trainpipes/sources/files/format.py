@@ -222,7 +222,6 @@ def packed(**values: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """What ``packed`` was given."""
     at = 8 + int.from_bytes(data[:8], "little")
     values, arrays = json.loads(data[8:at])
     for name, kind, count in arrays:

@@ -119,15 +119,12 @@ class IndexStore:
 
     @property
     def kept_in(self) -> str | None:
-        """``path`` as text."""
         return None if self.path is None else str(self.path)
 
     def layout(self, file: int) -> Layout:
-        """What is known of a file, once it is complete."""
         return self._found[file]
 
     def layouts(self) -> list[Layout]:
-        """What is known of all files, once it is complete."""
         return [self._found[file] for file in range(len(self.files))]
 
     def complete(
@@ -141,7 +138,6 @@ class IndexStore:
         progress: Callable[[list[int]], Progress] | None = None,
         **how: Any,
     ) -> None:
-        """Find what is kept, scan the files of which that is not enough, and keep what was found."""
 
         def lacking() -> list[int]:
             numbers = range(len(self.files)) if wanted is None else wanted
@@ -182,7 +178,6 @@ class IndexStore:
                 self._save(read)  # what was read is not read again, even if the rest was in vain
 
     def forget(self) -> None:
-        """Drop what is kept: it was found to be wrong."""
         forget(self.path)
 
     def _find(self) -> None:
@@ -215,7 +210,6 @@ class IndexStore:
 
     @contextmanager
     def _lock(self) -> Iterator[FileLock | None]:
-        """Let no other process of this machine scan the same files at the same time; then look again."""
         root = folder()
         if self.path is None or root is None:
             yield None
@@ -250,7 +244,6 @@ class IndexStore:
         return bool(self.files.stamps[file]) and self.files.sizes[file] >= 0
 
     def _save(self, read: int) -> None:
-        """Keep what is known, beside what is kept of other files."""
         files = self.files
         known = [n for n in sorted(self._found) if self._can_be_kept(n)]
         # A local file may have changed once more without another time.
@@ -275,7 +268,6 @@ class IndexStore:
 
 
 def forget(path: Path | str | None) -> None:
-    """Drop an index that was found to be wrong."""
     if path is not None:
         with suppress(OSError):
             os.unlink(path)
@@ -317,7 +309,6 @@ def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) 
 
 
 def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
-    """Layouts of files by their numbers, of these rows of a table."""
     if not rows:
         return {}
     schema = one_chunk(table.column("schema"))

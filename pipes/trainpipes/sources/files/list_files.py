@@ -78,7 +78,6 @@ class FileList:
         return len(self.names)
 
     def pick(self, index: IntArray) -> FileList:
-        """The files at ``index``, int64, in that order."""
         which = index.tolist()
         return replace(
             self,
@@ -206,14 +205,12 @@ class ListFiles(Source):
             self._set(suffix=list(ends))
 
     def _ends(self, suffixes: Sequence[str] = SUFFIXES) -> Sequence[str]:
-        """What names of files in folders end with; ``suffixes`` if the user does not say."""
         if self.suffix is None:
             return suffixes
         return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
 
     @made_once
     def _listed(self) -> dict[str, FileList]:
-        """What was listed so far, by the options that it was listed with."""
         return {}
 
     def files(
@@ -290,7 +287,6 @@ class ListFiles(Source):
 
 
 def _say_versions(names: Iterable[str], about: Sequence[Told]) -> None:
-    """Log, once a server, by what a change of files is told where there is no etag."""
     for name, one in zip(names, about, strict=True):
         server = "/".join(name.split("/")[:3])
         if one.stamp.startswith("Last-Modified=") and server not in _told:
@@ -301,8 +297,6 @@ def _say_versions(names: Iterable[str], about: Sequence[Told]) -> None:
 
 
 class PathSource(RowSource):
-    """The names of files as rows, in one block."""
-
     def __init__(self, files: FileList) -> None:
         self._files = files
         self.lengths = np.array([len(files)], dtype=np.int64)
@@ -332,14 +326,13 @@ def digests(lines: Sequence[str]) -> list[str]:
 
 
 class StorageOptions(dict[str, Any]):
-    """Options of a file system."""
+    """Options of a file system, whose values are never shown."""
 
     def __repr__(self) -> str:
         return repr(dict.fromkeys(self, "…"))
 
 
 def checked_options(value: Any, option: str) -> StorageOptions:
-    """Storage options as a dict of its own."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{option} is a dict of fsspec options, got {type(value).__name__}")
     return StorageOptions(value)

@@ -55,12 +55,10 @@ def natural(path: str) -> tuple[list[list[str | int]], str]:
 
 
 def is_local(system: Any) -> bool:
-    """Whether an fsspec file system is this machine's."""
     return isinstance(system, LocalFileSystem)
 
 
 def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
-    """The fsspec file system of a URL or path, and the path in it."""
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
@@ -100,8 +98,9 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
 
 
 def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by which a connection over HTTP is given up when nothing comes for some time, not when
-    much has to come; and by which a redirection to nowhere is no answer."""
+    """Options that give up a connection when nothing comes for some time, not when much has to come, and that
+    refuse a redirection to nowhere.
+    """
     import aiohttp
 
     silence = try_seconds(seconds)
@@ -111,7 +110,6 @@ def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _refuse_redirection(response: Any) -> None:
-    """Raise for a redirection that could not be followed: its page is not the file."""
     if 300 <= response.status < 400:
         import aiohttp
 
@@ -264,7 +262,6 @@ def _that_ends(suffixes: Sequence[str]) -> str:
 
 
 def _nearest_folder(folders: Folders, path: str) -> tuple[str | None, list[str]]:
-    """The lowest folder above or at a path that exists, and the names in it."""
     folder = path
     while folder:
         if not has_magic(folder):

@@ -30,7 +30,6 @@ def hidden(name: str) -> bool:
 
 
 def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> None:
-    """Look for output of trainpipes among the files that a folder stands for."""
     counts: dict[str, int] = {}
     written: dict[str, int] = {}
     for file in files:
@@ -57,7 +56,6 @@ def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> 
 
 
 def wild(path: str) -> str:
-    """The characters that make a pattern of a path."""
     return "*" if path.startswith(("http://", "https://")) else "*?["
 
 
@@ -67,7 +65,6 @@ def has_magic(path: str) -> bool:
 
 
 def names_in(path: str) -> list[str]:
-    """The names that a path consists of."""
     path = path.strip("/")
     return path.split("/") if path else []
 
@@ -90,7 +87,6 @@ class Wanted:
         return self._without_folders({0})
 
     def after(self, reached: frozenset[int], name: str) -> frozenset[int]:
-        """How far one more name leads; nowhere, if no file of it or below it is meant."""
         if reached == ALL_BELOW:
             return frozenset() if hidden(name) else reached
         found: set[int] = set()
@@ -111,21 +107,17 @@ class Wanted:
         return frozenset(reached)
 
     def is_whole(self, reached: frozenset[int]) -> bool:
-        """Whether the pattern matches here: a folder stands for the files in it."""
         return len(self.parts) in reached and self.parts[-1:] != ("**",)
 
     def all_below(self, reached: frozenset[int]) -> bool:
-        """Whether files at any depth below a folder may be meant."""
         return any(n in (BELOW, len(self.parts)) or self.parts[n] == "**" for n in reached)
 
     def holds(self, reached: frozenset[int], path: str) -> bool:
-        """Whether a file is meant."""
         return len(self.parts) in reached or (
             BELOW in reached and path.lower().endswith(self.suffixes)
         )
 
     def stands_for(self, path: str) -> bool:
-        """Whether a file would be listed, if it were there."""
         names, root = names_in(path), names_in(self.root)
         if names[: len(root)] != root or len(names) == len(root):
             return False

@@ -45,8 +45,6 @@ class _Part:
 
 
 class RangeFile(io.RawIOBase):
-    """Bytes of a file, read-only."""
-
     def __init__(self, source: FileBytes, held: int | None = None) -> None:
         super().__init__()
         self.name = source.name
@@ -68,7 +66,6 @@ class RangeFile(io.RawIOBase):
         return self
 
     def fetch(self) -> None:
-        """Fetch what is expected before it is read."""
         if self._parts:
             first = self._parts[0]
             self._fetch(first, first.start, first.start)

@@ -34,8 +34,6 @@ def row_names(inputs: Inputs) -> RowNames:
 
 
 class _MixedNames(RowNames):
-    """Rows of a mix: who they are in their own source."""
-
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
         self._source: Any = inputs.source
@@ -54,7 +52,6 @@ class _MixedNames(RowNames):
 
 
 def file_names(inputs: Inputs) -> list[str]:
-    """The names of a pipeline's files; one empty name where there are no files."""
     if not isinstance(inputs.source, RowSource) or inputs.source.file_of_block is None:
         return [""]
     source: Any = inputs.source

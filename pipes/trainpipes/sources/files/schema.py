@@ -41,7 +41,6 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 def chosen(
     schema: pa.Schema, columns: Sequence[str] | None, asker: str, path: str
 ) -> dict[str, pa.Field]:
-    """The chosen columns of one file, in the order asked for."""
     names: list[str] = schema.names
     twice = sorted(name for name in repeated(names) if columns is None or name in columns)
     if twice:
@@ -147,7 +146,6 @@ def _paths(field: pa.Field, path: str) -> list[str]:
 def one_schema(
     files: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None, asker: str
 ) -> pa.Schema:
-    """The schema that the chosen columns of all files can be cast to without loss."""
     first_path, first = files[0]
     fields = chosen(first, columns, asker, first_path)
     for path, schema in files[1:]:
@@ -166,7 +164,6 @@ def one_schema(
 def different_schemas(
     names: Sequence[str], schemas: Iterable[pa.Schema]
 ) -> list[tuple[str, pa.Schema]]:
-    """The first file of each schema, and that schema."""
     found: list[tuple[str, pa.Schema]] = []
     seen: set[int] = set()
     for name, schema in zip(names, schemas, strict=True):
@@ -179,7 +176,6 @@ def different_schemas(
 
 
 def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa.Array:
-    """A column of one file in the type that it has over all files."""
     if column.type.equals(field.type):
         return column
     try:
@@ -195,7 +191,6 @@ def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa
 def same_names(
     first_path: str, first: Sequence[str], path: str, names: Sequence[str], asker: str
 ) -> None:
-    """Raise SchemaError unless two files have columns of the same names."""
     for has, lacks, there, not_there in (
         (first_path, path, first, names),
         (path, first_path, names, first),
@@ -230,6 +225,5 @@ def _wider(field: pa.Field, other: pa.Field, first_path: str, path: str, asker: 
 
 
 def _without_views(field: pa.Field) -> pa.Field:
-    """A field of text or bytes in the type that promotion knows."""
     kinds = {"string_view": pa.string(), "binary_view": pa.binary()}
     return field.with_type(kinds.get(str(field.type), field.type))

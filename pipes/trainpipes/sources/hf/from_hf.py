@@ -132,10 +132,8 @@ class FromHf(Source):
 
 
 def _is_table(dataset: Any) -> bool:
-    """Whether a dataset is a ``datasets.Dataset``, which need not be imported to tell."""
     return all(hasattr(dataset, name) for name in ("data", "_indices", "format", "cache_files"))
 
 
 def _is_stream(dataset: Any) -> bool:
-    """Whether a dataset is a ``datasets.IterableDataset``."""
     return all(hasattr(dataset, name) for name in ("_ex_iterable", "iter", "state_dict"))

@@ -28,7 +28,6 @@ def shuffles(dataset: Any) -> bool:
 
 
 def _parts(iterable: Any) -> Iterator[Any]:
-    """An iterable of a dataset, and those that it is made of."""
     yield iterable
     inner = getattr(iterable, "ex_iterable", None)
     for one in [*([] if inner is None else [inner]), *getattr(iterable, "ex_iterables", [])]:
@@ -115,7 +114,6 @@ class HFReader(StreamReader):
             ) from error
 
     def _next(self) -> bool:
-        """Have the next batch; whether there is one."""
         if self._batch is not None:
             self._start = as_json(self._dataset.state_dict())
         self._batch, self._used = next(self._batches, None), 0

@@ -21,8 +21,6 @@ SAMPLED = 16
 
 
 class HFTable(RandomAccessSource):
-    """A dataset's rows, in blocks."""
-
     def __init__(self, dataset: Any, block_rows: int) -> None:
         self._dataset = dataset
         self._block_rows = block_rows
@@ -59,7 +57,6 @@ class HFTable(RandomAccessSource):
         return self._taken(index if self._indices is None else self._indices[index])
 
     def _slice(self, start: int, stop: int) -> pa.Table:
-        """Rows of the dataset's table that follow each other."""
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
         parts = []
         while start < stop:
@@ -70,7 +67,6 @@ class HFTable(RandomAccessSource):
         return pa.Table.from_batches(parts, self.schema)
 
     def _taken(self, index: IntArray) -> pa.Table:
-        """Rows of the dataset's table by their numbers there."""
         if not len(index):
             return pa.Table.from_batches([], self.schema)
         return take_rows(
@@ -88,7 +84,6 @@ class HFTable(RandomAccessSource):
         return Place(row=int(self._begins[block]) + row)
 
     def block_key(self, block: int) -> str:
-        """A digest of the block's rows."""
         rows = self.read(block, 0, int(self.lengths[block]))
         return table_digest(rows)
 

@@ -229,7 +229,6 @@ class MemmapDataset(Dataset[Any]):
         return {c.name: value for c, value in zip(self.columns, values, strict=True)}
 
     def _columns(self, index: IntArray) -> list[Any]:
-        """The rows at ``index``: a tensor for each column, of a ragged one a tensor for each row."""
         found = [self.column_at(number, index) for number in self.chosen]
         if self.bare:
             assert isinstance(found[0], np.ndarray)

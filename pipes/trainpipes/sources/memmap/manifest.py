@@ -62,8 +62,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Header:
-    """What a part holds: N rows, what a row is, and the columns in order."""
-
     rows: int
     layout: Layout
     columns: tuple[Column, ...]
@@ -86,7 +84,6 @@ def file_endings(names: Sequence[str]) -> list[str]:
 
 
 def offsets_ending(ending: str) -> str:
-    """The same of the offsets of a ragged column."""
     return f"{ending.removesuffix('.npy')}.offsets.npy"
 
 

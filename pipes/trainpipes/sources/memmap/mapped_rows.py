@@ -61,14 +61,12 @@ class MappedRows:
                 raise damaged(self.path, f"the checksum of column {column.name!r} differs")
 
     def slice(self, number: int, start: int, stop: int) -> Array | Ragged:
-        """Rows ``start`` to ``stop`` of a column, in the file."""
         if not self.columns[number].ragged:
             return self.values[number][start:stop]
         offsets = self.offsets[number][start : stop + 1]
         return Ragged(self.values[number][offsets[0] : offsets[-1]], np.diff(offsets))
 
     def take(self, number: int, index: IntArray) -> Array | Ragged:
-        """The rows at ``index`` of a column, copied."""
         values = self.values[number]
         if not self.columns[number].ragged:
             return rows_of(values, index)
@@ -87,7 +85,6 @@ class MappedRows:
 
 
 def stretches(values: Array, starts: IntArray, lengths: IntArray) -> Array:
-    """Ranges of values, one after the other."""
     total = int(lengths.sum())
     if total > 64 * len(lengths):  # a copy of a long range is cheaper than an index for each value
         ends = starts + lengths
@@ -99,7 +96,6 @@ def stretches(values: Array, starts: IntArray, lengths: IntArray) -> Array:
 
 
 def crc32_of(array: Array, found: int = 0) -> int:
-    """The CRC-32 of an array's bytes, after those of which it was ``found``."""
     data: Any = array.reshape(-1).view(np.uint8)
     for start in range(0, len(data), CHECK_BYTES):
         found = zlib.crc32(data[start : start + CHECK_BYTES], found)
@@ -107,8 +103,6 @@ def crc32_of(array: Array, found: int = 0) -> int:
 
 
 class BareRows(MappedRows):
-    """Rows of a file of bare numbers, which has no checksums."""
-
     def identity(self) -> list[Any]:
         digest = hashlib.sha256()
         for row in (0, self.rows // 2, self.rows - 1):

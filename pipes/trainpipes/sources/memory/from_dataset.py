@@ -129,8 +129,6 @@ class FromDataset(Source):
 
 
 class Fetch(RunStage):
-    """Items of a dataset for their keys."""
-
     dataset: Any
     batched: bool = False
 
@@ -167,8 +165,6 @@ class Fetch(RunStage):
 
 
 class IndexSource(RowsInMemory):
-    """The indices of a dataset."""
-
     row_bytes = 8.0
 
     def __init__(self, dataset: Any) -> None:
@@ -189,8 +185,6 @@ class IndexSource(RowsInMemory):
 
 
 class SamplerStream(RowStream):
-    """The keys that a sampler gives, epoch by epoch."""
-
     def __init__(self, sampler: Iterable[Any], dataset: Any) -> None:
         self._sampler = sampler
         self._name = _named(dataset)
@@ -212,5 +206,4 @@ class SamplerStream(RowStream):
 
 
 def _named(dataset: Any) -> str:
-    """What a state knows a dataset by."""
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"

@@ -69,8 +69,6 @@ class FromIterable(Source):
 
 @dataclass(eq=False)
 class IterableStream(RowStream):
-    """An iterable made anew for each pass."""
-
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     version: str | None
 
@@ -98,8 +96,6 @@ class IterableStream(RowStream):
 
 @dataclass(eq=False)
 class IterableReader(StreamReader):
-    """One pass over an iterable."""
-
     items: Iterator[Any]
 
     def read(self, rows: int) -> Payload | None:

@@ -67,8 +67,6 @@ class FromTensors(Source):
 
 
 class TensorSource(RowsInMemory):
-    """Tensors in memory."""
-
     def __init__(self, rows: TensorRows) -> None:
         super().__init__(len(rows))
         self._rows = rows
@@ -81,7 +79,6 @@ class TensorSource(RowsInMemory):
         return self._rows.take(index)
 
     def block_key(self, block: int) -> Any:
-        """A digest of all rows, and which of them are meant."""
         names = self._rows.names
         return [[tensor_digest(t) for t in self._rows.tensors], names and list(names), block]
 

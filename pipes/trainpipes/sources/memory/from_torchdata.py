@@ -102,8 +102,9 @@ def _text(data: bytes) -> str:
 
 
 def tells_start(state: Any) -> bool:
-    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch: that of an
-    iterable which goes to its start with the first item only says where the epoch before was left."""
+    """Whether a node's state right after ``reset()`` leads to that epoch's start. An iterable that goes to
+    its start with the first item only says where the epoch before was left.
+    """
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
     below = _KNOWN.get(frozenset(state))
@@ -194,7 +195,6 @@ class TorchdataStream(RowStream):
 
 
 def place_of(node: BaseNode[Any]) -> NodePlace:
-    """Where a node stands, for all who read it in this process."""
     with _making:
         if node not in _places:
             _places[node] = NodePlace(node)
@@ -217,7 +217,6 @@ class NodePlace:
         return node
 
     def start(self, epoch: int) -> dict[str, Any]:
-        """The position at the start of an epoch."""
         with self.lock:
             if not self._starts:
                 self.node.reset(None)
@@ -242,14 +241,12 @@ class NodePlace:
             self._reader = weakref.ref(reader)
 
     def _leave(self) -> None:
-        """Note where the reader is whose turn it was."""
         reader = None if self._reader is None else self._reader()
         if reader is not None:
             reader.leave()
         self._reader = None
 
     def state(self) -> dict[str, Any]:
-        """The node's state, of JSON types."""
         found = plain(self.node.state_dict())
         try:
             json.dumps(found)
@@ -262,7 +259,6 @@ class NodePlace:
         return dict(found)
 
     def go(self, state: dict[str, Any]) -> None:
-        """Have the node stand at a position."""
         try:
             self.node.reset(restored(state.get(FIRST, state)))
         except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
@@ -281,8 +277,6 @@ class NodePlace:
 
 
 class NodeReader(StreamReader):
-    """One pass over a node."""
-
     def __init__(self, place: NodePlace, start: dict[str, Any]) -> None:
         self._place = place
         self._node = place.node
@@ -307,5 +301,4 @@ class NodeReader(StreamReader):
             return self._place.state() if self._kept is None else self._kept
 
     def leave(self) -> None:
-        """Keep where it stands until its next turn."""
         self._kept = self.state()

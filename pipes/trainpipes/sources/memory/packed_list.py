@@ -49,7 +49,6 @@ class PackedList(Sequence[Any]):
 
 
 def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A copy in memory that processes share."""
     found = torch.empty(len(array), dtype=torch.from_numpy(array[:0]).dtype)
     found.share_memory_()
     found.numpy()[:] = array

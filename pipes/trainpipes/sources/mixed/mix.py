@@ -271,7 +271,6 @@ class Mix(MixingSource):
         }
 
     def _rules(self, sizes: Mapping[str, int | None]) -> MixRules:
-        """How sources of these sizes are mixed."""
         names = tuple(sorted(self.sources))
         points = list(self._schedule)
         if not points or points[0][0] > 0:
@@ -308,7 +307,6 @@ class Mix(MixingSource):
         sizes: Mapping[str, int | None],
         sources: Mapping[str, RowSource | RowStream],
     ) -> list[tuple[str, str]]:
-        """Each source's share and size, for ``explain()``."""
         rows = _epoch_rows(rules, sizes)
         lines = [("mix", f"{len(rules.names)} sources by {self.weight_by}; {_ENDS[self.stop]}")]
         for name in self.sources:
@@ -359,8 +357,6 @@ class Mix(MixingSource):
 
 
 class _Alike(RunStage):
-    """Makes of a pipeline's rows what goes together with those of others."""
-
     thread_safe = True
     holds_data = True
 
@@ -379,7 +375,6 @@ def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
 
 
 def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
-    """About how many rows an epoch of the mix has, where that follows from sizes and weights."""
     counted = [sizes[name] for name in rules.names]
     if rules.stop == "repeat" or rules.lengths is not None or len(rules.steps) > 1:
         return None
@@ -396,7 +391,6 @@ def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | Non
 
 
 def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
-    """How often each source may be gone through."""
     if not isinstance(max_epochs, Mapping):
         max_epochs = dict.fromkeys(names, max_epochs)
     for name, limit in max_epochs.items():
@@ -442,7 +436,6 @@ def _same(path: str, saved: Any, now: Any) -> None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Says in errors which source they are about."""
     try:
         yield
     except TrainpipesError as error:

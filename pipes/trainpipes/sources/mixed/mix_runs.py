@@ -74,8 +74,6 @@ STRETCHES = 4
 
 
 class MixRuns:
-    """Runs of mixed rows of one shard."""
-
     def __init__(
         self,
         rules: MixRules,
@@ -189,7 +187,6 @@ class MixRuns:
     # What is drawn from
 
     def _step(self) -> int:
-        """The step of the schedule at hand."""
         drawn = self._row if self._rules.lengths is None else self._tokens
         return bisect_right(self._starts, drawn) - 1
 

@@ -21,8 +21,6 @@ CursorAfter = Callable[[int], "dict[str, Any] | None"]
 
 @dataclass(eq=False)
 class MixSource:
-    """One source, for the shards of one process."""
-
     name: str
     opener: ShardOpener
     ids: Callable[[IntArray], IntArray]
@@ -33,7 +31,6 @@ class MixSource:
             ShardRuns(self.opener, shard, epoch, cursor)
 
     def mixed(self, block: Block) -> tuple[Block, list[int]]:
-        """Rows of the source as rows of the mix, and their tokens, where those are counted."""
         block.ids = self.ids(block.ids)
         if block.made_of is not None:
             block.made_of = block.made_of._replace(ids=self.ids(block.made_of.ids))
@@ -71,7 +68,6 @@ class SourceRows:
         self._pieces: list[Block] = []  # taken from blocks before
 
     def fill(self) -> None:
-        """Have a row ready, or more."""
         assert self._runs is not None
         self._put_by()
         try:
@@ -88,11 +84,9 @@ class SourceRows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of the rows that are ready, where they are counted."""
         return self._lengths[len(self._lengths) - self.left :]
 
     def taken(self) -> list[Block]:
-        """The rows that were taken since this was last asked."""
         self._put_by()
         pieces, self._pieces = self._pieces, []
         return pieces

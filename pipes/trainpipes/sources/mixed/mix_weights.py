@@ -44,7 +44,6 @@ def _number(value: Any, name: str, option: str) -> Fraction:
 
 
 def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
-    """The steps of a schedule, in order."""
 
     def check(good: Any, value: Any) -> None:
         rule = (

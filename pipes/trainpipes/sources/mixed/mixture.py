@@ -40,8 +40,6 @@ Path = tuple[str, ...]
 
 @dataclass(eq=False)
 class Mixture(RowMixture):
-    """The rows of several pipelines; immutable, and any thread may ask."""
-
     sources: Mapping[str, RowSource | RowStream]
     sizes: Mapping[str, int | None]
     data: Mapping[str, Any]
@@ -83,8 +81,6 @@ class Mixture(RowMixture):
 
 
 class _Named(RunStage):
-    """Makes the rows of one source rows of the mix: with its name, and the numbers that they have there."""
-
     holds_data = True
 
     mixture: Any
@@ -99,15 +95,12 @@ class _Named(RunStage):
 
 
 class MixWindows(MixedWindows):
-    """The windows of all sources of a mix in one pass, which the threads that make runs ask for."""
-
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
         self._plan, self._mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(number)
         self._sources: list[MixSource] = []
 
     def _opened(self, shards: int) -> list[MixSource]:
-        """The sources, with windows for so many shards in this process."""
         rules, plans = self._mixture.rules, self._plan.mixed
         if not self._sources:
             for name, *weights in zip(rules.names, *rules.steps, strict=True):
@@ -175,7 +168,6 @@ class MixedIds:
             self._tags[name] = before, after
 
     def of(self, name: str, rows: IntArray) -> IntArray:
-        """The numbers of a source's rows, given by its own numbers of them: int64 ``[rows]``."""
         before, after = self._tags[name]
         tags = after[np.searchsorted(before, rows >> ROW_BITS)]
         found: IntArray = (tags << ROW_BITS) | (rows & ROW_MASK)

@@ -59,14 +59,12 @@ class StoredArray:
         return self.shape[0]
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Where rows ``start`` to ``stop`` begin and end in the file."""
         assert self.start is not None
         size = prod(self.shape[1:]) * self.dtype.itemsize
         return self.start + start * size, self.start + stop * size
 
     @cached_property
     def row_dtype(self) -> np.dtype[Any]:
-        """The type of a row's elements."""
         own = self.dtype if self.field is None else self.dtype[self.field]
         return own.base.newbyteorder("=")
 
@@ -77,17 +75,14 @@ class StoredArray:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in memory."""
         return prod(self.row_shape) * self.row_dtype.itemsize
 
     def view(self, content: Any, rows: int, start: int = 0) -> Any:
-        """So many rows, of bytes that hold them from ``start`` on."""
         shape = (rows, *self.shape[1:])
         whole = np.ndarray(shape, self.dtype, content, start, order="F" if self.fortran else "C")
         return whole if self.field is None else whole[self.field]
 
     def unpacked(self, content: BinaryIO) -> Any:
-        """All of it, of a whole file."""
         if self.member is not None:
             with zipfile.ZipFile(content) as archive:
                 content = io.BytesIO(archive.read(f"{self.member}.npy"))
@@ -99,7 +94,6 @@ class StoredArray:
         return whole if self.field is None else whole[self.field]
 
     def check_sum(self, content: memoryview) -> None:
-        """Raise BadFileError unless a file has the checksum that its archive says, if that says one."""
         start, stop, told = self.stored or (0, 0, 0)
         found = 0
         for place in range(start, stop, SUMMED):
@@ -111,7 +105,6 @@ class StoredArray:
 
 
 def kept(size: int, arrays: Mapping[str, StoredArray]) -> bytes:
-    """Bytes of a file, and its arrays by their names, as an index keeps them."""
     each = {name: astuple(array) for name, array in arrays.items()}
     plain = {n: (np.lib.format.dtype_to_descr(dtype), *rest) for n, (dtype, *rest) in each.items()}
     return repr((size, plain)).encode()
@@ -119,7 +112,6 @@ def kept(size: int, arrays: Mapping[str, StoredArray]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
-    """The bytes and arrays of which this was kept."""
     with _parsing:
         size, each = ast.literal_eval(content.decode())
     to_dtype = np.lib.format.descr_to_dtype
@@ -190,7 +182,6 @@ def _of_zip(
 
 
 def _header(file: Any, size: int, member: str | None) -> StoredArray:
-    """The header of an array, which has ``size`` bytes with it."""
     where = "" if member is None else f"array {member!r}: "
     try:
         version = np.lib.format.read_magic(file)

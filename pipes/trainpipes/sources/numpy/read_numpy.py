@@ -76,7 +76,6 @@ class ReadNumpy(FileReader):
             )
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        """The rows of the files that the stages below list and let through."""
         format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
         listed = self.listed(files)
         key = json.dumps([self.output_column, self.columns, self.block_rows])
@@ -111,7 +110,6 @@ class NumpyFormat(Format):
         self._block_rows, self._asker = block_rows, asker
 
     def rows_of_block(self, arrays: Mapping[str, StoredArray]) -> int:
-        """Rows of a block of a file with such arrays."""
         row_bytes = sum(array.row_bytes for array in arrays.values())
         return self._block_rows or min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
 
@@ -163,24 +161,20 @@ class NumpyFormat(Format):
 
 
 def _wanted(layout: Layout, columns: Sequence[str] | None) -> tuple[int, list[StoredArray]]:
-    """Bytes of a file, and those of its arrays that are wanted."""
     size, arrays = arrays_of(layout.extra)
     return size, [arrays[name] for name in columns or arrays]
 
 
 def _rows(layout: Layout, block: int) -> tuple[int, int]:
-    """The rows of a block; all but the last have as many."""
     start = block * int(layout.rows[0])
     return start, start + int(layout.rows[block])
 
 
 def _is_whole(arrays: Iterable[StoredArray], local: bool) -> bool:
-    """Whether all of a file must be read to have some of its rows."""
     return any(array.start is None or (array.fortran and not local) for array in arrays)
 
 
 def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
-    """Arrays of a local file."""
     content = data.mapped()
     assert content is not None
     for array in arrays:
@@ -192,7 +186,6 @@ def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
 def _as_tensors(
     found: Sequence[Any], arrays: Sequence[StoredArray], columns: Sequence[str] | None
 ) -> TensorRows:
-    """Rows in memory of their own."""
     assert columns is not None
     tensors = []
     for rows, array in zip(found, arrays, strict=True):
@@ -208,7 +201,6 @@ def _check_alike(
     columns: Sequence[str] | None,
     asker: str,
 ) -> None:
-    """Raise unless all files have the same arrays, of the same types and rows of the same shape."""
     first, first_path = arrays[0], files.names[0]
     names = list(first if columns is None else columns)
     for path, found in zip(files.names, arrays, strict=True):

@@ -56,7 +56,6 @@ class FunctionFormat(Format):
             yield from self._batches(opened, *([block] if layout.extra else []))
 
     def _batches(self, opened: BinaryIO, *block: int) -> Iterator[pa.RecordBatch]:
-        """The rows that the function gives."""
         found, fn = self._fn(opened, *block), self.decoder
         several = not isinstance(found, pa.Table | pa.RecordBatch)
         if several and not isinstance(found, Iterator | Sequence):

@@ -87,7 +87,6 @@ class ReadFiles(FileReader):
             )
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
-        """The rows of the files that the stages below list and let through."""
         given, index = self.fn, self.options["index"]
         known = self.version if self.version is not None else identify(given)
         options: dict[str, Any] = {"columns": self.columns, "schema": self.schema, "known": known}

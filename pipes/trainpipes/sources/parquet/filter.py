@@ -49,7 +49,6 @@ FileBounds = list[dict[tuple[str, ...], Bounds]]
 
 
 def checked_filter(filter: Any, asker: str) -> pc.Expression | None:
-    """The option ``filter`` of a reader."""
     if filter is None:
         return None
     if isinstance(filter, list | tuple):
@@ -82,7 +81,6 @@ def needed_columns(filter: pc.Expression, schema: pa.Schema, asker: str) -> list
 
 
 def check_fits(filter: pc.Expression, schema: pa.Schema, asker: str) -> None:
-    """Raise SchemaError unless a filter can be asked of rows of this schema."""
     problem = _problem(filter, schema)
     if problem is None:
         return
@@ -96,7 +94,6 @@ def check_fits(filter: pc.Expression, schema: pa.Schema, asker: str) -> None:
 
 
 def _problem(filter: pc.Expression, schema: pa.Schema) -> Exception | None:
-    """Why a filter cannot be asked of rows of a schema."""
     try:
         schema.empty_table().filter(filter)
     except (pa.ArrowException, KeyError) as error:
@@ -105,7 +102,6 @@ def _problem(filter: pc.Expression, schema: pa.Schema) -> Exception | None:
 
 
 def _missing(problem: Exception | None) -> list[str]:
-    """The column that is not there, or the path in one."""
     said = str(problem).split(" in ")[0]
     return MISSING.findall(said) if said.startswith("No match for") else []
 
@@ -114,7 +110,6 @@ def _missing(problem: Exception | None) -> list[str]:
 
 
 def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
-    """What a footer says of the columns that a filter may name, row group by row group."""
     said = str(filter)
     schema = metadata.schema.to_arrow_schema()
     leaves = [
@@ -208,7 +203,6 @@ def _scalar(raw: Any, kind: pa.DataType, column: Any) -> Any:
 
 
 def facts_of(values: Mapping[str, pa.Array]) -> Facts:
-    """What names of folders say."""
     return [
         pc.field(name).is_null() if one.null_count else pc.field(name) == one[0]
         for name, one in values.items()
@@ -246,7 +240,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _type_of(schema: pa.Schema, path: tuple[str, ...]) -> pa.DataType | None:
-    """The type of a column or of a field in it; None if it is not there."""
     place = schema.get_field_index(path[0])
     if place < 0:
         return None
@@ -265,7 +258,6 @@ def may_hold(
     bounds: Sequence[Mapping[tuple[str, ...], Bounds]] | None = None,
     text: bool = True,
 ) -> IntArray:
-    """The numbers of those files or row groups of which a row may pass."""
     import pyarrow.dataset as ds  # it is slow to import, and whoever has no filter does not need it
 
     cases: list[Facts] = []

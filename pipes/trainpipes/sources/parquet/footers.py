@@ -63,7 +63,6 @@ class RowGroupLayout(Layout):
         pass  # its numbers were checked when they were scanned
 
     def is_footer(self, footer: bytes) -> bool:
-        """Whether these bytes are the footer that was scanned."""
         return len(footer) == self.footer and zlib.crc32(footer) == self.checksum
 
 
@@ -109,7 +108,6 @@ class ParsedFooters:
         return found
 
     def add(self, name: str, metadata: Any, size: int, most: float = math.inf) -> None:
-        """Keep a footer of so many bytes, if all are no more than ``most``."""
         with self._lock:
             if name not in self._parsed and self._bytes + size <= most:
                 self._parsed[name] = metadata, size
@@ -136,7 +134,6 @@ def read_footers(
     both: bool = False,
     look: Callable[[int, Any], None] | None = None,
 ) -> Footers:
-    """Read all footers, of files that have changed since they were last read."""
     store = IndexStore(files, "read_parquet", "Parquet", index=index)
     step = max(1, -(-len(files) // SAMPLED_FILES))
     looked_at: set[int] = set()
@@ -163,7 +160,6 @@ def read_footers(
 
 
 def _sample(layout: Layout) -> dict[str, Any] | None:
-    """What is known of the sizes in memory of some of a file's row groups."""
     more = layout.extra[8 * (2 + len(layout.rows)) :]
     return unpacked(more) if more else None
 
@@ -175,7 +171,6 @@ def footer_numbers(layout: Layout) -> IntArray:
 
 
 def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
-    """Whether sizes of these columns in memory are known of a file."""
     sample = _sample(layout)
     if sample is None or not sample["leaves"]:
         return False
@@ -208,12 +203,10 @@ def _no_footer(end: bytes, head: bytes, size: int) -> str:
 
 
 def parse_footer(footer: bytes) -> Any:
-    """A footer as ``pyarrow.parquet.FileMetaData``."""
     return pq.read_metadata(pa.BufferReader(footer))
 
 
 def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layout]:
-    """What the footer of one file says: parsed, and what is kept of it."""
     footer = read_footer(data)
     try:
         metadata = parse_footer(footer)
@@ -309,7 +302,6 @@ def _joined(
 def _not_in_files(
     folders: Sequence[pa.Field], different: Sequence[tuple[str, pa.Schema]], both: bool, asker: str
 ) -> list[pa.Field]:
-    """Columns that names of folders make, without those that files have."""
     left = []
     for field in folders:
         path = next((path for path, schema in different if field.name in schema.names), None)

@@ -27,7 +27,6 @@ class Probe:
 
     @staticmethod
     def of(metadata: Any, size: int) -> Probe:
-        """One for a footer alone."""
         file = pa.PythonFile(_Unread(size), mode="r")
         # So that no column is read when its reader is made.
         reading: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES}
@@ -39,7 +38,6 @@ class Probe:
             next(self._reader.iter_batches(0, [row_group], list(leaves), False), None)
 
     def passes(self, row_group: int, leaves: Sequence[int]) -> bool:
-        """Whether ``check`` finds nothing."""
         try:
             self.check(row_group, leaves)
         except (OSError, pa.ArrowException):
@@ -47,7 +45,6 @@ class Probe:
         return True
 
     def encrypted(self, metadata: Any, leaves: Sequence[int]) -> list[str]:
-        """Paths of those columns that are encrypted."""
         groups = range(metadata.num_row_groups)
         filled = [n for n in groups if metadata.row_group(n).num_rows]
         found = []
@@ -61,8 +58,6 @@ class Probe:
 
 
 class _Unread(io.RawIOBase):
-    """A file of a size, of which nothing is read."""
-
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0
 

@@ -93,7 +93,6 @@ class ReadParquet(FileReader):
         return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
-        """The rows of the files that the stages below list and let through."""
         asker, filter = str(self), checked_filter(self.filter, self.name)
         hive, replaces = self.partitioning == "hive", self.errors == "replace"
         wanted = wanted_files(self.listed(files), self.columns, filter, hive, asker)
@@ -142,7 +141,6 @@ class ReadParquet(FileReader):
 def _noted(
     layouts: Sequence[RowGroupLayout], folders: FolderColumns, unread: Any
 ) -> list[RowGroupLayout]:
-    """Row groups with what names of folders give them, and which are not read."""
     if not folders and unread is None:
         return list(layouts)
     found, first = [], 0

@@ -62,7 +62,6 @@ def _leaf_bytes(chunk: Any, leaf: Any, rows: int) -> float:
 
 
 def _text_bytes(chunk: Any, values: float) -> float:
-    """Bytes of all values of a column chunk of text or bytes, without offsets."""
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count:
         values -= min(values, statistics.null_count)

@@ -28,8 +28,6 @@ from trainpipes.stages.columns import columns_of
 
 @dataclass(frozen=True)
 class WantedFiles:
-    """What is to be read."""
-
     files: FileList
     left_out: int
     columns: list[str] | None

@@ -55,7 +55,6 @@ class Ahead(Generic[Opened]):
         self._go_on()
 
     def __contains__(self, block: int) -> bool:
-        """Whether a row group is opened ahead."""
         return block in self._futures
 
     def _go_on(self) -> None:

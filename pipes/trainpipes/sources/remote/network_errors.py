@@ -66,8 +66,6 @@ SHOWN = 300
 
 
 class OtherVersionError(Exception):
-    """A reply is of another version of the file than the one that was listed; says how it differs."""
-
     status = 412
 
 
@@ -120,7 +118,6 @@ def understand(error: Exception, handled: BaseException | None = None) -> Failur
 
 
 def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
-    """An error, the one that led to it, and so on up to ``end``."""
     seen = set()
     while error is not None and error is not end and id(error) not in seen:
         seen.add(id(error))

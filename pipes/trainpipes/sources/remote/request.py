@@ -23,7 +23,6 @@ def is_checked(system: Any, version: str) -> bool:
 
 
 def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[Any]:
-    """Call a method of a file system."""
     coroutine = _coroutine(system, method)
     if coroutine is None:
         return _in_thread(partial(getattr(system, method), *arguments, **options))
@@ -143,7 +142,6 @@ def _compare_size(listed: int, content_range: str | None) -> None:
 
 
 def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, Any]] | None:
-    """The coroutine function behind a method of a file system, if fsspec made the one of the other."""
     found: Any = getattr(getattr(system, method), "__wrapped__", None)
     if not inspect.iscoroutinefunction(found):
         return None

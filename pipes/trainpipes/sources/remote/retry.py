@@ -98,11 +98,9 @@ class Requests:
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End the requests that are under way, and refuse others."""
         self._stopped.set()
 
     def call(self, system: Any, method: str, path: str, **options: Any) -> Any:
-        """What a method of a file system gives for a path: ``info``, ``ls``, ``cat_file``."""
         long = method in ("ls", "find", "cat_file")
         found, _ = self._until_done(
             _name(system, path),
@@ -114,7 +112,6 @@ class Requests:
         return found
 
     def put(self, system: Any, local: str, path: str) -> None:
-        """Send a file of this machine."""
         limit = try_seconds(self._seconds) + os.path.getsize(local) / SLOWEST
         self._until_done(
             _name(system, path),
@@ -214,7 +211,6 @@ class Requests:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _result(self, future: Future[Any], seconds: float) -> Any:
-        """What comes of a try; cancelled if it takes too long."""
         end = time.monotonic() + seconds
         try:
             while not future.done():
@@ -287,7 +283,6 @@ class Requests:
 
 
 def try_seconds(seconds: float) -> float:
-    """Seconds for one try of a request that is tried again for so long."""
     return min(TRY_SECONDS, seconds / 4)
 
 

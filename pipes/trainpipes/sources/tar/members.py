@@ -26,22 +26,18 @@ KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
 class Archive(Forward):
-    """The bytes of an archive, as ``tarfile`` asks for them."""
-
     last = b""
 
     def tell(self) -> int:
         return self.at
 
     def read(self, size: int) -> bytes:
-        """The next bytes, of a header or a name; fewer at the end."""
         if size > MOST_NAME:
             raise BadFileError(f"damaged: a name of {size:,} bytes at byte {self.at:,}")
         self.last = self.take(size)
         return self.last
 
     def seek(self, at: int) -> None:
-        """Pass over bytes."""
         if at < self.at:
             raise BadFileError(f"damaged: a member of less than no bytes at byte {self.at:,}")
         self.skip(at - self.at)
@@ -163,7 +159,6 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
 
 
 def is_header(header: bytes, size: int) -> bool:
-    """Whether this is the header of a member of so many bytes."""
     told = header[124:136].strip(b"\0 ")
     short = told.isdigit() and size < 8**11
     return header[257:262] == b"ustar" and (not short or int(told, 8) == size)

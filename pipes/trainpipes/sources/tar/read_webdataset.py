@@ -92,7 +92,6 @@ class ReadWebdataset(FileReader):
         self._set(text=tuple(text))
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        """The samples of the files that the stages below list and let through."""
         asker, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
         store.complete(
@@ -130,7 +129,6 @@ class ReadWebdataset(FileReader):
         )
 
     def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
-        """The type of a column: a large one if a member needs it."""
         is_text = name in (*self.text, KEY)
         most = max(
             (int(each.sizes[name].max(initial=0)) for each in found if name != KEY), default=0
@@ -141,6 +139,5 @@ class ReadWebdataset(FileReader):
 
 
 def _sample_bytes(layout: Members) -> IntArray:
-    """Bytes of each sample of an archive."""
     none = np.zeros(len(layout.keys), dtype=np.int64)
     return sum((np.maximum(each, 0) for each in layout.sizes.values()), none)

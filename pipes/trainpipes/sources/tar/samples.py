@@ -61,7 +61,6 @@ class Members(Layout):
     sizes: dict[str, IntArray]
 
     def span(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the members of samples begin and end, with their headers; those close together as one."""
         begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for starts, sizes in zip(self.starts.values(), self.sizes.values(), strict=True):
             there = rows[sizes[rows] >= 0]
@@ -86,7 +85,6 @@ class TarSamples(Format):
         self.again = ReadAgain()
 
     def scan(self, file: FileBytes, samples: dict[str, Any] | None = None) -> Layout:
-        """Look at an archive, of which an index beside it may tell the samples."""
         if not file.size:
             raise BadFileError("empty: 0 bytes")
         kind = kind_by_content(bytes(file.read([(0, min(file.size, 16))])[0]))
@@ -174,7 +172,6 @@ def _rows_of(layout: Layout, block: int) -> IntArray:
 
 
 def _content(data: Any, layout: Members, rows: IntArray) -> tuple[IntArray, list[memoryview]]:
-    """Bytes of an archive in which samples lie, and where these begin."""
     begin, end = layout.span(rows)
     if not len(begin):
         return begin, []
@@ -193,7 +190,6 @@ def _content(data: Any, layout: Members, rows: IntArray) -> tuple[IntArray, list
 def _check_headers(
     parts: Sequence[memoryview], number: IntArray, starts: IntArray, sizes: IntArray
 ) -> None:
-    """Raise unless the first and last of these members are where the index says."""
     there = np.flatnonzero(sizes >= 0)
     for n in there[[0, -1]].tolist() if len(there) else []:
         begin = int(starts[n]) - BLOCK
@@ -223,7 +219,6 @@ def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
 
 
 def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
-    """The samples of an archive by the index that lies beside it; None if there is none that fits."""
     file, path, data = job.file, files.paths[job.file], job.data
     if not path.endswith(".tar") or not data.size:
         return None
@@ -309,7 +304,6 @@ def _refuse(
     archives: Sequence[dict[str, Any]],
     asker: str,
 ) -> None:
-    """Raise if there are samples that differ from the others, by archive."""
     count = sum(map(len, rows))
     if not count:
         return

@@ -33,7 +33,6 @@ def check_of(data: bytes | memoryview) -> int:
 def scan(
     stream: Stream, compression: str, form: TextFormat, path: str, size: int, block_rows: int | None
 ) -> Layout:
-    """The pieces of a file; see ``TextLayout``."""
     head, whole, start = b"", False, None
     while start is None:
         more = stream.read()
@@ -87,8 +86,6 @@ class _Mark:
 
 
 class _Scan:
-    """A scan on its way."""
-
     def __init__(
         self,
         entries: list[Entry] | None,
@@ -106,14 +103,12 @@ class _Scan:
         self._head = b""  # the first bytes of the piece
 
     def add(self, chunk: bytes) -> None:
-        """Go on with the next bytes."""
         data = np.frombuffer(chunk, np.uint8)
         newlines = np.flatnonzero(data == 10)
         stops = self._cutter.stops(data, newlines)
         before = self._end
 
         def mark(row: int, stop: int) -> _Mark:
-            """The place behind a row of these bytes."""
             lines = before.lines + int(np.searchsorted(newlines, stop))
             tail = (before.tail + chunk[max(0, stop - END_BYTES) : stop])[-END_BYTES:]
             line = self._line + lines + _blank_lines(chunk, stop)
@@ -138,7 +133,6 @@ class _Scan:
         self._end = mark(len(stops) - 1, len(chunk))
 
     def _last_row(self, stops: IntArray) -> int:
-        """The number of the row in the bytes at hand that is the last one of the piece."""
         begin, before = self._begin, self._end
         last = int(np.searchsorted(stops, begin.at + PIECE_BYTES - before.at))
         if self._block_rows is None:
@@ -147,7 +141,6 @@ class _Scan:
         return min(last, begin.rows + left - before.rows - 1)
 
     def _close(self, end: _Mark) -> None:
-        """Note the piece that ends here."""
         begin, entries = self._begin, self._entries
         size, entry = end.at - begin.at, (begin.at, begin.at)
         if entries is not None:
@@ -160,7 +153,6 @@ class _Scan:
         self._begin = end
 
     def finish(self) -> None:
-        """Close the last piece, at the end of the file."""
         try:
             more = self._cutter.finish()
         except BadFileError as error:
@@ -172,6 +164,5 @@ class _Scan:
 
 
 def _blank_lines(chunk: bytes, start: int) -> int:
-    """Line feeds from a place on, before anything of a row."""
     text = chunk[start : start + END_BYTES]
     return text.count(b"\n", 0, len(text) - len(text.lstrip(b", \t\r\n")))

@@ -53,7 +53,6 @@ class TextBlocks(Format):
         self.again = ReadAgain()
 
     def scan(self, file: FileBytes, progress: Progress | None = None) -> Layout:
-        """Cut a file into pieces, with progress by bytes."""
         head = bytes(file.read([(0, min(file.size, 16))])[0])
         compression, named = kind_by_content(head), kind_by_name(file.name)
         if named and not compression and file.size:  # Arrow writes nothing where there are no rows
@@ -90,7 +89,6 @@ class TextBlocks(Format):
         yield from self.table(data, block).to_batches()
 
     def table(self, file: TextFile, number: int) -> pa.Table:
-        """The rows of a piece."""
 
         def parse(text: bytes) -> pa.Table | None:
             found = self.form.parse(text, file.layout.head, self.schema, self.strict)
@@ -99,7 +97,6 @@ class TextBlocks(Format):
         return self._parsed(file, number, parse)
 
     def infer(self, file: TextFile, number: int) -> tuple[pa.Schema, list[float]]:
-        """The columns and types of a piece's rows, and the bytes of each column in memory."""
         found: tuple[pa.Schema, list[float]] = self._parsed(
             file, number, lambda text: self.form.infer(text, file.layout.head)
         )

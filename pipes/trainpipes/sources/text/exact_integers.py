@@ -30,7 +30,6 @@ Values = Iterable[tuple[str, Any]]
 
 
 def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Values]) -> None:
-    """Raise where a float column does not hold an integer."""
     large = {
         field.name: np.unique(_large_floats(table.column(field.name))) for field in table.schema
     }
@@ -47,7 +46,6 @@ def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Value
 
 
 def values_of_lines(lines: bytes, count: int, rows: Rows) -> Iterator[tuple[str, Any]]:
-    """Values with long integers in lines of JSON, of which there are so many."""
     found = [line for line in lines.split(b"\n") if line.strip()]
     if len(found) != count:
         return  # not an object on each line, which is said elsewhere
@@ -60,7 +58,6 @@ def values_of_lines(lines: bytes, count: int, rows: Rows) -> Iterator[tuple[str,
 def values_of_cells(
     as_text: Callable[[list[str]], pa.Table], rows: Rows
 ) -> Iterator[tuple[str, Any]]:
-    """Long integers in cells of CSV, whose columns are given as they are written."""
     texts = as_text(list(rows))
     for name, numbers in rows.items():
         for cell in texts.column(name).take(to_arrow(numbers)).to_pylist():
@@ -87,7 +84,6 @@ def _large_floats(column: Any) -> IntArray:
 
 
 def _rounded(value: Any, kind: pa.DataType) -> int | None:
-    """An integer within a value that its type would round; None if there is none."""
     if pa.types.is_floating(kind):
         whole = isinstance(value, int) and not isinstance(value, bool)
         return value if whole and float(str(value)) != value else None  # float(value) may overflow

@@ -36,8 +36,6 @@ class Cutter(Protocol):
 
 
 class LineCutter:
-    """Rows are lines."""
-
     def __init__(self, filled: bool) -> None:
         self._filled_only = filled
         self._more = False  # the line at hand has something
@@ -145,6 +143,5 @@ class TextFormat(ABC):
         """Read no rows with these types."""
 
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        """A field that holds the values of two."""
         pair = [pa.schema([one]), pa.schema([other])]
         return pa.unify_schemas(pair, promote_options="permissive").field(0)

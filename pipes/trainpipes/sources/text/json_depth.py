@@ -28,7 +28,6 @@ OTHERS = bytes(byte for byte in range(256) if byte not in b'{}[]"')
 
 
 def check_depth(lines: bytes) -> None:
-    """Raise where a row nests too deep."""
     if not lines:
         return
     view = np.frombuffer(lines, np.uint8)
@@ -47,7 +46,6 @@ def check_depth(lines: bytes) -> None:
 
 
 def check_types(types: Iterable[pa.DataType], lines: bytes) -> None:
-    """Raise where the columns found in some rows nest too deep."""
     level, deep = list(types), 0
     while level := [kind.field(n).type for kind in level for n in _fields(kind)]:
         deep += 1
@@ -72,7 +70,6 @@ def _depth(lines: bytes) -> IntArray:
 
 
 def refuse_deep(depth: IntArray) -> None:
-    """Raise if brackets nest too deep: ``depth`` is that behind each of them."""
     if len(depth) and depth.max() > MOST_DEPTH:
         raise pa.ArrowInvalid(
             f"it nests deeper than {MOST_DEPTH} brackets and braces, the most that is read; keep such a "

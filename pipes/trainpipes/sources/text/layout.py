@@ -39,7 +39,6 @@ class TextLayout(Layout):
 
     @staticmethod
     def of(layout: Layout) -> TextLayout:
-        """The layout that an index keeps."""
         extra = unpacked(layout.extra)
         lines = extra.pop("lines")
         extra["lines"] = extra.pop("lines_before") + np.cumsum(lines) - lines
@@ -49,7 +48,6 @@ class TextLayout(Layout):
         )
 
     def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
-        """The layout with the types of so many rows, and bytes of each of their columns, to be kept."""
         extra = packed(**{**unpacked(self.extra), "sampled": [rows, list(sizes)]})
         return Layout(self.rows, self.start, self.stop, schema, extra)
 
@@ -72,20 +70,16 @@ class TextLayout(Layout):
         return np.array([*found, count], dtype=np.int64)
 
     def edges(self, block_rows: int | None) -> IntArray:
-        """The first row of each block, and the number of rows."""
         found: IntArray = np.append(0, np.cumsum(self.rows))[self.first_pieces(block_rows)]
         return found
 
 
 class TextFile:
-    """An open file of text."""
-
     def __init__(self, data: FileBytes, layout: TextLayout, again: ReadAgain) -> None:
         self._data, self.layout, self.name = data, layout, data.name
         self._stream = Decompressed(data, layout.compression, again) if layout.compression else None
 
     def content(self, number: int) -> bytes:
-        """The bytes of a piece, decompressed."""
         layout = self.layout
         start, stop = int(layout.start[number]), int(layout.stop[number])
         if self._stream is None:
@@ -100,6 +94,5 @@ class TextFile:
         return data
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._stream is not None:
             self._stream.close()

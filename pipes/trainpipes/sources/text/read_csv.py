@@ -312,7 +312,6 @@ class RecordCutter:
         return found
 
     def _quoted(self, data: Bytes, quotes: IntArray, newlines: IntArray) -> Any:
-        """Which line ends are within quoted cells, bool ``[newlines]``."""
         # By turns, quotes begin and end cells. One that begins a cell follows a delimiter, a line's end or,
         # as the second of two that stand for one, the quote before it.
         inside = self.inside

@@ -202,7 +202,6 @@ class ArrayCutter:
         return found
 
     def places(self, data: Bytes) -> tuple[IntArray, IntArray]:
-        """Where objects end in the next bytes, and the commas between them."""
         if self._ended:
             self._nothing_more(data)
             return _NONE, _NONE
@@ -252,7 +251,6 @@ class ArrayCutter:
 
 
 def _as_lines(data: bytes) -> bytes:
-    """Objects of an array as lines."""
     view = np.frombuffer(data, np.uint8).copy()
     cutter = ArrayCutter()
     _, commas = cutter.places(view)
@@ -266,7 +264,6 @@ def _as_lines(data: bytes) -> bytes:
 
 
 def _cells(values: Iterable[Any], length: int) -> int:
-    """Values of all columns of some objects, and of what is in them, nulls too."""
     fields: dict[str, list[Any]] = {}
     items: list[Any] = []
     for value in values:
@@ -285,7 +282,6 @@ def _readable(kind: pa.DataType) -> pa.DataType:
 
 
 def _mapped(field: pa.Field, to: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
-    """A field with other types at its leaves, and plain lists for others."""
     kind, types = field.type, pa.types
     if types.is_struct(kind):
         return field.with_type(

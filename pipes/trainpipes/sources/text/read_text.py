@@ -136,7 +136,6 @@ class _DocumentCutter:
 
 
 def _texts(content: bytes, offsets: IntArray) -> pa.Array:
-    """Texts that lie one after the other."""
     if len(content) > MOST_ROW_BYTES:  # once U+FFFD has taken the place of single bytes
         raise pa.ArrowInvalid(f"the text has {len(content):,} bytes, and Arrow holds 2 GB")
     kept = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]

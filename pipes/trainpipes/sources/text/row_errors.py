@@ -36,7 +36,6 @@ def is_utf8(data: bytes) -> bool:
 
 
 def bad_utf8(file: TextFile, piece: int, form: TextFormat, data: bytes) -> UnreadableError:
-    """The error for a piece that is not UTF-8."""
     layout, at = file.layout, 0
     try:
         data.decode("utf-8")
@@ -68,7 +67,6 @@ def bad_row(
     stops = _stops(form, data, start)
 
     def problem(count: int) -> str:
-        """What is wrong with the first rows; "" if nothing is."""
         try:
             found = form.parse(data[: stops[count - 1]], start, schema, strict)
         except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -104,7 +102,6 @@ def bad_row(
 
 
 def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
-    """Where the rows of a piece end."""
     view = np.frombuffer(data, np.uint8)
     cutter = form.cutter(start)
     stops: list[int] = cutter.stops(view, np.flatnonzero(view == FEED)).tolist()
@@ -119,7 +116,6 @@ def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
 def _drift(
     form: TextFormat, row: bytes, start: Start, schema: pa.Schema, strict: bool
 ) -> str | None:
-    """How a row that cannot be read differs from the schema; None if it is no row of this format."""
     try:
         found, _ = form.infer(row, start)
     except (pa.ArrowException, UnicodeDecodeError):

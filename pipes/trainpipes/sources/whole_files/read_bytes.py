@@ -62,7 +62,6 @@ class ReadBytes(FileReader):
     storage_options: Mapping[str, Any] | None = None
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
-        """The files that the stages below list and let through."""
         return WholeFiles(self.listed(files, ("",)), None, self.block_rows, str(self))
 
 
@@ -95,7 +94,6 @@ class WholeFiles(FileBlocks, RandomAccessSource):
             )
 
     def rows(self, block: int) -> range:
-        """The files of a block."""
         return range(*self._begins[block : block + 2].tolist())
 
     def reader(self) -> WholeFilesReader:
@@ -115,7 +113,6 @@ class WholeFiles(FileBlocks, RandomAccessSource):
         return found if self.more is None else found | {"labels": table_digest(self.more)[:16]}
 
     def block_key(self, block: int) -> Any:
-        """The files by their names below the common root, sizes, and times of change or etags."""
         rows, digest = self.rows(block), hashlib.sha256()
         for n in rows:
             about = (self._relative_names[n], int(self.sizes[n]), self.files.stamps[n])
@@ -143,7 +140,6 @@ class WholeFilesReader:
         self._expect(coming)
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Say which blocks will be read next, in order."""
         self._expect([n for block in blocks for n in self._source.rows(block)])
 
     def _expect(self, numbers: Sequence[int]) -> None:
@@ -152,11 +148,9 @@ class WholeFilesReader:
             self._ahead.expect(dict.fromkeys(there))
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
-        """Rows ``start`` to ``stop`` of a block."""
         return self.take(self._source.rows(block)[start:stop])
 
     def take(self, numbers: Sequence[int]) -> pa.Table:
-        """Files by their numbers."""
         sizes = self._files.sizes[np.asarray(numbers, dtype=np.int64)]
         contents: Iterator[memoryview] = map(self._taken, numbers)
         if (sizes < 0).any():  # a server tells them with the bytes
@@ -196,7 +190,6 @@ class WholeFilesReader:
             return self._content(file) if found is None else found
 
     def _content(self, file: int) -> memoryview:
-        """The bytes of a file that is the one that was listed; in any thread."""
         data = open_bytes(self._files, file, self._requests)
         return data.read([(0, data.size)])[0]
 

@@ -84,7 +84,6 @@ class ReadImages(FileReader):
         self._set(labels=labels)
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
-        """The images that the stages below list and let through."""
         listed = self.listed(files)
         more = None
         if self.labels == "folder":
@@ -94,7 +93,6 @@ class ReadImages(FileReader):
         return WholeFiles(listed, more, self.block_rows, str(self))
 
     def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
-        """The rows of the CSV that belong to the files."""
         path = str(self.labels)
         table = _read_csv(path, self.storage_options or {}, files.retry_seconds)
         column = next((name for name in NAMES if name in table.column_names), None)
@@ -131,14 +129,12 @@ class ReadImages(FileReader):
 
 
 def _below(stage: Stage, files: FileList) -> list[str]:
-    """Names of the files below the folder that was listed."""
     assert isinstance(stage, ListFiles)
     urls = [stage.urls] if isinstance(stage.urls, str) else stage.urls
     return names_below(urls, files.known_names()) or files.relative_names()
 
 
 def _by_folder(files: FileList, below: list[str], asker: str) -> tuple[FileList, pa.Table]:
-    """The files class by class, and their classes."""
     loose = next((n for n, name in enumerate(below) if "/" not in name), None)
     if loose is not None:
         raise ConfigError(
