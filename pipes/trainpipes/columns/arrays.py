@@ -23,7 +23,6 @@ TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
-    """The values as an array ``[n]``, read-only."""
     array = one_chunk(array)
     dtype = dtype_of(array.type)
     if array.null_count or dtype is None:
@@ -35,7 +34,6 @@ def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
 
 
 def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    """NumPy's type of integers, floats or bools; None for all else."""
     if pa.types.is_boolean(kind):
         return np.dtype(np.bool_)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -45,12 +43,10 @@ def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether values are integers, floats or bools."""
     return dtype_of(kind) is not None
 
 
 def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
-    """The first ``count`` values in an array's second buffer, from the array's offset on."""
     if not len(array):  # there may be no buffer
         found = np.zeros(count, dtype)
     else:
@@ -111,13 +107,12 @@ def apart(array: pa.Array) -> tuple[Any, IntArray]:
 
 
 def offset_dtype(kind: pa.DataType) -> type[np.int32 | np.int64]:
-    """The type of the offsets of lists, maps, texts or bytes."""
     large = kind in (pa.large_string(), pa.large_binary()) or pa.types.is_large_list(kind)
     return np.int64 if large else np.int32
 
 
 def list_array(values: Array, lengths: IntArray) -> pa.Array:
-    """Rows of these lengths as an Arrow list array; ``values`` are theirs, one row after the other."""
+    """Rows of these lengths as an Arrow list array: large lists where 32 bits cannot count the values."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if offsets[-1] > np.iinfo(np.int32).max:
         return pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values))
@@ -208,13 +203,12 @@ def parts_of(
 
 
 def _has_numbers(kind: pa.DataType) -> bool:
-    """Whether values are lists of integers or floats."""
     return is_list(kind) and dtype_of(kind.value_type) not in (None, np.bool_)
 
 
 def _gathered_numbers(rows: pa.Array, places: pa.Array) -> pa.Array | None:
-    """Lists of numbers without nulls, gathered as the bytes of each: 5 times as fast as Arrow's way, which
-    looks up each number.
+    """Lists of numbers without nulls, gathered as bytes: 5 times as fast as Arrow's way. None where that
+    cannot be.
     """
     if rows.null_count:
         return None
@@ -254,7 +248,6 @@ _AS_BYTES = {
 
 
 def _retyped(kind: pa.DataType, others: Mapping[pa.DataType, pa.DataType]) -> pa.DataType:
-    """A type with others in place of some, at every depth."""
 
     def inner(field: pa.Field) -> pa.Field:
         return field.with_type(_retyped(field.type, others))
@@ -289,7 +282,6 @@ def check_sound(array: Any) -> None:
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type is one of text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
@@ -299,7 +291,6 @@ def is_list(kind: Any) -> bool:
 
 
 def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
-    """Whether an Arrow type, or one within it, passes a test."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     inner = (kind.field(n).type for n in range(kind.num_fields))
@@ -307,7 +298,6 @@ def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
 
 
 def has_text(kind: Any) -> bool:
-    """Whether values of an Arrow type are text, or hold some."""
     return holds(kind, is_text)
 
 

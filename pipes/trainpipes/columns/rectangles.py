@@ -71,18 +71,15 @@ class RaggedRows:
 
     @property
     def average_bytes(self) -> float:
-        """Bytes of an average row of a rectangle, about."""
         inner = int(np.prod(self.inner, dtype=np.int64))
         mask = 0 if self.mask is None else self.mask.itemsize
         length = self.max_length or 2 * float(self.lengths.mean() if len(self.lengths) else 0)
         return length * (self.dtype.itemsize * inner + mask)
 
     def rectangles(self, index: IntArray | None, bounds: IntArray) -> Rectangles:
-        """Rectangles of some rows."""
         return Rectangles(self, index, bounds)
 
     def stretches(self, width: int) -> Array:
-        """All stretches of that many values, overlapping, as rows of a view."""
         found = self._views.get(width)
         if found is None:
             found = self._views[width] = _stretches(self.values, width)
@@ -127,7 +124,6 @@ class Rectangles:
         return cells, self._mask(ones, lengths, width)
 
     def _blank(self, cells: Array, ones: Array) -> None:
-        """Put the value where there are no ones."""
         rows = self._rows
         bits = cells if cells.dtype == rows.bits else cells.view(rows.bits)
         if rows.inner:
@@ -160,7 +156,6 @@ class Rectangles:
 def widths_of(
     lengths: IntArray, bounds: IntArray, max_length: int | None = None, multiple: int = 1
 ) -> IntArray:
-    """How wide each rectangle is."""
     widths = np.zeros(len(bounds) - 1, dtype=np.int64)
     if max_length is not None:
         widths[:] = max_length
@@ -180,7 +175,6 @@ def _ones(lengths: IntArray, width: int, side: Side, dtype: np.dtype[Any]) -> Ar
 
 @lru_cache(maxsize=4096)
 def _strips(width: int, pre: bool, dtype: np.dtype[Any]) -> tuple[Array, int]:
-    """Stretches of a width of a strip of ones and zeros, and how many of either it has."""
     half = 1 << max(0, width - 1).bit_length()
     return _stretches(_strip(half, pre, dtype), width), half
 
@@ -195,7 +189,6 @@ def _strip(half: int, pre: bool, dtype: np.dtype[Any]) -> Array:
 
 
 def _stretches(values: Array, width: int) -> Array:
-    """All stretches of ``width`` values, overlapping, as rows ``[rows, width]`` of a view."""
     size, unit = values.itemsize, values.strides[0]
     shape: tuple[int, ...] = (max(0, len(values) - width + 1), width)
     strides: tuple[int, ...] = (unit, unit)

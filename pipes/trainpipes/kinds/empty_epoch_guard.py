@@ -15,15 +15,12 @@ MOST_EMPTY_ROWS = 2**20
 
 
 class EmptyEpochGuard:
-    """Counts the epochs in a row that gave nothing."""
-
     def __init__(self, endless: bool = True, gave: bool = False) -> None:
         self._endless = endless
         self._gave = gave
         self._epochs = 0
 
     def gave(self) -> None:
-        """The epoch at hand gave something."""
         self._gave = True
 
     def next_epoch(self, layout: Layout | StreamLayout | None = None) -> bool:
@@ -45,11 +42,9 @@ class EmptyRounds:
         self._seen: set[tuple[int, int]] = set()
 
     def saw(self, run: Run) -> None:
-        """Rows came in."""
         self._taken.append(run.cursors)
 
     def gave(self) -> None:
-        """Something came out."""
         self._taken.clear()
         self._seen.clear()
 
@@ -62,7 +57,6 @@ class EmptyRounds:
 
 
 def kept_nothing(stage: object) -> DataError:
-    """What to raise where a stage has let no row through for too many epochs."""
     return DataError(
         f"{stage} kept no row in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: check its "
         "options",

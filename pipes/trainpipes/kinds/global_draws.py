@@ -54,7 +54,6 @@ class DrawWatch:
         return self._calls >= CALLS
 
     def around(self, fn: Call) -> Call:
-        """The function, looked at as long as there is need."""
         if self._over:
             return fn
         with suppress(TypeError):  # it has no hash, or no weak references
@@ -100,7 +99,6 @@ class DrawWatch:
 
 
 def _states() -> dict[str, State]:
-    """The global generators, as they stand."""
     own = np.random.get_state(legacy=False)
     block = own["state"].get("key")
     of_numpy = (
@@ -129,14 +127,12 @@ def _drew(before: State, after: State) -> bool:
 
 
 def _follows(block: np.ndarray[Any, Any], later: np.ndarray[Any, Any]) -> bool:
-    """Whether a block of the Mersenne Twister comes soon after another one."""
     numbers = _twister(block, BLOCK).random_raw(BLOCK * BLOCKS).reshape(BLOCKS, BLOCK)
     wanted = _twister(later, 0).random_raw(BLOCK)
     return bool((numbers == wanted).all(axis=1).any())
 
 
 def _twister(block: np.ndarray[Any, Any], place: int) -> np.random.MT19937:
-    """A generator of its own, at a place in a block."""
     bits = np.random.MT19937(0)
     bits.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": place}}
     return bits

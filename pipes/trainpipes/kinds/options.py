@@ -118,7 +118,6 @@ def show(value: Any) -> str:
 
 
 def _show_partial(value: functools.partial[Any]) -> str:
-    """Its function, and its arguments but for secrets."""
     names = argument_names(value)
     given = [show_named(name, one) for name, one in zip(names, value.args, strict=False)]
     given += [f"{name}={show_named(name, one)}" for name, one in value.keywords.items()]

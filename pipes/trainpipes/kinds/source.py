@@ -1,8 +1,8 @@
-"""What a pipeline needs of the place its rows come from.
+"""The sources of rows.
 
-A ``RowSource`` lists its blocks (row groups, ranges of indices) before anything is read, so that
-the epoch can be planned, shuffled and dealt by numbers alone. A ``RowStream`` cannot: it is read
-from the start, and a resume skips.
+A ``RowSource`` lists its blocks (row groups, ranges of indices) before anything is read, so that the epoch
+can be planned, shuffled and dealt by numbers alone. A ``RowStream`` is read from the start, and a resume
+skips.
 """
 
 from __future__ import annotations
@@ -61,22 +61,17 @@ class Place:
 class Reader(Protocol):
     """Reads one span's blocks. Reading on where the last call ended costs nothing extra."""
 
-    def read(self, block: int, start: int, stop: int) -> Payload:
-        """Rows ``start`` to ``stop`` of a block."""
-        ...
+    def read(self, block: int, start: int, stop: int) -> Payload: ...
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    def expect(self, blocks: Sequence[int]) -> None:
-        """Say which blocks will be read next, in order."""
-        ...
+    def expect(self, blocks: Sequence[int]) -> None: ...
 
 
 def checked_source(source: Any, asker: object) -> RowSource | RowStream:
-    """What a source's stage has opened, if it is of the user's own: raises unless it is one."""
     if not isinstance(source, RowSource | RowStream):
         raise ConfigError(
             f"{asker}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
@@ -103,7 +98,6 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
 
 
 def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: int) -> Payload:
-    """Rows ``start`` to ``stop`` of a block, which are found to be as many."""
     data = reader.read(block, start, stop)
     good = isinstance(data, pa.Table | list | TensorRows)
     if not good or len(data) != stop - start:
@@ -238,8 +232,6 @@ class RowStream(ABC):
 
 
 class MixedWindows(ABC):
-    """What the shards of one process read of a mixture in one pass."""
-
     @abstractmethod
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
         """Keep what a shard will need of each source from ``state`` on; ``shards`` are in this process."""

@@ -17,7 +17,6 @@ from trainpipes.kinds.options import copied, declared_checks, identify_named, sa
 
 
 def is_ours(kind: type) -> bool:
-    """Whether a class is one of this library's."""
     return kind.__module__.split(".")[0] == "trainpipes"
 
 
@@ -37,7 +36,6 @@ def check_kind(kind: type, root: type) -> None:
 
 
 def check_options(kind: Any, root: type) -> None:
-    """Raise for a class of the user's whose options have names that mean something else."""
     if is_ours(kind):
         return
     bases: list[Any] = [base for base in kind.__mro__ if is_ours(base) and base is not root]
@@ -196,7 +194,6 @@ class Stage:
         """
 
     def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:
-        """Raise ConfigError unless one of its options is good; in ``check``."""
         require(good, f"{self.name}({option})", rule, getattr(self, option), way)
 
     def resolve(self, below: Sequence[Stage]) -> Self:
@@ -251,7 +248,6 @@ class Stage:
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
-        """What looks whether its function draws from a global generator."""
         own = None if is_ours(type(self)) else type(self)
         fn = next(filter(callable, self.options.values()), None)
         return DrawWatch(own or fn, str(self), self.draws_by)
@@ -275,7 +271,6 @@ class Stage:
         return stage
 
     def _set(self, **options: Any) -> None:
-        """Give options the form that they are kept in; in ``check``."""
         vars(self).update(options)
 
     def identity(self) -> dict[str, Any]:
@@ -304,7 +299,6 @@ class Stage:
         vars(self).update(state)
 
     def __repr__(self) -> str:
-        """The stage as it is written in a chain; options left at their defaults are left out."""
         shown = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, default = getattr(self, field.name), field.default
@@ -316,7 +310,6 @@ class Stage:
 
 
 def _told(init: Callable[..., None]) -> Callable[..., None]:
-    """A stage's ``__init__`` that says which options there are."""
 
     signature = inspect.signature(init)
     plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
@@ -344,10 +337,8 @@ def _told(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _derived(stage: Stage, name: str) -> bool:
-    """Whether an attribute is made of the options, as a ``cached_property`` is."""
     return hasattr(inspect.getattr_static(type(stage), name, None), "__get__")
 
 
 def snake_case(name: str) -> str:
-    """``PadCollate`` -> ``pad_collate``."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))

@@ -50,7 +50,6 @@ class RunStage(Stage):
         never added or reordered."""
 
     def _check_rows(self, run: Run, single: bool = False) -> None:
-        """Raise ConfigError where rows are collated already, or with ``single`` in batches."""
         if run.items is not None:
             raise ConfigError(
                 f"{self} works on rows: put it before pad_collate() or collate(), or use map() after them"
@@ -211,7 +210,6 @@ class BatchStage(RunStage):
 
 
 def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
-    """What a stage's ``apply`` makes of every item of a run; an error names the stage and the row."""
 
     rows = run.items is None and run.bounds is None
 
@@ -230,7 +228,6 @@ def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
 
 
 def _several(row: Any, found: Any) -> str:
-    """What was made of a row, if it is several rows; else nothing."""
     if isinstance(found, GeneratorType):
         return "a generator"
     rows = isinstance(found, list) and isinstance(row, Mapping)
@@ -250,8 +247,6 @@ class CutStage(Stage):
 
 
 class BatchingStage(CutStage):
-    """A stage that cuts rows into batches."""
-
     role: ClassVar[Role] = "batch"
     drop_last = False
 
@@ -261,14 +256,11 @@ class BatchingStage(CutStage):
 
 
 class CacheStage(RunStage):
-    """A stage that keeps what those below it make of a block."""
-
     role: ClassVar[Role] = "cache"
     needs_columns = True
 
     @property
     def on(self) -> bool:
-        """Whether anything is kept."""
         return True
 
     def process(self, run: Run) -> Run:
@@ -279,24 +271,14 @@ class CacheStage(RunStage):
 
 
 class RowOrder(Protocol):
-    """Which rows an epoch has, and in which order: a pure function."""
+    def check(self, rows: int) -> None: ...
 
-    def check(self, rows: int) -> None:
-        """Raise unless ``rows`` rows are what it was made for."""
-        ...
+    def length(self, rows: int) -> int: ...
 
-    def length(self, rows: int) -> int:
-        """Positions in an epoch over ``rows`` rows."""
-        ...
-
-    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
-        """The rows at positions ``start`` to ``stop``, int64."""
-        ...
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray: ...
 
 
 class OrderStage(Stage):
-    """A stage that orders rows."""
-
     role: ClassVar[Role] = "shuffle"
     reorders = True
     buffer_size = 0
@@ -321,13 +303,10 @@ class DealStage(Stage):
 
 
 class RepeatStage(Stage):
-    """A stage that goes on with the next epoch."""
-
     role: ClassVar[Role] = "repeat"
 
     @property
     def times(self) -> int | None:
-        """Epochs in a pass; None for no end."""
         return None
 
 
@@ -394,11 +373,8 @@ class Source(Stage):
 
 
 class CombiningSource(Source):
-    """A stage whose rows are those of several pipelines; what their stages are, it is."""
-
     @property
     def chains(self) -> Sequence[Sequence[Stage]]:
-        """The stages of each pipeline."""
         raise NotImplementedError
 
     def _any(self, attribute: str) -> bool:
@@ -418,8 +394,6 @@ class CombiningSource(Source):
 
 
 class MixingSource(CombiningSource):
-    """A stage that mixes the rows of pipelines."""
-
     asks_inputs = True
 
     @abstractmethod
@@ -432,7 +406,6 @@ class MixingSource(CombiningSource):
 
 
 def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
-    """Stages, and those of the pipelines that they mix."""
     for stage in stages:
         yield stage
         if isinstance(stage, MixingSource):
@@ -441,7 +414,6 @@ def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
 
 
 def put_through(stages: Sequence[Any], block: Block) -> Block:
-    """What becomes of rows in stages without a position of their own, first one first."""
     for stage in stages:
         with naming_bad_text(block, stage):
             block = stage.process(unplaced(block)).block
@@ -476,8 +448,6 @@ class OpenChain:
 
 
 class _Processed:
-    """The runs below, each put through a stage."""
-
     def __init__(self, stage: RunStage, below: RunSource) -> None:
         self._stage = stage
         self._below = below
@@ -508,7 +478,6 @@ class _Processed:
             rounds.check(self._stage)
 
     def _called(self, function: Callable[[Run], _Found], below: Run) -> _Found:
-        """What a function of the stage makes of a run."""
         try:
             with naming_bad_text(below.block, self._stage):
                 return function(below)

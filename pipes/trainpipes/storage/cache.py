@@ -107,7 +107,6 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def _users() -> Path:
-    """Our folder in the user's folder for caches, as the system has it."""
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if sys.platform == "win32":
         caches = os.environ.get("LOCALAPPDATA", "")
@@ -126,7 +125,6 @@ def owner() -> int | None:
 
 
 def entry_path(root: Path, digest: str) -> Path:
-    """Where the rows of this digest are kept."""
     return root / ROWS / digest[:2] / f"{digest[2:]}{SUFFIX}"
 
 
@@ -200,7 +198,6 @@ def remove_leftovers(below: str | os.PathLike[str]) -> None:
 
 
 def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
-    """Path, bytes and time of the last use (ns) of each entry."""
     for name in _files(below):
         if name.endswith((SUFFIX, CHUNK)):
             with suppress(OSError):

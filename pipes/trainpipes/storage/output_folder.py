@@ -70,12 +70,8 @@ class FileInfo:
 
 
 class Task(Protocol):
-    """What a file is made of."""
-
     @property
-    def name(self) -> str:
-        """The file's name, such as "part-00003.parquet"."""
-        ...
+    def name(self) -> str: ...
 
 
 T = TypeVar("T", bound=Task)
@@ -174,7 +170,6 @@ class OutputFolder:
         self._stack.close()
 
     def note(self, info: FileInfo) -> None:
-        """Know of a file that has become whole, whose sidecar is written."""
         if self.columns is not None and info.columns != self.columns:
             raise SchemaError(
                 f"{self.caller}(): the files written so far have columns {self.columns}, and the next rows "
@@ -452,7 +447,6 @@ def _info(entry: Mapping[str, Any], columns: dict[str, str]) -> FileInfo:
 
 
 def _stem(name: str) -> str:
-    """What the names of all files of one task begin with."""
     return name.partition(".")[0]
 
 

@@ -73,7 +73,6 @@ def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
 
 
 def _sizes(plan: Plan) -> IntArray:
-    """Bytes of each block, about."""
     source, blocks = files_of(plan), plan.inputs.blocks
     if source.block_bytes is None:
         return (blocks.lengths * (source.row_bytes or 1.0)).astype(np.int64)
@@ -162,7 +161,6 @@ class Maker:
         return FileInfo(rows, writer.columns, notes=notes)
 
     def _pieces(self, reader: Reader, block: int, task: Task) -> Iterator[tuple[pa.Table, int]]:
-        """What the stages make of a block, and of how many rows each piece is."""
         blocks = self._plan.inputs.blocks
         begin = int(blocks.begins[block])
         stop, step = begin + int(blocks.lengths[block]), self._rows(block)
@@ -203,7 +201,6 @@ def rows_of(
 
 
 def first_rows(plan: Plan) -> pa.Table:
-    """What the stages make of the first rows: says which columns there are."""
     blocks, source = plan.inputs.blocks, files_of(plan)
     there = np.flatnonzero(blocks.lengths)
     if not len(there):

@@ -201,7 +201,6 @@ def _form(compression: str | None, schema: pa.Schema) -> ParquetForm:
 
 
 def _check_training(pipeline: Pipeline, parts: Parts) -> None:
-    """Raise unless what is left to training gets what it needs of the tokenizer."""
     for stage in arrange([stage.fresh() for stage in pipeline.stages]).stages:
         if any(type(stage) is type(left) for left in parts.training):
             stage.identity()
@@ -210,7 +209,6 @@ def _check_training(pipeline: Pipeline, parts: Parts) -> None:
 def _checked_format(
     format: str, dtype: str | None, compression: str | None, parts: Parts
 ) -> str | None:
-    """The type of bare ids; None of Parquet."""
     if format not in ("parquet", "bin"):
         raise ConfigError(f'tokenize(format) must be "parquet" or "bin", got {shown(format)}')
     check_codec(compression, CODECS, "tokenize")

@@ -1,7 +1,7 @@
-"""Layouts of files, kept in a small Arrow file, so that a later start opens none of them.
+"""Layouts of files, kept in a small Arrow file for later starts.
 
-A row counts only while size and stamp are those of the listing. Of several processes of a machine that need
-the same index one scans the files and the others wait for it; if it is killed, the next one does.
+A row counts only while size and stamp are those of the listing. Of several processes of a machine, one
+scans the files and the others wait; if it is killed, the next one does.
 """
 
 from __future__ import annotations

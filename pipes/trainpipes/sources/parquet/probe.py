@@ -1,7 +1,7 @@
 """Checks the column chunks of a Parquet footer before pyarrow is asked for their metadata.
 
-One that is encrypted, or does not fit the schema, makes C++ throw, and ``RowGroupMetaData`` does not catch
-that: the process ends. pyarrow's reader meets the same chunk, and catches; so it goes first.
+C++ throws on one that is encrypted, or does not fit the schema, and ``RowGroupMetaData`` does not catch
+that: the process ends. pyarrow's reader catches it, so it goes first.
 """
 
 from __future__ import annotations

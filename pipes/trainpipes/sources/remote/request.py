@@ -1,6 +1,5 @@
-"""How one try of a request begins, and what makes it one of a certain version of the file.
-
-It can be given up: coroutines are cancelled, and other calls run in a thread of their own, which is left.
+"""How one try of a request begins, for a certain version of the file. It can be given up: coroutines are
+cancelled, and other calls are left in a thread of their own.
 """
 
 from __future__ import annotations

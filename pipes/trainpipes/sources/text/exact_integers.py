@@ -1,7 +1,5 @@
-"""Integers that a column of floats would round: refused where the column's type was found, not given.
-
-Arrow takes integers from 2^63 on, and those beside fractions, for float64: ids that differ may become
-equal.
+"""Refuses integers that an inferred column of floats would round: Arrow takes those from 2^63 on, and those
+beside fractions, for float64, so different ids may become equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How deep the rows of JSON nest: what nests deeper than Arrow can pass on is refused.
+"""Refuses rows of JSON that nest deeper than Arrow can pass on.
 
-Lines of many brackets are looked at before Arrow parses them, which takes minutes where thousands of these
-nest, and ends the process where more do. Of the others, the types that Arrow has found tell.
+Lines of many brackets are checked before Arrow parses them, which takes minutes for thousands of nested
+ones, and ends the process for more. For other lines, the types that Arrow found are checked.
 """
 
 from __future__ import annotations

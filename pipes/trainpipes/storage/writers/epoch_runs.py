@@ -79,7 +79,6 @@ class EpochRuns:
         raise NotImplementedError
 
     def know_columns(self) -> Any:
-        """Find the columns by the first rows, so that all who read parts of them have the same."""
         raise NotImplementedError
 
     @property
@@ -125,7 +124,6 @@ class EpochRuns:
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """The position after the rows taken so far, of JSON types."""
         placed = self._placed
         assert placed is not None
         return placed.cursor(placed.first + self.used)
@@ -137,7 +135,6 @@ class EpochRuns:
         return found
 
     def next_run(self) -> Payload | None:
-        """The rows of the next run; None after the last."""
         assert self._runs is not None
         try:
             found = self._runs.next()

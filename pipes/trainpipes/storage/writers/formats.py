@@ -171,7 +171,6 @@ def _check_rows(rows: int | None, caller: str) -> None:
 def table_group(
     most: int, most_bytes: int | None, rows: EpochRows, left: int | None, _: int
 ) -> Group | None:
-    """The next rows of a file that has room for ``left``."""
     return rows.group(min(most, left or most), most_bytes)
 
 
@@ -181,8 +180,6 @@ class _TableFile:
 
 
 class ParquetFile(_TableFile):
-    """One file; each group of rows is a row group, whose pages have checksums."""
-
     def __init__(self, form: ParquetForm, file: OutputFile, schema: pa.Schema) -> None:
         super().__init__(schema)
         kept = schema.with_metadata(form.metadata)
@@ -203,7 +200,6 @@ class ParquetForm:
     metadata: dict[bytes, bytes] | None = None
 
     def even(self, row_bytes: float) -> ParquetForm:
-        """The same with row groups of as many rows as have those bytes."""
         if self.size is None:
             return self
         return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
@@ -227,8 +223,6 @@ def parquet_form(
 
 
 class _Arrow(_TableFile):
-    """One file; each group of rows is a record batch."""
-
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
         super().__init__(schema)
         options = pa.ipc.IpcWriteOptions(compression=compression)

@@ -31,7 +31,6 @@ def about_inputs(source: Any) -> dict[str, str]:
 
 
 def file_lists(source: Any) -> Iterator[FileList]:
-    """The files of a source, and of those that it puts together, in order."""
     files, mixed = getattr(source, "files", None), getattr(source, "sources", None)
     if isinstance(files, FileList):
         yield files
