@@ -1,5 +1,3 @@
-"""Tells whoever catches an error of a user's function which row it was about."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Epochs that give nothing, under ``repeat``: some are chance, too many would never end."""
-
 from __future__ import annotations
 
 from trainpipes.columns.run import Cursors, Run, round_of

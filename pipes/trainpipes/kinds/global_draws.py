@@ -1,5 +1,3 @@
-"""Whether a function of the user's draws from a global generator, which no state holds."""
-
 from __future__ import annotations
 
 import random

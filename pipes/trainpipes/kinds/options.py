@@ -1,5 +1,3 @@
-"""Options of stages: what they may be, how they are compared and shown, and what a state knows them by."""
-
 from __future__ import annotations
 
 import dataclasses

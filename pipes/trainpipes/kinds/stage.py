@@ -1,5 +1,3 @@
-"""What a stage is: a record of its options."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""The kinds of stages: what is asked of each."""
-
 from __future__ import annotations
 
 from abc import abstractmethod

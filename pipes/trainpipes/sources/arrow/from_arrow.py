@@ -1,5 +1,3 @@
-"""``from_arrow``: rows of a table in memory."""
-
 from __future__ import annotations
 
 import hashlib

@@ -40,8 +40,8 @@ END = 8
 
 @dataclass(frozen=True)
 class Message:
-    """A message of an Arrow file, from byte ``start`` to ``stop``; ``delta`` is a dictionary that adds to the
-    one before of its number.
+    """A message of an Arrow file, from byte ``start`` to ``stop``; a ``delta`` adds to an earlier
+    dictionary.
     """
 
     start: int
@@ -54,8 +54,7 @@ class Message:
 
 
 def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
-    """Where the messages of the schema and the dictionaries lie that a record batch is decoded with; none
-    where a file has no dictionaries."""
+    """Where the schema and the dictionaries of a record batch lie; none in a file without dictionaries."""
     if about["dictionaries"] is None:
         return []
     found: dict[int, list[tuple[int, int]]] = {}
@@ -154,7 +153,7 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schem
 
 
 def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
-    """The schema in a footer, which Arrow looks at as a whole: a file of nothing else is put around it."""
+    """The schema in a footer, read as a file of nothing else."""
     alone = pa.py_buffer(MAGIC + b"\0\0" + footer + tail)
     try:
         return pa.ipc.open_file(alone).schema
@@ -163,9 +162,7 @@ def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
 
 
 def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
-    """Raise unless messages lie side by side up to the footer: this finds those that a damaged footer leaves
-    out.
-    """
+    """Raise unless messages lie side by side: this finds those that a damaged footer leaves out."""
     spans = sorted(spans)
     starts = [start for start, _ in spans[1:]] + [end - END]
     for (_, stop), start in zip(spans, starts, strict=True):
@@ -190,7 +187,7 @@ def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct
 
 def _nodes(schema: pa.Schema) -> struct.Struct:
     """A record batch's words for its columns: 16 bytes for each field at every depth, which begin with its
-    length. Only the lengths of columns are unpacked.
+    length.
     """
     each = ("q8x" + "16x" * (_fields(field.type) - 1) for field in schema)
     return struct.Struct("<" + "".join(each))
@@ -214,7 +211,7 @@ def _encoded(kind: pa.DataType) -> bool:
 def _message(
     fetch: Fetch, at: int, size: int, nodes: struct.Struct | None = None, head: bytes | None = None
 ) -> Message | None:
-    """The message at a byte, of which the first bytes may be known; None for the end of a stream."""
+    """The message at a byte; None for the end of a stream."""
     if head is None:
         head = fetch([(at, min(size, at + HEAD))])[0]
     if len(head) < 8:

@@ -1,5 +1,3 @@
-"""``read_arrow``: rows of Arrow files, record batch by record batch."""
-
 from __future__ import annotations
 
 import os
@@ -167,7 +165,7 @@ def _batch(
 
 
 def _check(batch: pa.RecordBatch, rows: int) -> None:
-    """Raise unless what a batch says of itself holds: whatever reads it relies on that."""
+    """Raise unless a batch is consistent: its readers rely on it."""
     if batch.num_rows != rows:
         raise BadFileError(f"it has {batch.num_rows:,} rows, and its header counts {rows:,}")
     for column in batch.columns:

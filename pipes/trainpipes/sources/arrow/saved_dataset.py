@@ -1,7 +1,3 @@
-"""Which files of a ``save_to_disk`` folder are data: ``state.json`` beside them names them, and
-``dataset_dict.json`` lies above the folders of several splits.
-"""
-
 from __future__ import annotations
 
 import json

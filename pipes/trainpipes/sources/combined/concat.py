@@ -1,5 +1,3 @@
-"""``concat``: the rows of several sources, one after the other."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""One of several pipelines whose rows are read as one source: what ``concat`` and ``zip`` have in common."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -36,8 +34,8 @@ FEW_BLOCKS = 3
 
 
 class Cut(NamedTuple):
-    """Rows of one pipeline: its input, the number of its first row among those of all, and the blocks they
-    are of: number, first row, and the one after the last.
+    """Rows of one pipeline: input, number of the first row among all, and the blocks: number, first row,
+    stop.
     """
 
     part: JoinedInput
@@ -175,8 +173,9 @@ class _JoinedReader:
         return self._source.joined(rows)
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Tell each source's reader which of its blocks come next: of the first and last of ``blocks``, which
-        may be needed in part only, those of sources with many small ones are asked for when they are read."""
+        """Tell each source's reader its next blocks. Of the first and last, which may be needed in part, many
+        small ones are left out.
+        """
         wanted: dict[int, dict[int, None]] = {}
         for block in blocks:
             for part, _, stretches in self._source.cut(block, 0, int(self._source.lengths[block])):
@@ -202,9 +201,7 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
 
 
 class JoinedInput:
-    """One pipeline's rows in blocks, with their stages; row 0 is the first used one, after ``skipped`` rows
-    of the source.
-    """
+    """One pipeline's rows with their stages; row 0 comes after ``skipped`` rows of the source."""
 
     def __init__(
         self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
@@ -231,8 +228,9 @@ class JoinedInput:
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
-        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages;
-        ``first`` is the number of this input's first row among those of all."""
+        """Rows of a block after the pipeline's stages; ``first`` is this input's first row number among
+        all.
+        """
         begin, own = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
@@ -274,7 +272,7 @@ class JoinedInput:
 
     @cached_property
     def block_bytes(self) -> Any:
-        """Bytes of each block's rows that are used, float64 ``[blocks]``; None if they are not known."""
+        """float64 ``[blocks]``; None if unknown."""
         source = self.source
         if source.block_bytes is not None:
             return source.block_bytes * (self.lengths / np.maximum(1, source.lengths))

@@ -1,5 +1,3 @@
-"""Of what kind a pipeline's rows are: as far as that is known before any is read, and by its first row."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +20,7 @@ OBJECTS = "Python objects"
 
 
 def columns_of(data: Payload) -> Any:
-    """What rows of different sources must agree in: columns and their types, or names, dtypes and shapes of
+    """What rows of different sources must agree in: columns and types, or names, dtypes and shapes of
     tensors.
     """
     if isinstance(data, pa.Table):
@@ -34,8 +32,8 @@ def columns_of(data: Payload) -> Any:
 
 
 def difference(wanted: Any, found: Any, names_only: bool = False) -> tuple[str, str] | None:
-    """In what two of ``columns_of`` differ, as either has it; None where they do not, but for the order
-    of columns, and with ``names_only`` for their types.
+    """How two of ``columns_of`` differ; None if at most in the order of columns, and with ``names_only`` in
+    types.
 
     >>> one, two = pa.schema([("x", pa.int8())]), pa.schema([("x", pa.string())])
     >>> difference(one, two)
@@ -82,8 +80,7 @@ def is_python(inputs: Inputs) -> bool:
 
 
 def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
-    """Of what kind the rows are that come out of some stages: what ``columns_of`` tells, or ``ONCE``; None
-    where there are none."""
+    """The kind of the rows that come out of some stages: ``columns_of``, ``ONCE``, or None for no rows."""
     known = known_columns(inputs, steps)
     if known is not None:
         empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows

@@ -1,5 +1,3 @@
-"""``zip``: the columns of several sources, side by side."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -187,8 +185,7 @@ class ZippedByNumber(Zipped, RandomAccessSource):
 
 
 def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The blocks of a source that rows ``start`` to ``stop`` lie in, and where in each; of no rows, where
-    they would."""
+    """The blocks that rows ``start`` to ``stop`` lie in, and where in each."""
     first = max(0, int(np.searchsorted(part.edges, start, side="right")) - 1)
     last = int(np.searchsorted(part.edges, stop, side="left"))
     found = []
@@ -201,8 +198,7 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
 
 
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
-    """The source whose blocks are those of all: the first of those at whose ends the fewest rows of others
-    are decoded twice.
+    """The first source at whose blocks' ends the fewest rows of others are decoded twice.
 
     >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
     1

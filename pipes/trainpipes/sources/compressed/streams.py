@@ -60,9 +60,7 @@ def kind_by_content(head: bytes) -> str:
 
 
 class Stream:
-    """Decompressed bytes from the member at ``entry`` on; ``entries`` are the members that have begun so far,
-    of which a caller may remove some.
-    """
+    """Decompressed bytes from a member on; ``entries`` are the members so far, which a caller may remove."""
 
     def __init__(self, read: Read, kind: str, entry: Entry = (0, 0)) -> None:
         self.entries: list[Entry] = []
@@ -200,8 +198,6 @@ def _full(source: Forward, size: int) -> bytes:
 
 
 class Forward:
-    """Bytes that are read from front to back; ``at`` is the place of the next one."""
-
     closed = False
 
     def __init__(self, more: Callable[[], bytes | memoryview], at: int = 0) -> None:
@@ -237,9 +233,7 @@ class Forward:
 
 
 class Decompressed:
-    """The bytes of a compressed file, by their decompressed places. It goes on where it has ended; for
-    earlier bytes it starts anew.
-    """
+    """The bytes of a compressed file, by their decompressed places; for earlier bytes it starts anew."""
 
     def __init__(self, data: FileBytes, kind: str, again: ReadAgain) -> None:
         self._data, self._kind, self._again = data, kind, again
@@ -249,9 +243,7 @@ class Decompressed:
         self._at = 0
 
     def read(self, start: int, stop: int, entry: Entry = (0, 0)) -> bytes:
-        """Bytes ``start`` to ``stop``, by way of a member that begins at or before them; fewer at the file's
-        end.
-        """
+        """Bytes ``start`` to ``stop``, from a member that begins before them; fewer at the file's end."""
         if self._stream is None or not entry[1] <= self._at <= start:
             self.close()
             self._source = self._data.stream(entry[0])
@@ -282,7 +274,7 @@ class Decompressed:
 
 
 class ReadAgain:
-    """Bytes that a process's readers decompressed only to reach later ones. Pickled, it is at 0."""
+    """Bytes that were decompressed only to reach later ones. Pickled, it is at 0."""
 
     def __init__(self) -> None:
         self.bytes = 0

@@ -66,9 +66,7 @@ class BlockReader:
         self._begins = self._row = 0  # in the file: of that batch, and of the next one
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Say which blocks will be read next, in order, so that remote ones are fetched, several side by
-        side.
-        """
+        """Have remote blocks that will be read next fetched, several side by side."""
         source, form = self._source, self._source.format
         if source.is_local:
             return
@@ -241,7 +239,7 @@ def explanation(
     kept_in: str | None = None,
     kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> BaseException:
-    """What is wrong with a file, in our words, and where; other errors as they are."""
+    """The error with file and row, in our words; other errors as they are."""
     if isinstance(error, UnreachableError | DataChangedError) and error.row is None:
         return located(place, error)  # type: ignore[no-any-return]
     if isinstance(error, TrainpipesError | MemoryError):
@@ -270,4 +268,4 @@ def explained(place: Place, *how: Any, **more: Any) -> Iterator[None]:
 
 
 class _OtherRowsError(Exception):
-    """There are other than the rows that were counted; says how many, and how many these were."""
+    """The number of rows differs from the count."""

@@ -1,5 +1,3 @@
-"""Calls a function for each file of a data set, in several threads; names all files for which it fails."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -96,7 +96,7 @@ class FileBytes(ABC):
 def fetch_small(
     files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
 ) -> None:
-    """Have small files of stores in memory, many by one call, which takes half the time."""
+    """Have small remote files in memory, many by one call, which takes half the time."""
     by_system: dict[int, list[int]] = {}
     for n in numbers if not all(map(is_local, files.systems)) else ():
         system = int(files.system_of[n])
@@ -170,7 +170,7 @@ def as_bytes(view: memoryview) -> bytes:
 
 
 def mapped(path: str) -> pa.Buffer:
-    """A local file's bytes, which stay mapped for as long as something refers to them."""
+    """A local file's bytes, mapped while something refers to them."""
     if not os.path.getsize(path):
         return pa.py_buffer(b"")
     with pa.memory_map(path) as opened:
@@ -178,9 +178,7 @@ def mapped(path: str) -> pa.Buffer:
 
 
 class KeptFiles:
-    """Mapped local files, small remote ones, and findings, shared by a process's readers and threads.
-    Pickled, it is empty.
-    """
+    """Mapped local files, small remote ones, and findings, shared by a process. Pickled, it is empty."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, pa.Buffer] = {}
@@ -216,7 +214,7 @@ class KeptFiles:
                 self._left -= len(content)
 
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
-        """What ``make`` has found of a file, which is called once; by one thread for a file at a time."""
+        """What ``make`` found of a file; one thread at a time calls it, once."""
         found = self._found
         if (file, key) not in found:
             with self._lock:
@@ -303,7 +301,7 @@ def merged(ranges: Sequence[tuple[int, int]], gap: int = 0) -> list[tuple[int, i
 def cut(
     parts: Sequence[memoryview | bytes], starts: Sequence[int], start: int, stop: int
 ) -> memoryview:
-    """A range, of parts that begin at ``starts``; copied only where it lies in several."""
+    """A range of parts that begin at ``starts``; copied only if it lies in several."""
     if start >= stop:
         return memoryview(b"")
     n = bisect_right(starts, start) - 1

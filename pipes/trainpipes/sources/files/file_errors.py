@@ -1,5 +1,3 @@
-"""The errors for files that are gone, changed, damaged or out of reach, in the same words for all formats."""
-
 from __future__ import annotations
 
 import os
@@ -37,7 +35,7 @@ def check_unchanged(files: FileList, file: int, place: Place) -> None:
 
 
 def _keeps_inodes(device: int) -> bool:
-    """Whether files of a device keep their inodes: some file systems over a network make them up again."""
+    """Whether a device keeps inodes: some network file systems make them up again."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open(MOUNTS) as mounts:

@@ -1,5 +1,3 @@
-"""What all stages that read files share: the files they are given, and options that mean the same in each."""
-
 from __future__ import annotations
 
 import os
@@ -52,7 +50,7 @@ class FileReader(Source):
         return found
 
     def _check_names(self, files: FileList) -> None:
-        """Raise where a name is no text: Arrow opens no such file, and no index can keep its name."""
+        """Raise for names that are no text, which neither Arrow nor the index can hold."""
         odd = next(
             (name for name in files.names if not name.isascii() and not _is_text(name)), None
         )

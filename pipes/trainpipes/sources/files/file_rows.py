@@ -1,5 +1,3 @@
-"""What all sources of files share, and which reader reads which files by name."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,8 +14,7 @@ from trainpipes.sources.files.listing import is_local
 
 
 def cut_evenly(rows: int, block_rows: int) -> IntArray:
-    """The first row of each block of ``block_rows`` rows of a file, and its number of rows, int64
-    ``[blocks + 1]``.
+    """First rows of blocks, and the number of rows, int64 ``[blocks + 1]``.
 
     >>> cut_evenly(10, 4).tolist(), cut_evenly(0, 4).tolist()
     ([0, 4, 8, 10], [0])
@@ -97,13 +94,12 @@ def suffixes_of(reader: str) -> tuple[str, ...]:
 
 
 def ends_of_names() -> list[str]:
-    """Ends of the names of all files that some reader reads; .md is left out, since in a folder of other
-    files it describes them."""
+    """Endings that some reader reads, without .md, which describes other files."""
     return [end for reader in READERS for end in suffixes_of(reader) if ".md" not in end]
 
 
 def reader_by_name(path: str) -> str:
-    """The reader of a file by the end of its name; "" where that does not say.
+    """The reader for a file's name; "" if unknown.
 
     >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README"), reader_by_name("a.parquet.gz")
     ('read_json', '', '')

@@ -1,5 +1,3 @@
-"""The rows of files of any format."""
-
 from __future__ import annotations
 
 import json
@@ -31,9 +29,7 @@ from trainpipes.sources.remote.retry import Requests
 
 
 class FileSource(FileBlocks):
-    """Rows of files. A block is a range of rows of one file: one of the format's blocks, unless ``edges``
-    says otherwise.
-    """
+    """A block is a range of rows of one file: one of the format's blocks, unless ``edges`` differ."""
 
     said_of_schema = "the others have"
 
@@ -107,7 +103,7 @@ class FileSource(FileBlocks):
         return range(begin, int(np.searchsorted(ends, stop)) + 1)
 
     def sampled(self, files: int) -> float | None:
-        """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
+        """Bytes of an average row in memory, by the first rows of some files."""
         some = np.flatnonzero(np.diff(self.first_row)).tolist()
         rows, size, reader = 0, 0, BlockReader(self)
         try:

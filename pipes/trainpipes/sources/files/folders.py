@@ -32,8 +32,7 @@ STAMPS = (
 
 
 class Told(NamedTuple):
-    """What a listing says of a file: bytes, None where that is not known; time of change or etag, ""
-    where neither is known; and on this machine its inode."""
+    """A listed file: bytes or None; time of change or etag or ""; the inode of a local one."""
 
     size: int | None
     stamp: str

@@ -1,5 +1,3 @@
-"""The interface of a file format: which blocks a file has, where their bytes are, and how to decode them."""
-
 from __future__ import annotations
 
 import json

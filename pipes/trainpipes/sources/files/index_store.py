@@ -60,8 +60,6 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class Scan:
-    """A file to be looked at; ``known`` is what was found earlier, where that is not enough."""
-
     file: int
     data: FileBytes
     known: Layout | None
@@ -70,7 +68,7 @@ class Scan:
 
 
 class _Signs(Progress):
-    """Progress that also says to those who wait for the index that it is being made."""
+    """Progress that also tells waiting processes that the index is being made."""
 
     def __init__(self, progress: Progress, lock: FileLock | None) -> None:
         self._progress, self._lock = progress, lock
@@ -82,8 +80,6 @@ class _Signs(Progress):
 
 
 class IndexStore:
-    """Layouts of the files of a data set, of earlier runs and from now on."""
-
     def __init__(
         self,
         files: FileList,
@@ -274,8 +270,9 @@ def forget(path: Path | str | None) -> None:
 
 
 def _settled(files: FileList, which: Sequence[int]) -> int:
-    """Wait until any further change of local files that were just written would show in their time of change;
-    return the time, ns."""
+    """Wait until any further change of new local files would show in their time of change; return the time,
+    ns.
+    """
     now = time.time_ns()
     local = [is_local(system) for system in files.systems]
     times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]

@@ -1,5 +1,3 @@
-"""``list_files``: which files a data set is made of, and in which order."""
-
 from __future__ import annotations
 
 import hashlib
@@ -50,14 +48,8 @@ class Listed:
 
 @dataclass(eq=False)
 class FileList:
-    """Files in order. Pickled, it holds the credentials of their file systems.
-
-    Args:
-        names: absolute path of each local file, URL of each other one.
-        paths: the same as their file systems name them.
-        sizes: int64 ``[files]``; -1 where the server does not say.
-        stamps: time of change (ns) or etag of each; empty where the store has neither.
-        inodes: of local files, int64 ``[files]``; 0 for others.
+    """Files in order, int64 arrays ``[files]``: ``sizes`` -1 if unknown, ``stamps`` the time of change (ns)
+    or etag, ``inodes`` 0 for remote files. A pickle holds their file systems' credentials.
     """
 
     names: list[str] = field(repr=False)
@@ -94,7 +86,7 @@ class FileList:
         return int(self.inodes[file]) if here and self.inodes is not None else 0
 
     def system(self, file: int) -> Any:
-        """The file system of a file. A forked child makes its own: connections do not survive a fork."""
+        """A forked child makes its own file system: connections do not survive a fork."""
         if self._process != os.getpid():
             self.systems = tuple(map(_made_again, self.systems))
             self._process = os.getpid()
@@ -112,7 +104,7 @@ class FileList:
         return list(map(kept_name, self.names))
 
     def relative_names(self) -> list[str]:
-        """Names below the lowest folder that holds all files; the same wherever that folder is."""
+        """Names below the lowest common folder, wherever that is."""
         parts = [name.split("://", 1)[-1].split("/") for name in self.known_names()]
         if not parts:
             return []

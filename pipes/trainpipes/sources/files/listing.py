@@ -1,5 +1,3 @@
-"""What a path, a folder, a glob or a URL stands for: files and their sizes, in natural order."""
-
 from __future__ import annotations
 
 import os
@@ -98,9 +96,7 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
 
 
 def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that give up a connection when nothing comes for some time, not when much has to come, and that
-    refuse a redirection to nowhere.
-    """
+    """Options that give up a silent connection, not a large transfer, and refuse a redirection to nowhere."""
     import aiohttp
 
     silence = try_seconds(seconds)
@@ -125,8 +121,9 @@ async def _refuse_redirection(response: Any) -> None:
 def expand(
     url: str, opened: tuple[Any, str], suffixes: tuple[str, ...], requests: Requests
 ) -> tuple[Found, Wanted | None]:
-    """The files that a path, folder, glob or URL stands for, in natural order; and the rule by which they
-    were found, None for a file."""
+    """The files of a path, folder, glob or URL in natural order, and the rule that found them, None for a
+    file.
+    """
     system, path = opened
     folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
     found: Found = {}

@@ -1,5 +1,3 @@
-"""Which files a folder or a pattern stands for, and folders that trainpipes has written."""
-
 from __future__ import annotations
 
 import logging
@@ -22,8 +20,9 @@ ALL_BELOW = frozenset({BELOW})
 
 
 def hidden(name: str) -> bool:
-    """Whether the name of a file or folder says that it is not data: ``.cache``, ``_SUCCESS``,
-    ``_delta_log``; not ``_lang=en``, which is a partition."""
+    """Whether a name says that it is no data: ``.cache``, ``_SUCCESS``, ``_delta_log``; not the partition
+    ``_lang=en``.
+    """
     return (
         name.startswith(".") or (name.startswith("_") and "=" not in name) or name == "lost+found"
     )
@@ -71,8 +70,8 @@ def names_in(path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The files that a folder (without ``parts``) or a pattern stands for. A path is followed name by name:
-    ``start`` and ``after`` give the numbers of parts that may have been matched.
+    """The files that a folder (without ``parts``) or a pattern stands for, by the parts that a path's names
+    have matched.
 
     >>> pattern = Wanted("d", ("*.txt",), (".txt",))
     >>> [pattern.stands_for(path) for path in ("d/a.txt", "d/out/a.txt", "d/out.txt/a.txt")]
@@ -100,7 +99,7 @@ class Wanted:
         return self._without_folders(found)
 
     def _without_folders(self, reached: set[int]) -> frozenset[int]:
-        """Also what follows a ``**``, which may stand for no folder; the last one stands for a name."""
+        """Also what follows a ``**``, which may stand for no folder; the last part stands for a name."""
         for n, part in enumerate(self.parts[:-1]):
             if n in reached and part == "**":
                 reached.add(n + 1)

@@ -53,14 +53,14 @@ class RangeFile(io.RawIOBase):
         self._parts: list[_Part] = []
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Say which ``(start, stop)`` will be read next, each from front to back; others are forgotten."""
+        """Say which ``(start, stop)`` will be read next, each from front to back."""
         total = sum(stop - start for start, stop in ranges)
         share = 1.0 if total <= self._held else self._held / 2 / total
         steps = [max(LEAST_BYTES, int((stop - start) * share)) for start, stop in ranges]
         self._parts = [_Part(*one, n, n) for one, n in zip(ranges, steps, strict=True)]
 
     def follow(self, start: int) -> RangeFile:
-        """Go to a place, from which on most will be read: more is fetched each time."""
+        """Go to a place, from which most will be read: more is fetched each time."""
         self._parts = [_Part(0, self._source.size, LEAST_BYTES, self._held // 2)]
         self.seek(start)
         return self
@@ -110,7 +110,7 @@ class RangeFile(io.RawIOBase):
         return len(found)
 
     def _fetch(self, asker: _Part, start: int, stop: int) -> None:
-        """Fetch what is asked for, and of each other part that runs low its next part."""
+        """Fetch what is asked for, and the next part of ranges that run low."""
         asker.seek(start)
         low = [s for s in self._parts if s is not asker and s.end - s.at < s.step]
         jobs = [(asker, max(stop, asker.end + asker.step)), *((s, s.end + s.step) for s in low)]

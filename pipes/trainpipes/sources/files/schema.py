@@ -1,5 +1,3 @@
-"""One schema for the rows of many files, or the first file that does not fit."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +11,7 @@ from trainpipes.kinds.source import Place
 
 
 def plain(field: pa.Field) -> pa.Field:
-    """A field without metadata; at every depth dictionaries and registered extension types are replaced by
-    the types of their values.
-    """
+    """A field without metadata, dictionaries and registered extension types at every depth."""
     return pa.field(field.name, _plain_type(field.type), field.nullable)
 
 
@@ -72,7 +68,7 @@ def chosen(
 
 
 def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The columns of a table that are asked for, in order: for each the paths in it, "" for all of it."""
+    """The columns that are asked for, in order, with the paths in each, "" for all of it."""
     wanted: dict[str, list[str]] = {}
     known = frozenset(names)
     for column in columns:
@@ -120,8 +116,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
-    """Names of columns; also the paths in those in which such a one was asked for: those as long as it, or
-    all if there are none."""
+    """Names of columns, and paths as long as a missing one, or all."""
     names = list(schema.names)
     for path in missing:
         top = path.split(".", 1)[0]

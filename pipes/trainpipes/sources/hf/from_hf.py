@@ -1,5 +1,3 @@
-"""``from_hf``: rows of a dataset of Hugging Face's ``datasets``."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""The rows of a ``datasets.IterableDataset``, batch by batch, with its own state."""
-
 from __future__ import annotations
 
 import copy
@@ -35,9 +33,7 @@ def _parts(iterable: Any) -> Iterator[Any]:
 
 
 def _copied(dataset: Any) -> Any:
-    """A copy of a dataset that shares only the cached file systems: copying one of these would add another to
-    its cache for this thread.
-    """
+    """A copy that shares the cached file systems: copying one of these would add another to the cache."""
     shared = [value for value in vars(dataset).values() if isinstance(value, dict)]
     caches = [
         one for one in shared if any(isinstance(v, AbstractFileSystem) for v in [*one.values()])

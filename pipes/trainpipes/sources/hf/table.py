@@ -1,5 +1,3 @@
-"""The rows of a ``datasets.Dataset``: its Arrow tables, in the order of its indices."""
-
 from __future__ import annotations
 
 import hashlib

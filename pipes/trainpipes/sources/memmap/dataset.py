@@ -1,5 +1,3 @@
-"""``MemmapDataset``: rows of memory-mapped files, by number."""
-
 from __future__ import annotations
 
 import os
@@ -29,9 +27,7 @@ from trainpipes.stages.pad_columns import Ragged, of_arrow
 
 
 class TokenRows(TensorRows):
-    """Token rows: int64 ``[rows, length]`` when they are looked at, and until then as narrow as in their
-    file.
-    """
+    """int64 ``[rows, length]`` when they are looked at; until then as narrow as in their file."""
 
     packed: Array
     labels: bool
@@ -284,8 +280,8 @@ class MemmapDataset(Dataset[Any]):
 
 
 def _found(path: Any, bare: bool) -> tuple[list[str], str]:
-    """Memory maps or bare files, and the folder that their names are relative to. A file beside memory maps
-    is never passed over: its manifest may be missing.
+    """Maps or bare files, and their base folder. A file beside maps is never passed over: its manifest may be
+    missing.
     """
     one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
     if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):

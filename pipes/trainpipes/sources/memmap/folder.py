@@ -1,5 +1,3 @@
-"""A folder of ``write_memmap``, which is found to be whole when it is opened."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""``from_memmap``: rows of memory-mapped files as a pipeline."""
-
 from __future__ import annotations
 
 import hashlib

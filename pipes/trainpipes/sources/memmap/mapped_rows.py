@@ -1,5 +1,3 @@
-"""Rows of memory-mapped files by number."""
-
 from __future__ import annotations
 
 import hashlib
@@ -27,9 +25,7 @@ UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) el
 def mapped(
     file: BinaryIO, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0
 ) -> Array:
-    """A plain array in an open file, ``step`` bytes from row to row: rows of ``np.memmap`` cost more than
-    twice as much.
-    """
+    """A plain array, ``step`` bytes from row to row: rows of ``np.memmap`` cost more than twice as much."""
     if 0 in shape:
         return np.empty(shape, dtype)
     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
@@ -40,8 +36,9 @@ def mapped(
 
 @dataclass(frozen=True)
 class MappedRows:
-    """The rows of one memory map: of each column its values ``[rows, ...]``, of a ragged one
-    ``[values, ...]`` with ``offsets`` ``[rows + 1]``."""
+    """A memory map's columns: values ``[rows, ...]``; ragged ones ``[values, ...]`` with ``offsets`` ``[rows
+    + 1]``.
+    """
 
     path: str
     rows: int
@@ -75,7 +72,7 @@ class MappedRows:
         return Ragged(stretches(values, starts, lengths), lengths)
 
     def will_need(self, number: int, start: int, stop: int) -> None:
-        """Let the system read rows ``start`` to ``stop`` of a column ahead, but for a header's length."""
+        """Have the system read rows of a column ahead."""
         values = self.values[number]
         if self.columns[number].ragged:
             start, stop = self.offsets[number][[start, stop]].tolist()
@@ -115,9 +112,7 @@ class BareRows(MappedRows):
 
 
 def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
-    """A file of numbers without a header, cut in rows; with each, ``more`` numbers of the next row are
-    read.
-    """
+    """A file of bare numbers, cut in rows; each is read with ``more`` numbers of the next."""
     stored = np.dtype(dtype).newbyteorder("<")
     refuse_special(path)
     with open(path, "rb") as file:

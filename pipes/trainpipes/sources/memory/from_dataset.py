@@ -1,5 +1,3 @@
-"""``from_dataset``: rows of a map-style dataset, fetched by the consumer that needs them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized

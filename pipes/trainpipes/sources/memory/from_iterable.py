@@ -1,5 +1,3 @@
-"""``from_iterable``: rows of anything that can be iterated, from its start."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator

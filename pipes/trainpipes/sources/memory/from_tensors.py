@@ -1,5 +1,3 @@
-"""``from_tensors``: rows of tensors in memory, as ``TensorDataset`` has them."""
-
 from __future__ import annotations
 
 import hashlib

@@ -1,5 +1,3 @@
-"""``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours."""
-
 from __future__ import annotations
 
 import base64
@@ -38,7 +36,7 @@ _KNOWN = {
 
 
 def plain(value: Any) -> Any:
-    """A copy of a state, of JSON types; objects that have no form there are left as they are.
+    """A copy of a state in JSON types, where they exist.
 
     >>> plain({"n": 3, "rng": (1, 2)})
     {'n': 3, 'rng': {'__tuple__': [1, 2]}}
@@ -102,8 +100,8 @@ def _text(data: bytes) -> str:
 
 
 def tells_start(state: Any) -> bool:
-    """Whether a node's state right after ``reset()`` leads to that epoch's start. An iterable that goes to
-    its start with the first item only says where the epoch before was left.
+    """Whether the state after ``reset()`` leads to that epoch's start. An iterable that starts with its first
+    item says only where it was left.
     """
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
@@ -270,7 +268,7 @@ class NodePlace:
             self._next_epoch()
 
     def _next_epoch(self) -> None:
-        """Go from the start of an epoch to that of the next one, for which an item is to be read."""
+        """Go from the start of an epoch to that of the next one, for which an item is read."""
         with suppress(StopIteration):
             next(self.node)
         self.node.reset(None)

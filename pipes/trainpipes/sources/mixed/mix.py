@@ -1,5 +1,3 @@
-"""``mix``: the stage, its options, and their checks."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""One source of a mix: where its next row stands in each shard."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -49,8 +47,8 @@ class MixSource:
 
 
 class SourceRows:
-    """The rows of one source in one shard: those that are ready, and where the next one stands. Whoever takes
-    some updates ``left``.
+    """One source's ready rows in one shard, and where the next stands. Whoever takes some updates
+    ``left``.
     """
 
     def __init__(

@@ -1,5 +1,3 @@
-"""The rows of several pipelines as one source, and what reads them in one process."""
-
 from __future__ import annotations
 
 import hashlib
@@ -133,7 +131,6 @@ class MixWindows(MixedWindows):
 
 
 def _calls_rows(mix: Plan) -> bool:
-    """Whether Python is called for each row of a source, so that few are made at a time."""
     return any(stage.per_row for plan in mix.mixed.values() for stage in plan.chain.steps) or any(
         map(_calls_rows, mix.mixed.values())
     )
@@ -174,7 +171,7 @@ class MixedIds:
         return found
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:
-        """For each source among some rows: its path, places of its rows, and their own numbers."""
+        """By source: its path, the places of its rows, and their own numbers."""
         tags = rows >> ROW_BITS
         for tag in np.unique(tags).tolist():
             places = np.flatnonzero(tags == tag)

@@ -1,7 +1,3 @@
-"""Where the arrays of ``.npy`` and ``.npz`` files lie, with their types and shapes, by their headers; see
-numpy.lib.format and zipfile.
-"""
-
 from __future__ import annotations
 
 import ast
@@ -37,13 +33,8 @@ _parsing = threading.Lock()
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, or a field of one.
-
-    Args:
-        dtype: of its elements as stored, of all fields.
-        fortran: whether elements are stored column by column.
-        start: where they are in the file; None where they are compressed.
-        stored: of an uncompressed member, its first byte, the byte behind its last, and its CRC-32.
+    """An array in a file, or a field of one: ``start`` is None where it is compressed; ``stored`` has an
+    uncompressed member's bytes and CRC-32.
     """
 
     dtype: np.dtype[Any]
@@ -123,7 +114,7 @@ def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
 def read_arrays(
     file: BinaryIO, size: int, column: str, columns: Sequence[str] | None, asker: str
 ) -> dict[str, StoredArray]:
-    """The arrays of a file by their names, in order: the wanted ones, and ``column`` of an ``.npy`` file."""
+    """The wanted arrays of a file by name; ``column`` names that of an ``.npy`` file."""
 
     def wanted(names: Sequence[str]) -> Sequence[str]:
         if columns is not None:
@@ -211,8 +202,7 @@ def _header(file: Any, size: int, member: str | None) -> StoredArray:
 
 
 def _as_latin(file: Any) -> BinaryIO:
-    """A header of version 3, whose text is UTF-8, as one of version 2, whose text is Latin-1: NumPy has no
-    function for it."""
+    """A header of version 3 (UTF-8) as one of version 2 (Latin-1), for which NumPy has a function."""
     (length,) = struct.unpack("<I", file.read(4))
     text = file.read(min(length, MOST)).decode().encode("latin-1", "backslashreplace")
     return io.BytesIO(struct.pack("<I", len(text)) + text)

@@ -1,5 +1,3 @@
-"""``read_numpy``: rows of arrays in ``.npy`` and ``.npz`` files."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""A file format that two functions of the user's make: one counts rows, the other reads them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

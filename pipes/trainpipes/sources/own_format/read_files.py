@@ -1,5 +1,3 @@
-"""``read_files``: rows of files in a format of the user's own."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""Tells from footers and names of folders which row groups may hold a row that passes a filter."""
-
 from __future__ import annotations
 
 import re
@@ -135,7 +133,7 @@ def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
 
 
 def _leaves(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterable[Any]:
-    """The path and type of each Parquet column, in order; no path within lists and maps."""
+    """The path and type of each Parquet column; no path within lists and maps."""
     for field in fields:
         kind, own = plain(field).type, (*path, field.name)
         if pa.types.is_struct(kind):
@@ -172,7 +170,7 @@ def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | N
 
 
 def _scalar(raw: Any, kind: pa.DataType, column: Any) -> Any:
-    """A value as a footer holds it, as Arrow's; None for types whose order is not Arrow's."""
+    """A footer's value as Arrow's; None for types that Arrow orders differently."""
     types = pa.types
     if types.is_boolean(kind):
         return pa.scalar(bool(raw), kind)
@@ -212,7 +210,7 @@ def facts_of(values: Mapping[str, pa.Array]) -> Facts:
 def _cases(
     known: Facts, bounds: Mapping[tuple[str, ...], Bounds], schema: pa.Schema, text: bool
 ) -> list[Facts]:
-    """What may hold for a row of a row group: one of these does for each."""
+    """The cases of which one holds for each row of a row group."""
     cases = [known]
     for path, own in bounds.items():
         kind = _type_of(schema, path)
@@ -280,8 +278,7 @@ def may_hold(
 def may_hold_in_folders(
     filter: pc.Expression, fields: Sequence[pa.Field], known: Sequence[Facts]
 ) -> IntArray | None:
-    """The numbers of those files of which a row may pass, whatever the columns hold that names of folders do
-    not make; None if that needs their types."""
+    """The files of which a row may pass, judged by folders' names alone; None if that needs types."""
     schema = pa.schema(fields)
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)

@@ -1,5 +1,3 @@
-"""Columns that the names of folders make: ``year=2024/lang=de/part-0.parquet``, as Hive writes them."""
-
 from __future__ import annotations
 
 import re
@@ -20,7 +18,7 @@ INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 class FolderColumns:
-    """A value for each file and column: int64 where all values are integers, else text."""
+    """A value for each file and column: int64 if all are integers, else text."""
 
     def __init__(self, values: dict[str, pa.Array]) -> None:
         self._values = values

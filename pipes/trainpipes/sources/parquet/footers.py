@@ -1,5 +1,3 @@
-"""What the footers of Parquet files say, as arrays: read once, in parallel, before any row."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -48,8 +46,8 @@ NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroupLayout(Layout):
-    """The row groups of a file; ``checksum`` is the CRC-32 of its footer, ``group_bytes`` are uncompressed,
-    of all columns, int64 ``[row groups]``.
+    """The row groups of a file, with its footer's CRC-32, and uncompressed ``group_bytes``, int64 ``[row
+    groups]``.
     """
 
     footer: int
@@ -67,10 +65,8 @@ class RowGroupLayout(Layout):
 
 
 class ParsedFooters:
-    """Parsed footers of files, shared by the readers of a process.
-
-    Shuffled row groups open another file each. For files of 200 row groups of 1,000 rows, parsing the
-    footer again would be three quarters of the work. Pickled, it is empty.
+    """Parsed footers, shared by a process's readers. Shuffled row groups open another file each: with 200 of
+    1,000 rows, parsing again would be three quarters of the work. Pickled, it is empty.
     """
 
     def __init__(self) -> None:
@@ -90,7 +86,7 @@ class ParsedFooters:
             return self._parsed[name][0]
 
     def of(self, name: str, read: Callable[[], bytes], once: bool) -> Any:
-        """The parsed footer of a file; ``read`` gives it, and says if it is not the one that was scanned."""
+        """The parsed footer of a file; ``read`` raises if the file has changed."""
         if not once:
             footer = read()
             return self.known(name) or self._kept(name, footer)
@@ -165,8 +161,7 @@ def _sample(layout: Layout) -> dict[str, Any] | None:
 
 
 def footer_numbers(layout: Layout) -> IntArray:
-    """Bytes of a file's footer, its checksum, and the uncompressed bytes of each row group, int64
-    ``[2 + row groups]``."""
+    """A footer's bytes and checksum, and the bytes of row groups, int64 ``[2 + row groups]``."""
     return np.frombuffer(layout.extra, np.int64, 2 + len(layout.rows))
 
 
@@ -241,8 +236,7 @@ def _sampled(
     columns: Sequence[str] | None,
     known: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Sizes in memory of some row groups of a file, of those that can be told, by Parquet columns; NaN for
-    columns that nobody has asked for."""
+    """Sizes in memory of some row groups by Parquet column; NaN where nobody has asked."""
     picked = np.flatnonzero(rows).tolist()
     picked = picked[:: -(-len(picked) // SAMPLED_GROUPS) or 1]
     paths = leaf_paths(metadata)

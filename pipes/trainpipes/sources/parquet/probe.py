@@ -33,7 +33,7 @@ class Probe:
         return Probe(pq.ParquetFile(file, metadata=metadata, **reading))
 
     def check(self, row_group: int, leaves: Sequence[int]) -> None:
-        """Look at these Parquet columns of a row group, about 3 µs each, without reading a page."""
+        """Look at some columns of a row group, about 3 µs each, without reading a page."""
         if leaves:  # batches of no rows: readers are made, and nothing is decoded
             next(self._reader.iter_batches(0, [row_group], list(leaves), False), None)
 

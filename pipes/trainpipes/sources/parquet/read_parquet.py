@@ -1,5 +1,3 @@
-"""``read_parquet``: rows of Parquet files, row group by row group."""
-
 from __future__ import annotations
 
 import os

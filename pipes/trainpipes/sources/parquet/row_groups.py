@@ -1,5 +1,3 @@
-"""Parquet as a format: a block is a row group, which is decoded as a stream, about 1 MiB at a time."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -191,8 +189,7 @@ class ParquetFile:
             yield batch
 
     def _expect(self, row_groups: Sequence[int]) -> None:
-        """Tell a remote file what will be read: these row groups; and the footer, if some time has passed
-        since it was looked at."""
+        """Tell a remote file the row groups to come, and after some time the footer."""
         assert self._remote is not None
         ranges: list[tuple[int, int]] = []
         for number in row_groups:

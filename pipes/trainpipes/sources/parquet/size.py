@@ -1,5 +1,3 @@
-"""How much memory rows of a Parquet file will need as Arrow, told from the footer alone."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -34,12 +32,9 @@ def leaves_among(paths: Sequence[str], columns: Sequence[str] | None) -> list[in
 
 
 def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> list[float]:
-    """Bytes of each of a row group's columns in Arrow memory.
-
-    Exact up to padding for numbers, and for text without a dictionary. For other text, whose lengths the
-    footer does not say, the estimate is the dictionary's size over its number of entries, which follows
-    from the bits of an index: within a factor of two, and bounded by the least and greatest value.
-    Delta-encoded text comes out too small. The columns must have passed ``Probe.check``.
+    """Bytes of each of a row group's columns in Arrow memory: exact for numbers and plain text. For text with
+    a dictionary it is the dictionary's size over its entries, told from an index's bits and bounded by the
+    extremes: within a factor of two. Delta-encoded text comes out too small. Call ``Probe.check`` first.
     """
     group, schema = metadata.row_group(row_group), metadata.schema
     rows = group.num_rows

@@ -1,5 +1,3 @@
-"""Which files and columns a reader of Parquet needs, told from names of folders and one footer."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -71,12 +71,8 @@ class OtherVersionError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """What is to be made of an error.
-
-    Args:
-        kind: "passing": try again; "access": credentials are missing, wrong or expired; "rejected": the
-            server says no for another reason; "changed": the file is not what was asked for; "missing": there
-            is no such file; "other": it is not about the server.
+    """An error's kind ("passing" is tried again; "access" is about credentials; "rejected" by the server for
+    another reason; "changed" and "missing" are about the file; "other" not about the server) and text.
     """
 
     kind: Literal["passing", "access", "rejected", "changed", "missing", "other"]
@@ -85,7 +81,7 @@ class Failure:
 
 
 def understand(error: Exception, handled: BaseException | None = None) -> Failure:
-    """What an error is about: of all that led to it, a status of the server tells most."""
+    """The cause of an error; of all in its chain, a server's status tells most."""
     chain = list(_chain(error, handled))
     for one in chain:
         if isinstance(one, ssl.SSLCertVerificationError):

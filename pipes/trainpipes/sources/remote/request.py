@@ -16,8 +16,7 @@ from trainpipes.sources.remote.network_errors import OtherVersionError
 
 
 def is_checked(system: Any, version: str) -> bool:
-    """Whether each reply is compared with a version: on S3 and over HTTP, by what the listing said of
-    the file, such as ``ETag="5d41"``."""
+    """Whether each reply is compared with a version, such as ``ETag="5d41"``: on S3 and over HTTP."""
     return _reader(system, version) is not None
 
 
@@ -31,7 +30,7 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[A
 def begin_ranges(
     system: Any, path: str, ranges: Sequence[tuple[int, int]], version: str, size: int
 ) -> Future[Any]:
-    """Fetch ranges side by side; an error stands in the place of one that could not be."""
+    """Fetch ranges side by side; a failure is an error in its place."""
     fetch: Any = _reader(system, version)
     if fetch is not None:
         return _begin_all(
@@ -46,8 +45,7 @@ def begin_ranges(
 
 
 def begin_files(system: Any, files: Sequence[tuple[str, str, int]], most: int) -> Future[Any]:
-    """Fetch files of these paths, versions and sizes whole, so many at a time; an error stands in place of
-    one that could not be."""
+    """Fetch whole files by path, version and size; a failure is an error in its place."""
     parts = [
         partial(_reader(system, version), system, path, (0, size), version, size)
         for path, version, size in files
@@ -73,7 +71,7 @@ def _begin_all(
 
 
 def try_once(system: Any) -> None:
-    """Have a file system leave it to the layer above to try again; s3fs would do so, too."""
+    """Turn off a file system's own retries."""
     if _is(system, "S3FileSystem"):
         system.retries = 1
 

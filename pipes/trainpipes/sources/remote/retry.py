@@ -128,7 +128,7 @@ class Requests:
         size: int,
         version: str = "",
     ) -> tuple[list[bytes], int]:
-        """Several ranges of a file, at once, and how many times they were asked for."""
+        """Several ranges of a file, and how many times they were asked for."""
         parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again
 
         def begin_try() -> Future[Any]:
@@ -155,9 +155,7 @@ class Requests:
         return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
 
     def files(self, system: Any, files: Sequence[tuple[str, str, int]], most: int) -> list[Any]:
-        """Small files by path, version (which replies tell) and size, so many at a time; errors of those that
-        cannot be had.
-        """
+        """Small files by path, version and size, or errors; without retries."""
         limit = try_seconds(self._seconds) + sum(size for _, _, size in files) / SLOWEST
         try:
             found: list[Any] = self._result(begin_files(system, files, most), limit)

@@ -44,8 +44,8 @@ class Archive(Forward):
 
 
 def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
-    """The samples of members with name, place and size: ``keys`` and ``counts`` of the samples; ``kinds``,
-    extensions without the dot; and of each member ``kind_of``, ``starts`` and ``sizes``.
+    """Samples of members (name, place, size): ``keys``, ``counts``; ``kinds``, extensions; of members
+    ``kind_of``, ``starts``, ``sizes``.
     """
     keys: list[str] = []
     counts: list[int] = []
@@ -81,7 +81,7 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
 
 
 def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
-    """Regular files of an archive, in one pass: name, where the content begins, and its size."""
+    """Regular files of an archive: name, first byte and size."""
     stream: Any = file
     archive: Any  # whose members are no public name
     try:
@@ -120,7 +120,7 @@ def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_name(name: str) -> None:
-    """Raise if a member's name is no text, or leads out of the folder that an archive is unpacked in."""
+    """Raise for a name that is no text, or leads out of the folder."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -133,10 +133,8 @@ def _check_name(name: str) -> None:
 
 
 def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
-    """The members by the index of ``wds2idx`` (DALI) beside an archive; None if it cannot be relied on.
-
-    It has a version and the number of samples; then a line for each sample, with extension, place, bytes
-    and name of each member.
+    """The members by an index of ``wds2idx`` (DALI): version and number of samples, then a line of extension,
+    place, bytes and name for each sample. None if it cannot be relied on.
     """
     head, *lines = text.splitlines() or [""]
     if head.split() != ["v1.2", str(len(lines))]:

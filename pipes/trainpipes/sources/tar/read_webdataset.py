@@ -1,5 +1,3 @@
-"""``read_webdataset``: samples of tar archives."""
-
 from __future__ import annotations
 
 import os

@@ -51,9 +51,7 @@ MOST_MEMBER = (1 << 31) - 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Members(Layout):
-    """Where the members of an archive's samples lie: by extension the first byte (decompressed) and the size,
-    -1 where there is none, int64 ``[rows]``.
-    """
+    """Members of samples by extension: first byte (decompressed) and size, -1 for none, int64 ``[rows]``."""
 
     compression: str
     keys: pa.Array
@@ -208,7 +206,7 @@ def _check_text(column: pa.Array, name: str) -> None:
 
 
 def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
-    """Edges of ranges of rows of no more than so many bytes, if they have more than one."""
+    """Edges of ranges of rows with at most so many bytes, or one row."""
     edges, total = [0], 0
     for row, size in enumerate(sizes.tolist()):
         if total and total + size > most:
@@ -247,8 +245,7 @@ def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
 def members_in(
     store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str
 ) -> list[Members]:
-    """Where the members of all archives lie that are of the chosen columns; SchemaError where a sample lacks
-    one, unless that may be null."""
+    """Where the members of all archives lie; SchemaError where a sample lacks one, unless it may be null."""
     layouts = store.layouts()
     archives = [unpacked(layout.extra) for layout in layouts]
     kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))

@@ -1,5 +1,3 @@
-"""Cuts a file of text into pieces of whole rows: reads it once, and notes where each piece is."""
-
 from __future__ import annotations
 
 import zlib
@@ -26,7 +24,7 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def check_of(data: bytes | memoryview) -> int:
-    """A checksum of a piece's first and last 1,024 bytes: cheap enough for every read."""
+    """A checksum of the first and last 1,024 bytes: cheap enough for every read."""
     return zlib.crc32(data[-END_BYTES:], zlib.crc32(data[:END_BYTES]))
 
 
@@ -74,9 +72,7 @@ def scan(
 
 @dataclass(frozen=True)
 class _Mark:
-    """A place in a file: the ``rows`` before it, ``lines`` between it and the first row, and the last bytes
-    before it.
-    """
+    """A place in a file: rows and lines before it, and the last bytes before it."""
 
     at: int
     rows: int

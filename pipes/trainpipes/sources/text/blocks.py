@@ -35,8 +35,6 @@ LARGE = 4
 
 
 class TextBlocks(Format):
-    """Blocks of rows of text; ``strict`` makes a column that is not in the schema an error."""
-
     known_by_blocks = True
 
     def __init__(
@@ -103,7 +101,7 @@ class TextBlocks(Format):
         return found
 
     def _parsed(self, file: TextFile, number: int, parse: Callable[[bytes], Any]) -> Any:
-        """What is made of the text of a piece; an error where that is none, or None."""
+        """What ``parse`` makes of a piece; an error or None where it fails."""
         text, problem = file.content(number), None
         if not is_utf8(text):
             if not self.replace:

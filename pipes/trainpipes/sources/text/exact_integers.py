@@ -64,7 +64,7 @@ def values_of_cells(
 
 
 def _large_floats(column: Any) -> IntArray:
-    """The rows of a column that hold a float of 2^53 or more, or of that below zero, int64."""
+    """Rows with a float of 2^53 or more, positive or negative, int64."""
     kind = column.type
     types = pa.types
     if types.is_floating(kind):

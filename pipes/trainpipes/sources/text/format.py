@@ -1,5 +1,3 @@
-"""The interface of a text format: where its rows end, and how they are parsed."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -22,16 +20,14 @@ FEED, RETURN, SPACE, TAB = 10, 13, 32, 9
 
 
 class Cutter(Protocol):
-    """Finds where rows end, in the bytes of a file that it is given one part after the other."""
+    """Finds where rows end, in consecutive parts of a file."""
 
     def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        """Where rows end in the next part: the places behind them, int64 ``[rows]``; ``newlines`` are the
-        places of its line feeds.
-        """
+        """The places behind the rows that end in this part, int64; ``newlines`` are its line feeds."""
         ...
 
     def finish(self) -> bool:
-        """Whether what follows the last stop is a row, too, at the end of the file."""
+        """Whether a row follows the last stop, at the end of the file."""
         ...
 
 
@@ -56,9 +52,7 @@ class LineCutter:
 def filled_lines(
     data: Bytes, newlines: IntArray, begun: bool
 ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], bool]:
-    """Which lines hold more than white space, bool ``[lines]``, and whether what follows the last does;
-    ``begun`` if something of the first line was before these bytes.
-    """
+    """Which lines hold more than white space, bool ``[lines]``, and whether the rest does."""
     starts = np.append(0, newlines + 1)
     ends = np.append(newlines, len(data))
     filled = starts < ends
@@ -72,9 +66,7 @@ def filled_lines(
 
 @dataclass(frozen=True)
 class Start:
-    """The first bytes of a file: where the first row begins, names of columns where the file has them, and
-    the delimiter or "array".
-    """
+    """The first row's place, the columns' names, and the delimiter or "array", by the first bytes."""
 
     at: int = 0
     names: tuple[str, ...] = ()
@@ -83,12 +75,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat(ABC):
-    """A format of rows in text.
-
-    Attributes:
-        name, rule: for messages: the format, and what a row is.
-        between: bytes that may stand before and behind a row.
-        names_columns: every file says which columns it has, so that it can lack one.
+    """A format of rows in text; ``rule`` says in messages what a row is, and bytes of ``between`` may
+    surround one. With ``names_columns`` a file may lack a column.
     """
 
     name: ClassVar[str]
@@ -101,21 +89,19 @@ class TextFormat(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options on which the ends of rows and the inferred types depend; of JSON types."""
+        """The options that rows' ends and inferred types depend on, of JSON types."""
         return {
             name: value for name, value in vars(self).items() if name not in ("exact", "column")
         }
 
     @property
     def fixed_schema(self) -> pa.Schema | None:
-        """The schema that all rows of the format have; None where they say it themselves."""
+        """The schema of all rows; None where they show it."""
         return None
 
     @abstractmethod
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
-        """Where the rows of a file begin; None if more than its first bytes must be seen. Raises
-        BadFileError.
-        """
+        """Where the rows of a file begin; None if more bytes must be seen. Raises BadFileError."""
 
     @abstractmethod
     def cutter(self, start: Start) -> Cutter:
@@ -125,8 +111,8 @@ class TextFormat(ABC):
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
-        """Rows as columns with the types of a schema, found if None; unless ``strict``, other columns are
-        left out. Raises pyarrow.ArrowException.
+        """Rows as columns, of inferred types if ``schema`` is None; only ``strict`` refuses other columns.
+        Raises pyarrow.ArrowException.
         """
 
     def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:

@@ -1,5 +1,3 @@
-"""The pieces of a file of text, as they are kept, and as they are read."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,14 +16,8 @@ from trainpipes.sources.text.format import Start
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextLayout(Layout):
-    """The pieces of a file.
-
-    Args:
-        lines: line feeds before each piece, int64 ``[pieces]``.
-        checks: checksum of each, by ``check_of``.
-        entries: where in the file the member begins that each is read from.
-        places: where in the decompressed bytes that is.
-        sampled: rows whose types were found, and bytes of these in memory by column; None without types.
+    """The pieces of a file: line feeds before each, int64; checksums; where its member begins in the file and
+    decompressed; and the rows whose types were found, with their bytes by column.
     """
 
     compression: str
@@ -52,11 +44,9 @@ class TextLayout(Layout):
         return Layout(self.rows, self.start, self.stop, schema, extra)
 
     def first_pieces(self, block_rows: int | None) -> IntArray:
-        """The first pieces of blocks, and the number of pieces.
-
-        Without ``block_rows``, a block ends after the first piece with a member's beginning within the
-        block, so that less than a block is decompressed to reach its first row. A file of one member is
-        one block.
+        """First pieces of blocks, and their number. Without ``block_rows`` a block ends after the first piece
+        in which a member begins, so that less than a block is decompressed to reach a row; a file of one
+        member is one block.
         """
         count = len(self.rows)
         found = [0] if count else []

@@ -277,8 +277,8 @@ def _longest(texts: Any) -> int:
 
 
 class RecordCutter:
-    """Rows are records: line ends in quoted cells do not count, and empty lines are no records. As Arrow has
-    it, a cell is quoted if a quote is its first byte, and two quotes in it stand for one.
+    """Rows are records. Like Arrow: a cell is quoted if a quote is its first byte, and two quotes in it stand
+    for one.
     """
 
     def __init__(self, delimiter: str, quote: str | None) -> None:
@@ -327,7 +327,7 @@ class RecordCutter:
         return (np.searchsorted(quotes, newlines) + inside) % 2 == 1
 
     def _one_by_one(self, data: Bytes, quotes: IntArray) -> IntArray:
-        """The quotes that begin or end cells, where some are within cells that are not quoted."""
+        """The quotes that begin or end cells, where others are within unquoted cells."""
         edges: list[int] = []
         ended = -1 if self._ended else -2
         for at in quotes.tolist():

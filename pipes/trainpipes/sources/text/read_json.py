@@ -157,7 +157,7 @@ class Json(TextFormat):
         return _mapped(field, lambda kind: pa.string() if pa.types.is_timestamp(kind) else kind)
 
     def _refuse_sparse(self, data: bytes, start: Start) -> None:
-        """Raise if the rows have so many different fields that a column for each would fill the memory."""
+        """Raise for so many different fields that their columns would fill the memory."""
         most = CELLS_PER_BYTE * max(len(data), PIECE_BYTES)
         step = max(len(data) // SAMPLES, SAMPLE_BYTES)
         sample = b" ".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), step))
@@ -183,7 +183,7 @@ class Json(TextFormat):
 
 
 class ArrayCutter:
-    """Rows are the objects of an array, of which the first bracket has been read."""
+    """Rows are the objects of an array, behind its first bracket."""
 
     def __init__(self) -> None:
         self._depth = 0

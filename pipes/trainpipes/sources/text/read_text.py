@@ -1,5 +1,3 @@
-"""``read_text``: the stage and the format. Arrow and NumPy cut lines, without a Python object for each."""
-
 from __future__ import annotations
 
 import os
@@ -108,8 +106,6 @@ class PlainText(TextFormat):
 
 
 class _ParagraphCutter:
-    """Rows are filled lines that follow each other; a line of white space ends one."""
-
     def __init__(self) -> None:
         self._more = False  # the line at hand has something
         self._open = False  # the line before it had

@@ -1,5 +1,3 @@
-"""Finds the row that is wrong in a piece that cannot be read, and says why, with file and line."""
-
 from __future__ import annotations
 
 import re
@@ -21,7 +19,7 @@ ARROW = re.compile(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*")
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether bytes are UTF-8; 30 µs a MB of ASCII, 0.3 to 2 ms of other text.
+    """30 µs a MB of ASCII, 0.3 to 2 ms of other text.
 
     >>> is_utf8("é".encode()), is_utf8("é".encode("latin-1"))
     (True, False)
@@ -61,8 +59,7 @@ def bad_row(
     schema: pa.Schema | None,
     strict: bool,
 ) -> TrainpipesError | None:
-    """The error for a piece that was not read with this schema; None if all of its rows are as they should
-    be."""
+    """The error for an unreadable piece; None if all rows are valid."""
     layout, start = file.layout, file.layout.head
     stops = _stops(form, data, start)
 
@@ -124,7 +121,7 @@ def _drift(
 
 
 def unlike(found: pa.Schema, schema: pa.Schema, strict: bool, above: str = "") -> str | None:
-    """How the types of a row differ from those that it should have; None if nothing is seen.
+    """How a row's types differ from the schema; None if they do not.
 
     >>> unlike(pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())]), True)
     "column 'a' is string here, and should be int64"

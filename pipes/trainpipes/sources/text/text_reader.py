@@ -1,6 +1,3 @@
-"""What ``read_json``, ``read_csv`` and ``read_text`` share: what they open, and the columns and types of it,
-which are found in the first blocks or in all, and fixed from then on."""
-
 from __future__ import annotations
 
 import json
@@ -106,7 +103,7 @@ def schema_of(
     schema: pa.Schema | None,
     infer: Infer,
 ) -> tuple[pa.Schema, float | None]:
-    """The schema of the chosen columns, and bytes of an average row of them in memory; None without rows."""
+    """The schema of the chosen columns, and bytes of an average row in memory, or None."""
     files, form = store.files, blocks.form
     if form.names_columns:
         _check_names(files, layouts, asker, columns if schema is None else schema.names)

@@ -1,5 +1,3 @@
-"""``read_bytes``: the stage, its source and its reader."""
-
 from __future__ import annotations
 
 import hashlib
@@ -66,8 +64,8 @@ class ReadBytes(FileReader):
 
 
 class WholeFiles(FileBlocks, RandomAccessSource):
-    """A row for each file: path, bytes, and the columns of ``more``. A block is several files, and none is
-    opened before it is read: there may be millions.
+    """A row for each file. A block is several files, which are opened when they are read: there may be
+    millions.
     """
 
     by_number = True
@@ -128,8 +126,6 @@ class WholeFiles(FileBlocks, RandomAccessSource):
 
 
 class WholeFilesReader:
-    """Reads files one after the other; those on other machines are fetched ahead, several side by side."""
-
     def __init__(self, source: WholeFiles, coming: Sequence[int] = ()) -> None:
         self._source, self._files = source, source.files
         self._requests = Requests(source.files.retry_seconds)

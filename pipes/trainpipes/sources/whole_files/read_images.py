@@ -1,5 +1,3 @@
-"""``read_images``: a row for each image, with its class or labels."""
-
 from __future__ import annotations
 
 import os

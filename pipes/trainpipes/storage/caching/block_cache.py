@@ -1,5 +1,3 @@
-"""The rows that the stages below a ``cache()`` make of each block: made once, kept on disk, memory-mapped."""
-
 from __future__ import annotations
 
 import time
