@@ -344,7 +344,9 @@ def test_other_bytes_in_the_files_are_refused(folder: Path) -> None:
     state = saved(of_files(folder))
     table = pq.read_table(folder / "part-000.parquet")
     pq.write_table(table, folder / "part-000.parquet", compression="gzip", row_group_size=20)
-    assert "data/bytes: saved" in refusal(of_files(folder), state)
+    told = refusal(of_files(folder), state)
+    assert "data/bytes: saved" in told
+    assert "(file 1 of 2 is not the saved one)" in told
 
 
 def test_a_renamed_file_is_refused(folder: Path) -> None:

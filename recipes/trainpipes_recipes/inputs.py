@@ -139,6 +139,11 @@ class Input:
                     f"{recipe} takes a pipeline of rows and batches them itself, got one that batches: "
                     "leave out its batch() and what follows"
                 )
+            if data.stages[0].role == "files" and all(s.role != "reader" for s in data.stages):
+                raise tp.ConfigError(
+                    f"{recipe} takes a pipeline of rows, got one of paths: add its reader, such as "
+                    ".read_parquet()"
+                )
         elif not _is_path(data) and not (
             isinstance(data, Sequence) and data and all(map(_is_path, data))
         ):

@@ -418,7 +418,7 @@ PADDED = docs().batch(8).pad_collate()
         (PADDED, {"targets": 0}, "no token is a target, and the loss is NaN: raise max_length"),
         (PADDED, {"padding": 45}, "45% of the cells are padding: write .bucket_by_length()"),
         (PADDED, {"waited": 0.6}, "waits for data in 60% of its time: keep token ids on disk"),
-        (pairs().map(slow).batch(8), {"waited": 0.5}, "--num-workers 2"),
+        (pairs().map(slow).batch(8), {"waited": 0.5}, " calls Python; try --num-workers 2"),
         (pairs().batch(8), {"waited": 0.5}, "trainpipes inspect"),
     ],
 )

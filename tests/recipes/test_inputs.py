@@ -182,6 +182,7 @@ def test_pretrain_ends_documents_as_it_is_told() -> None:
     [
         (ROWS, tp.ConfigError, "takes files .* or a pipeline of rows, got Table: .*from_arrow"),
         ([], tp.ConfigError, "got list"),
+        (tp.list_files("x").shuffle(2), tp.ConfigError, r"one of paths: .*\.read_parquet\(\)"),
         (tp.from_arrow(ROWS).batch(2), tp.ConfigError, "got one that batches: leave out its batch"),
         (tp.from_arrow(ROWS).select("id"), tp.SchemaError,
          r"no column found for the prompt; the columns are \['id'\], and names tried were prompt \+ "

@@ -257,7 +257,9 @@ def test_every_unreadable_file_is_named_with_its_reason(tmp_path: Path) -> None:
     assert reasons[5].startswith("damaged footer: ")
     assert reasons[6] == "encrypted, which is not supported"
     assert reasons[7] == "not a Parquet file (starts with b'tiny')"
-    assert lines[-1].startswith("Replace or remove them, or leave them out with .filter(")
+    assert lines[-1].startswith(
+        "Replace or remove them, or leave them out with tp.list_files(...).filter("
+    )
     assert caught.value.path == f"{tmp_path}/1.parquet"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainpipes._internal.text import cut
 from trainpipes.cli.console import note, print_json, print_table
 from trainpipes.cli.options import AS_JSON, COUNT, option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_names, takes_pipeline
@@ -151,8 +152,12 @@ def advice(report: Report, pipe: Pipeline, num_workers: int = 0) -> str:
         )
     if waits >= MUCH_WAITING:
         cure = "trainpipes inspect says what of the files costs time"
-        if num_workers or any(stage.runs_user_code for stage in pipe.stages):
+        own = [str(stage) for stage in pipe.stages if stage.runs_user_code]
+        if num_workers or own:
             cure = f"try --num-workers {max(2, 2 * num_workers)}, which is Loader(num_workers=)"
+            if own:
+                what = cut(" and ".join(own), 200)
+                cure = f"{what} calls Python; {cure}, or map(..., num_workers=4) there"
         elif "tokenize" in stages and "cache" not in stages:
             cure = (
                 "keep token ids on disk, by .cache() after .tokenize(), or cache=true of the recipe"

@@ -169,6 +169,7 @@ class Stage:
         cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
         check_options(cls, Stage)
         cls.__init__ = _told(cls.__init__)  # type: ignore[method-assign]
+        cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
         if not self.holds_data:
@@ -305,6 +306,13 @@ class Stage:
             text = show_named(field.name, value)
             shown.append(f"{field.name}={text}" if field.kw_only else text)
         return f"{self.name}({', '.join(shown)})"
+
+
+def _refuse_to_set(stage: Stage, name: str, _: Any) -> None:
+    raise dataclasses.FrozenInstanceError(
+        f"{stage.name} cannot set {name!r}: a stage keeps its options only, and these don't change; keep "
+        "such things in a functools.cached_property, or in the function that open() of a TableStage returns"
+    )
 
 
 def _told(init: Callable[..., None]) -> Callable[..., None]:

@@ -180,7 +180,7 @@ class Inspection:
         told = [["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"]]
         told += [
             [
-                " + ".join(one.columns),
+                " + ".join(map(self._with_note, one.columns)),
                 one.unit,
                 f"{one.mean:,.1f}",
                 " / ".join(f"{value:,}" for value in one.percentiles.values()),
@@ -189,6 +189,13 @@ class Inspection:
             for one in self.lengths
         ]
         return told if self.lengths else []
+
+    def _with_note(self, column: str) -> str:
+        kind = next((one.type for one in self.columns if one.name == column), "")
+        chat = kind.startswith(("list<", "large_list<")) and (
+            "content:" in kind or "value:" in kind
+        )
+        return f"{column} (texts, without the template)" if chat else column
 
     def _lines(self) -> Iterator[str]:
         for path, reason in list(self.unreadable.items())[:MOST_UNREADABLE]:

@@ -34,6 +34,7 @@ def check_identity(saved: str, present: str) -> None:
     if found is None:  # the same in another spelling
         return
     path, old, new = found
+    which = other_file(before, now, path)
     cure = _CURES.get(path.split("/")[0], _CURES["stages"])
     if path.endswith("/engine") and old == "gigatoken":
         cure = (
@@ -43,7 +44,23 @@ def check_identity(saved: str, present: str) -> None:
         cure = 'write tokenize(..., engine="tokenizers")'
     if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
         cure += "; what is mixed, and how, may change with load_state_dict(state, allow_changes=['mix'])"
-    raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}; {cure}")
+    raise StateError(f"{cut(path)}: saved {said(old)}, now {said(new)}{which}; {cure}")
+
+
+def other_file(before: Any, now: Any, path: str) -> str:
+    """Which file differs, where each has a digest of its own: of the same number of files, 16 at most."""
+    for key in path.split("/")[:-1]:
+        if isinstance(before, dict) and "digests" in before:
+            break
+        before, now = (one.get(key) if isinstance(one, dict) else None for one in (before, now))
+    try:
+        pairs = list(zip(before["digests"], now["digests"], strict=True))
+        if len(pairs) != before["files"]:
+            return ""
+    except (KeyError, TypeError, ValueError):
+        return ""
+    number = next((n for n, (old, new) in enumerate(pairs, 1) if old != new), 0)
+    return f" (file {number} of {len(pairs)} is not the saved one)" if number else ""
 
 
 def read_identity(text: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from trainpipes.errors import (
     UnreachableError,
     UnreadableError,
 )
+from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_rows import reader_by_name
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
@@ -133,7 +134,7 @@ def failed(files: FileList, failures: dict[int, Exception], asker: str, what: st
     text = (
         f"{asker}: {len(failures):,} of {len(files):,} files cannot be read as {what}:\n"
         + "\n".join(lines)
-        + "\nReplace or remove them, or leave them out with .filter(lambda path: ...) after list_files"
+        + f"\nReplace or remove them, or leave them out with {without(files.names[first])}"
     )
     kind = MissingFilesError if gone else UnreadableError
     failed = kind(text, path=files.names[first], stage=asker)

@@ -67,8 +67,15 @@ def located(place: Place, error: Any) -> Any:
     return type(error)(f"{place}: {said}", **told, **vars(place))
 
 
+def without(path: str) -> str:
+    """The code that leaves a file out."""
+    name = hidden(path).rsplit("/", 1)[-1]
+    return f"tp.list_files(...).filter(lambda p: not p.endswith({name!r})) before the reader"
+
+
 def unreadable(place: Place, what: str) -> UnreadableError:
     return UnreadableError(
-        f"{place}: {what}; replace the file, or leave it out with .filter(lambda path: ...) after list_files",
+        f"{place}: {what}; to go on from a checkpoint, restore the file; without it, start a new run, with "
+        f"{without(place.path or '')}",
         **vars(place),
     )

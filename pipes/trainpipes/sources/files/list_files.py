@@ -149,10 +149,11 @@ class ListFiles(Source):
         MissingExtraError: the package for a protocol is not installed.
 
     >>> import tempfile, pathlib
+    >>> import trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())
     >>> for name in ["part-10.parquet", "part-2.parquet", "_SUCCESS"]:
     ...     (folder / name).touch()
-    >>> [name.rsplit("/", 1)[1] for name in ListFiles(urls=folder).files().names]
+    >>> [name.rsplit("/", 1)[1] for name in tp.list_files(folder)]
     ['part-2.parquet', 'part-10.parquet']
     """
 

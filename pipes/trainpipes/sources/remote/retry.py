@@ -257,24 +257,25 @@ class Requests:
         if failure.kind == "access":
             said = (
                 f"the server denies access ({failure.text}); renew the credentials (environment, or "
-                "storage_options={...}), then go on from the last saved state"
+                "storage_options={...}), then start again, from the last checkpoint if there is one"
             )
         elif failure.kind == "rejected":
             said = (
                 f"the server rejects the request ({failure.text}); check the address and "
-                "storage_options={...}, then go on from the last saved state"
+                "storage_options={...}, then start again, from the last checkpoint if there is one"
             )
         elif failure.wait:
             said = (
                 f"the server asks to wait {failure.wait:,.0f} s ({failure.text}), and the deadline is "
-                f"{self._seconds:g} s; go on later from the last saved state, or allow more by "
-                "list_files(..., retry=tp.Retry(deadline=...))"
+                f"{self._seconds:g} s; start again later, from the last checkpoint if there is one, or "
+                "allow more by list_files(..., retry=tp.Retry(deadline=...))"
             )
         else:
             times = "1 try" if tries == 1 else f"{tries} tries"
             said = (
                 f"cannot be reached: {times} in {seconds:.3g} s, the last ended with {failure.text}; "
-                "check the network, the address and the server, then go on from the last saved state, or "
+                "check the network, the address and the server, then start again, from the last "
+                "checkpoint if there is one, or "
                 f"try for longer than {self._seconds:g} s by list_files(..., retry=tp.Retry(deadline=...))"
             )
         return UnreachableError(f"{name}: {said}", path=name, attempts=tries, seconds=seconds)

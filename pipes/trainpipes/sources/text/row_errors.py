@@ -9,6 +9,7 @@ import pyarrow as pa
 from trainpipes._internal.text import cut
 from trainpipes.errors import SchemaError, TrainpipesError, UnreadableError
 from trainpipes.sources.files.each_file import BadFileError, one_line
+from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.text.format import FEED, Start, TextFormat
 from trainpipes.sources.text.layout import TextFile
 
@@ -46,7 +47,7 @@ def bad_utf8(file: TextFile, piece: int, form: TextFormat, data: bytes) -> Unrea
         f"{file.name}, line {line:,}: byte {place:,}{where} is not UTF-8: "
         f"{data[max(0, at - AROUND) : at + AROUND]!r}; write such files as UTF-8, as by "
         f"iconv -f latin1 -t utf-8, take {form.reader}(errors='replace'), or leave them out with "
-        ".filter(lambda path: ...) after list_files",
+        f"{without(file.name)}",
         path=file.name,
     )
 
@@ -92,7 +93,7 @@ def bad_row(
     said = ARROW.sub("", problem(good + 1)).rstrip(".")
     return UnreadableError(
         f"{where}: {said}: {text}; {form.rule}: fix or remove the line, or leave the file out with "
-        ".filter(lambda path: ...) after list_files",
+        f"{without(file.name)}",
         path=file.name,
         row=number,
     )

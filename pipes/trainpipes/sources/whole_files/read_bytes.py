@@ -18,6 +18,7 @@ from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.block_reader import explained
 from trainpipes.sources.files.file_bytes import open_bytes
+from trainpipes.sources.files.file_errors import without
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import FileBlocks, cut_evenly
 from trainpipes.sources.files.list_files import FileList, digests
@@ -86,7 +87,7 @@ class WholeFiles(FileBlocks, RandomAccessSource):
             file = int(large[0])
             raise UnreadableError(
                 f"{asker}: {files.names[file]} has {int(files.sizes[file]):,} bytes, and a row holds "
-                f"{MOST_FILE:,} at most: leave it out with .filter(lambda path: ...) after list_files",
+                f"{MOST_FILE:,} at most: leave it out with {without(files.names[file])}",
                 path=files.names[file],
                 stage=asker,
             )
