@@ -1,7 +1,7 @@
 """Arrow's arrays as NumPy's, and the other way, in the same memory where that can be.
 
-pyarrow's own ways (``to_numpy``, ``pa.array``, ``take`` with an array of NumPy's) import pandas where it is
-installed, which takes 0.1 to 0.3 s of the first batch. These read and wrap Arrow's buffers instead.
+pyarrow's ``to_numpy``, ``pa.array`` and ``take`` of a NumPy array import pandas where it is installed: 0.1
+to 0.3 s of the first batch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ TEXTS = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 
 
 def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
-    """The values as an array ``[n]``, read-only. Integers, floats and bools without a null are copied only
-    if they are bools or come in several chunks; all else is what pyarrow makes of it.
-    """
     array = one_chunk(array)
     dtype = dtype_of(array.type)
     if array.null_count or dtype is None:
@@ -37,7 +34,6 @@ def to_numpy(array: pa.Array | pa.ChunkedArray) -> Array:
 
 
 def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    """NumPy's type of integers, floats or bools; None for all else."""
     if pa.types.is_boolean(kind):
         return np.dtype(np.bool_)
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -47,12 +43,10 @@ def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether values are integers, floats or bools."""
     return dtype_of(kind) is not None
 
 
 def _values(array: pa.Array, dtype: npt.DTypeLike, count: int) -> Array:
-    """The first ``count`` values in an array's second buffer, from the array's offset on."""
     if not len(array):  # there may be no buffer
         found = np.zeros(count, dtype)
     else:
@@ -113,14 +107,12 @@ def apart(array: pa.Array) -> tuple[Any, IntArray]:
 
 
 def offset_dtype(kind: pa.DataType) -> type[np.int32 | np.int64]:
-    """The type of the offsets of lists, maps, texts or bytes."""
     large = kind in (pa.large_string(), pa.large_binary()) or pa.types.is_large_list(kind)
     return np.int64 if large else np.int32
 
 
 def list_array(values: Array, lengths: IntArray) -> pa.Array:
-    """Rows of these lengths as an Arrow list array; ``values`` are theirs, one row after the other. They are
-    large lists where there are more values than 32 bits count."""
+    """Rows of these lengths as an Arrow list array: large lists where 32 bits cannot count the values."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if offsets[-1] > np.iinfo(np.int32).max:
         return pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values))
@@ -172,15 +164,8 @@ T = TypeVar("T", pa.Table, pa.RecordBatch, pa.Array)
 
 
 def gathered(rows: T, index: IntArray) -> T:
-    """The rows at ``index``. Views of text and bytes, as Polars writes them, are gathered as text and bytes:
-    Arrow has no ``take`` for them.
-
-    Args:
-        rows: a table, a record batch or an array.
-        index: numbers of rows, int64, in any order, with repeats.
-
-    Raises:
-        pa.ArrowInvalid: chunks of a column hold more together than its offsets can count.
+    """The rows at ``index``. Views of text and bytes, for which Arrow has no ``take``, come as text and
+    bytes.
     """
     if isinstance(rows, pa.Table) and any(_has_numbers(kind) for kind in rows.schema.types):
         columns = [gathered(one_chunk(column), index) for column in rows.columns]
@@ -202,15 +187,8 @@ def gathered(rows: T, index: IntArray) -> T:
 def parts_of(
     firsts: IntArray, index: IntArray
 ) -> tuple[list[tuple[int, IntArray]], IntArray | None]:
-    """Which of several parts some rows are in.
-
-    Args:
-        firsts: the number of each part's first row, and the number of rows, int64 ``[parts + 1]``.
-        index: numbers of rows, int64, in any order, with repeats.
-
-    Returns:
-        For each part that has some, its number and the places of the rows in it; and where each row then
-        stands, part after part: None where it is one part, in the order asked for.
+    """Which of several parts some rows are in: for each such part its number and the places of its rows; and
+    where each row then stands, part after part, or None if it is one part in the order asked for.
     """
     which = np.searchsorted(firsts, index, side="right") - 1
     order = np.argsort(which, kind="stable")
@@ -225,13 +203,13 @@ def parts_of(
 
 
 def _has_numbers(kind: pa.DataType) -> bool:
-    """Whether values are lists of integers or floats."""
     return is_list(kind) and dtype_of(kind.value_type) not in (None, np.bool_)
 
 
 def _gathered_numbers(rows: pa.Array, places: pa.Array) -> pa.Array | None:
-    """Lists of numbers without nulls, gathered as the bytes of each: 5 times as fast as Arrow's way, which
-    looks up each number. None where that cannot be."""
+    """Lists of numbers without nulls, gathered as bytes: 5 times as fast as Arrow's way. None where that
+    cannot be.
+    """
     if rows.null_count:
         return None
     values, offsets = apart(rows)
@@ -255,8 +233,7 @@ def _gathered_numbers(rows: pa.Array, places: pa.Array) -> pa.Array | None:
 def take_rows(
     take: Callable[[int, IntArray], pa.RecordBatch], firsts: IntArray, index: IntArray
 ) -> pa.Table:
-    """The rows at ``index``, of one row or more, taken from their chunks: ``ChunkedArray.take`` may copy the
-    whole column."""
+    """The rows at ``index``, taken from their chunks: ``ChunkedArray.take`` may copy the whole column."""
     parts, back = parts_of(firsts, index)
     tables = [pa.Table.from_batches([take(number, places)]) for number, places in parts]
     return tables[0] if back is None else gathered(pa.concat_tables(tables).combine_chunks(), back)
@@ -271,7 +248,6 @@ _AS_BYTES = {
 
 
 def _retyped(kind: pa.DataType, others: Mapping[pa.DataType, pa.DataType]) -> pa.DataType:
-    """A type with others in place of some, at every depth."""
 
     def inner(field: pa.Field) -> pa.Field:
         return field.with_type(_retyped(field.type, others))
@@ -298,14 +274,14 @@ def is_utf8(array: Any) -> bool:
 
 def check_sound(array: Any) -> None:
     """Raise ArrowInvalid unless an array can be read without harm: its offsets lie within its values, and so
-    on. Text need not be UTF-8, but for text in dictionaries, of which there is little."""
+    on.
+    """
     array.validate()
     kind = _retyped(array.type, _AS_BYTES)
     (array if kind == array.type else array.view(kind)).validate(full=True)
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type is one of text."""
     return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
@@ -315,7 +291,6 @@ def is_list(kind: Any) -> bool:
 
 
 def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
-    """Whether an Arrow type, or one within it, passes a test."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     inner = (kind.field(n).type for n in range(kind.num_fields))
@@ -323,7 +298,6 @@ def holds(kind: Any, *tests: Callable[[Any], bool]) -> bool:
 
 
 def has_text(kind: Any) -> bool:
-    """Whether values of an Arrow type are text, or hold some."""
     return holds(kind, is_text)
 
 

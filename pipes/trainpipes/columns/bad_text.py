@@ -17,8 +17,6 @@ SHOWN = 40
 
 
 class naming_bad_text:
-    """A context that says of which row text could not be decoded."""
-
     __slots__ = ("_asker", "_block")
 
     def __init__(self, block: Block, asker: object = None) -> None:
@@ -100,8 +98,6 @@ def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
 
 
 class BadCell(Exception):
-    """A value that a column cannot have."""
-
     def __init__(self, row: int | None, problem: str) -> None:
         super().__init__(problem)
         self.row = row

@@ -1,4 +1,4 @@
-"""Rows that travel together, and who each of them is. Any thread may ask."""
+"""Rows that travel together, and who each of them is."""
 
 from __future__ import annotations
 
@@ -25,14 +25,8 @@ WHOLE = -1
 
 
 class Pieces(NamedTuple):
-    """The pieces of some packed rows, row after row.
-
-    Args:
-        ids: number of the row that each is of, in file order over all files, int64 ``[pieces]``.
-        epochs: in which that is read, int64 ``[pieces]``.
-        starts: first token of each in its row, int64 ``[pieces]``.
-        lengths: tokens of each, int64 ``[pieces]``; WHOLE for a row that is not packed.
-        bounds: first piece of each packed row, and the end, int64 ``[rows + 1]``.
+    """The pieces of some packed rows, row after row: the document's ``ids`` and ``epochs``, ``starts`` and
+    ``lengths`` in tokens (WHOLE if not packed), int64 ``[pieces]``; ``bounds`` int64 ``[rows + 1]``.
     """
 
     ids: IntArray
@@ -43,13 +37,11 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def whole(ids: IntArray, epoch: int | IntArray) -> Pieces:
-        """Those of rows that are not packed: each is its own."""
         epochs = np.broadcast_to(np.asarray(epoch, dtype=np.int64), len(ids))
         bounds = np.arange(len(ids) + 1, dtype=np.int64)
         return Pieces(ids, epochs, np.zeros_like(ids), np.full_like(ids, WHOLE), bounds)
 
     def at(self, rows: IntArray | slice) -> Pieces:
-        """Those of the packed rows at some places, in that order."""
         if isinstance(rows, slice):
             rows = np.arange(len(self.bounds) - 1, dtype=np.int64)[rows]
         counts = np.diff(self.bounds)[rows]
@@ -63,7 +55,6 @@ class Pieces(NamedTuple):
 
     @staticmethod
     def join(parts: Sequence[Pieces]) -> Pieces:
-        """Those of all rows, part after part."""
         sizes = np.concatenate([np.diff(part.bounds) for part in parts])
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         ids, epochs, starts, lengths = (
@@ -97,14 +88,12 @@ class Piece:
 
 
 def _one(pieces: Sequence[Piece]) -> Piece:
-    """All rows of some pieces, gathered if they are several."""
     if len(pieces) == 1:
         return pieces[0]
     return Piece(join_payloads([piece.gathered() for piece in pieces]), None)
 
 
 def _merged(pieces: Sequence[Piece]) -> list[Piece]:
-    """The same rows, those that follow each other in one payload as one piece."""
     found: list[Piece] = []
     for _, group in groupby(pieces, key=lambda one: one.index is not None and id(one.data)):
         same = list(group)
@@ -116,37 +105,24 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Batches of a block whose rows are in one payload.
-
-    Args:
-        data: the payload, which may have rows of others, too.
-        index: places of their rows in it, int64 ``[rows]``; None for all of it.
-        bounds: first row of each batch among these, and the end, int64 ``[batches + 1]``.
-    """
-
     data: Payload
     index: IntArray | None
     bounds: IntArray
 
     @property
     def cut(self) -> tuple[Any, list[int]]:
-        """Their rows, gathered, and the bounds among them."""
         return Piece(self.data, self.index).gathered(), self.bounds.tolist()
 
 
 class Block:
-    """Rows that travel together. Gathered when somebody asks for them as a whole.
+    """Rows that travel together, gathered when somebody asks for them as a whole.
 
     Args:
-        data: the rows.
-        ids: number of each row in file order over all files, int64 ``[rows]``: who it is.
+        ids: number of each row in file order over all files, int64 ``[rows]``.
         index: places of the rows in ``data``, int64 ``[rows]``; None where ``data`` is just them.
-        epoch: in which they are read.
-        part: which it is of those of the same id and epoch: a sampler may draw a row twice, and a document
-            may be packed into several rows.
-
-    Attributes:
-        made_of: of rows that are packed, what each is made of; None of others.
+        part: numbers rows of the same id and epoch: a sampler may draw a row twice, and a document may be
+            packed into several rows.
+        made_of: the pieces of packed rows.
     """
 
     __slots__ = ("_pieces", "epoch", "ids", "made_of", "part")
@@ -160,7 +136,6 @@ class Block:
         self.made_of: Pieces | None = None
 
     def _of(self, pieces: list[Piece], rows: IntArray | slice | None = None) -> Block:
-        """A block of pieces, that are the rows at some places; all where ``rows`` is None."""
         found = object.__new__(Block)
         found._pieces = pieces
         if rows is None:
@@ -174,7 +149,6 @@ class Block:
 
     @staticmethod
     def join(blocks: Sequence[Block]) -> Block:
-        """All rows of the blocks, one after the other."""
         if len(blocks) == 1:
             return blocks[0]
         sizes = [len(block) for block in blocks]
@@ -192,14 +166,12 @@ class Block:
         return len(self.ids)
 
     def _piece(self) -> Piece:
-        """All rows as one piece."""
         if len(self._pieces) > 1:
             self._pieces = [_one(self._pieces)]
         return self._pieces[0]
 
     @property
     def data(self) -> Payload:
-        """The rows, gathered."""
         piece = self._piece()
         if piece.index is not None:
             self._pieces = [piece := Piece(piece.gathered(), None)]
@@ -221,7 +193,6 @@ class Block:
 
     @property
     def has_columns(self) -> bool:
-        """Whether the rows are Arrow's."""
         return self.of_kind(pa.Table)
 
     def parts(self, bounds: IntArray) -> list[Part]:
@@ -244,7 +215,6 @@ class Block:
         return found
 
     def _between(self, start: int, stop: int) -> list[Piece]:
-        """Rows ``start`` to ``stop``."""
         found: list[Piece] = []
         first = 0
         for piece in self._pieces:
@@ -255,7 +225,6 @@ class Block:
         return found
 
     def take(self, index: IntArray) -> Block:
-        """The rows at ``index``, in that order."""
         piece = self._piece()
         below = index if piece.index is None else piece.index[index]
         return self._of([Piece(piece.data, below)], index)
@@ -269,18 +238,15 @@ class Block:
         return self._of(pieces, slice(start, stop))
 
     def rows(self) -> list[Any]:
-        """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
         return payload_rows(self.data)
 
     def with_data(self, data: Payload) -> Block:
         return self._of([Piece(data, None)])
 
     def with_columns(self, change: Callable[[pa.Table], pa.Table]) -> Block:
-        """Arrow rows with other columns, made without looking at any row."""
         return self._of([Piece(change(piece.data), piece.index) for piece in self._pieces])
 
     def of_epoch(self, epoch: Each) -> Block:
-        """The same rows, read in an epoch."""
         found = self._of(self._pieces)
         found.epoch = epoch
         return found
@@ -291,7 +257,6 @@ def _at(values: Each, rows: IntArray | slice) -> Each:
 
 
 def _joined(values: Sequence[Each], sizes: Sequence[int]) -> Each:
-    """Those of all blocks: one number where they share it."""
     first = values[0]
     if isinstance(first, int) and all(isinstance(v, int) and v == first for v in values):
         return first

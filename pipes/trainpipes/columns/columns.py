@@ -22,8 +22,7 @@ from trainpipes.errors import SchemaError, TrainpipesError
 
 
 def table_of(data: Payload, asker: object) -> pa.Table:
-    """Rows as an Arrow table: columns as they are, or tensors with names. Python objects have become columns
-    before, by one schema for all (``AsColumns``), if they can."""
+    """Rows as an Arrow table: columns as they are, or tensors with names."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, TensorRows) and data.names is not None:
@@ -80,7 +79,6 @@ def _leaf(array: pa.Array) -> pa.Array:
 
 
 def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -> BadCell:
-    """What to raise over the first row with a null, in a column that has one."""
     return BadCell(
         first_bad(len(array), lambda start, stop: has_null(array.slice(start, stop - start))),
         f"column {name!r} holds a null, which a NumPy array of {array.type} cannot hold: fill it in a "
@@ -124,12 +122,10 @@ def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> 
 
 
 def _refused(asker: object, what: str) -> SchemaError:
-    """The error of a stage whose function does what it must not."""
     return SchemaError(f"{asker}: the function {what}", stage=str(asker))
 
 
 def _returned(column: Any, name: Any, asker: object, type_of: TypeOf | None) -> Any:
-    """One column that a function returned."""
     try:
         if not isinstance(name, str):
             raise TypeError(f"the name of a column is a string, got {name!r:.40}")
@@ -173,7 +169,6 @@ def _fits(value: Any, kind: pa.DataType) -> bool:
 
 
 def untyped_columns(columns: Any) -> dict[str, list[Any]]:
-    """Of what a function returned, the columns of Python values, whose type is to be found."""
     if not isinstance(columns, Mapping):
         return {}
     return {name: list(column) for name, column in columns.items() if _is_untyped(column)}
@@ -204,8 +199,6 @@ def _array(column: Any) -> Any:
 
 
 def _lists_of_arrays(value: Any) -> Any:
-    """A row as Arrow takes it. Arrays keep their dtype, which Python's numbers would lose; those of several
-    dimensions are lists of them."""
     if isinstance(value, torch.Tensor):
         value = as_array(value)
     if isinstance(value, np.ndarray):

@@ -1,7 +1,4 @@
-"""Digests of all that tables and tensors hold, by SHA-256.
-
-Equal rows of equal types have equal digests, however they lie in memory. About 1 GB/s in each thread.
-"""
+"""Digests of all that tables and tensors hold, by SHA-256."""
 
 from __future__ import annotations
 
@@ -111,7 +108,6 @@ class _Streams:
         self._hashes[path].update(content)
 
     def add(self, array: pa.Array, path: str) -> None:
-        """Rows that follow those that were added before."""
         if not len(array):
             return
         first = self._rows.get(path, 0)
@@ -133,7 +129,6 @@ class _Streams:
         self._values(array, kind, path)
 
     def _values(self, array: pa.Array, kind: pa.DataType, path: str) -> None:
-        """Rows without nulls."""
         is_ = pa.types
         if is_.is_boolean(kind):
             self._feed(path, array.cast(pa.uint8()).buffers()[1])

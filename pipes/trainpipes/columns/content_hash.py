@@ -1,9 +1,9 @@
 """Hashes of rows' content, from Arrow columns without a Python object a row.
 
-A value of several words (text, a list) is hashed by its words and their places: the sum of each word, mixed,
-times the key of its place, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
-hashing is fast", The Computer Journal 57, 2014; keys from Philox). Two hashes with keys of their own make 128
-bits. Null is no value's equal but null's, NaN equals NaN, 0.0 equals -0.0.
+A value of several words is hashed as the sum of its mixed words times the keys of their places, modulo
+2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast", The Computer
+Journal 57, 2014; keys from Philox). Two hashes with different keys make 128 bits. Null equals only null,
+NaN equals NaN, 0.0 equals -0.0.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ _MASKS = np.array([(1 << 8 * n) - 1 for n in range(9)], dtype=np.uint64)
 
 
 class _Hashing:
-    """One hash function."""
-
     def __init__(self, number: int) -> None:
         raw = np.random.Philox(key=random_key(0, "content hash", number)).random_raw(KEYS)
         self.keys: HashArray = raw | _ONE
@@ -142,7 +140,6 @@ def _texts(content: npt.NDArray[np.uint8], edges: IntArray, hashing: _Hashing) -
 
 
 def _fixed(array: Any, hashing: _Hashing) -> HashArray:
-    """Of values that all have the same width."""
     kind, rows = array.type, len(array)
     dtype = dtype_of(kind)
     if dtype == np.bool_:
@@ -165,7 +162,6 @@ def _fixed(array: Any, hashing: _Hashing) -> HashArray:
 
 
 def _plain(array: Any, width: int) -> npt.NDArray[Any]:
-    """The values' bytes as unsigned integers."""
     held = array.buffers()[1]
     if held is None or not len(array):
         return np.zeros(len(array), dtype=f"u{width}")

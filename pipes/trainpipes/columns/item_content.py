@@ -18,8 +18,7 @@ QUOTED = 40
 
 
 def digest(item: Any) -> str:
-    """A short hash of an item's content: dtypes, shapes and bytes of tensors and arrays, keys,
-    strings and numbers."""
+    """A short hash of an item's dtypes, shapes, bytes, keys, strings and numbers."""
     return digest_and_size(item)[0]
 
 
@@ -100,7 +99,6 @@ def _difference(item: Any, other: Any, where: str) -> str:
 
 
 def _of_arrays(item: Any, other: Any, where: str) -> str:
-    """What is different in two arrays, or two tensors."""
     kinds = [f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in (item, other)]
     if kinds[0] != kinds[1]:
         what = "a tensor" if isinstance(item, torch.Tensor) else "an array"

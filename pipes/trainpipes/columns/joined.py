@@ -29,7 +29,6 @@ MARGIN, GROWTH = 1.1, 1.5
 
 
 def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
-    """What to raise where rows of one chain have different columns."""
     names = [*one.names, *(name for name in other.names if name not in one.names)]
     kinds = [[s.field(n).type if n in s.names else "missing" for n in names] for s in (one, other)]
     name, a, b = next(
@@ -42,8 +41,6 @@ def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
 
 
 class Joining:
-    """Tables of one schema, one after the other."""
-
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._schema: pa.Schema | None = None
@@ -61,15 +58,12 @@ class Joining:
             column.add(given, share)
 
     def table(self) -> pa.Table:
-        """All rows, each column in one chunk where one can hold it."""
         assert self._schema is not None
         columns = [column.joined() for column in self._columns]
         return pa.table(columns, schema=self._schema)
 
 
 class _Column:
-    """A column: values that were copied, and chunks that came after them."""
-
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self._is_ragged = kind in TEXTS or is_list(kind)
@@ -114,7 +108,6 @@ class _Column:
         return True
 
     def joined(self) -> Any:
-        """All rows, in one chunk where one can hold them."""
         filled = [] if self._room is None else [self._filled(self._room)]
         column = pa.chunked_array(filled + self._chunks, self._kind)
         try:
@@ -123,7 +116,6 @@ class _Column:
             return column
 
     def _filled(self, room: Array) -> Any:
-        """All that was copied."""
         kind, content = self._kind, pa.py_buffer(room[: self._count])
         if not self._is_ragged:
             return pa.Array.from_buffers(kind, self._count, [None, content])
@@ -138,5 +130,4 @@ class _Column:
 
 
 def largest(offsets: Any) -> int:
-    """The largest place that offsets of a type can hold."""
     return int(np.iinfo(offsets).max)

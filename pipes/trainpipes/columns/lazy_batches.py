@@ -10,9 +10,9 @@ LATE_BYTES = 1 << 19
 
 
 def late_if_small(make: Callable[[int], Any], count: int, nbytes: float) -> MutableSequence[Any]:
-    """Items of so many bytes together. Small ones are made by whoever takes them: memory that the last one
-    gave back is then still in the processor's cache, and several threads that do many small things only
-    wait for each other. Large ones are made here, in any thread."""
+    """Items of so many bytes together. Small ones are made by whoever takes them: the last one's memory is
+    then still in the processor's cache, and threads that do many small things wait for each other.
+    """
     items = LazyBatches(make, count)
     return items if nbytes <= count * LATE_BYTES else list(items)
 

@@ -1,8 +1,8 @@
-"""Copies of rows made by the thread that asks, and by no other; any thread may ask.
+"""Copies of rows that the calling thread makes alone.
 
-torch divides a copy among threads of its own: beside threads that each work on another batch, waking those
-costs more than the copy. Large copies go to memory that earlier ones have given back, since to touch new
-memory first takes longer than the copy itself. Up to 64 MiB stay.
+torch divides a copy among its own threads, whose waking costs more than the copy when other threads are at
+work. Large copies go to memory that earlier ones have given back, since touching new memory first takes
+longer than the copy itself. Up to 64 MiB stay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ FOREIGN = {torch.bfloat16} | {
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy."""
     if not is_plain(tensor):
         return tensor.clone(memory_format=torch.contiguous_format)
     values = tensor.numpy()
@@ -43,14 +42,12 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def gathered(tensor: torch.Tensor, index: IntArray) -> torch.Tensor:
-    """The rows at ``index``, copied."""
     if not is_plain(tensor):
         return tensor.index_select(0, torch.from_numpy(np.ascontiguousarray(index)))
     return torch.from_numpy(rows_of(tensor.numpy(), index))
 
 
 def rows_of(values: Array, index: IntArray) -> Array:
-    """The rows of an array at ``index``, copied."""
     row_bytes = values[:1].nbytes
     if len(index) * row_bytes < LARGE:
         return values[index]
@@ -73,8 +70,7 @@ def rows_of(values: Array, index: IntArray) -> Array:
 
 
 def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array to be filled. A large one lies in memory that nobody else holds for as long as somebody holds
-    it, or an array or tensor made of it."""
+    """An array to be filled; nobody else holds its memory while something made of it is alive."""
     nbytes = math.prod(shape) * dtype.itemsize
     # The lock is held by another thread that looks, or was when this process was forked.
     if not LARGE <= nbytes <= KEPT // 2 or not _lock.acquire(blocking=False):
@@ -97,7 +93,6 @@ def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether NumPy knows such a tensor."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
         return False
     return not tensor.dtype.is_complex and tensor.dtype not in FOREIGN

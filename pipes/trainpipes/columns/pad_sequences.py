@@ -89,7 +89,6 @@ def _lengths(sequences: Sequence[Any]) -> IntArray:
 
 
 def _flat(sequences: Sequence[Any], count: int, dtype: npt.DTypeLike) -> Array:
-    """All values, ``[count, ...]``."""
     filled = [k for k, s in enumerate(sequences) if len(s)]
     if not filled:
         return np.empty(0, dtype=dtype)

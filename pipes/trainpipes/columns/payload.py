@@ -1,10 +1,8 @@
-"""What rows are made of, and what may be done with them without looking at one by itself. A payload is one of
+"""What rows are made of. A payload is never changed; it is one of
 
 - ``pyarrow.Table``: columns, the built-in path;
 - ``TensorRows``: tensors with a common first dimension (``from_tensors``);
-- ``list``: opaque Python objects, one a row (``from_dataset``, or after a row function).
-
-Payloads are never changed, and any thread may ask.
+- ``list``: Python objects, one a row (``from_dataset``, or after a row function).
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ Payload: TypeAlias = "pa.Table | TensorRows | list[Any]"
 
 
 def take_payload(data: Payload, index: IntArray) -> Payload:
-    """The rows at ``index``."""
     if isinstance(data, list):
         return [data[i] for i in index.tolist()]
     if isinstance(data, TensorRows):
@@ -34,7 +31,6 @@ def take_payload(data: Payload, index: IntArray) -> Payload:
 
 
 def slice_payload(data: Payload, start: int, stop: int) -> Payload:
-    """Rows ``start`` to ``stop``, views where the payload has any."""
     if isinstance(data, list):
         return data[start:stop]
     if isinstance(data, TensorRows):
@@ -43,19 +39,16 @@ def slice_payload(data: Payload, start: int, stop: int) -> Payload:
 
 
 def payload_bytes(data: Payload) -> int:
-    """Bytes of rows in memory; 0 for Python objects, of which that cannot be told."""
     return 0 if isinstance(data, list) else int(data.nbytes)
 
 
 def payload_rows(data: Payload) -> list[Any]:
-    """One Python object a row: for Arrow rows a dict, as ``python_rows`` makes it."""
     if isinstance(data, list):
         return data
     return data.rows() if isinstance(data, TensorRows) else python_rows(data)
 
 
 def join_payloads(parts: Iterable[Payload], rows: int | None = None) -> Payload:
-    """All rows of the payloads, one after the other; Arrow columns come out in one chunk."""
     if rows is None:
         parts = list(parts)
         rows = sum(map(len, parts))

@@ -29,17 +29,10 @@ class RaggedRows:
     """Rows of different lengths, and how rectangles are made of them.
 
     Args:
-        values: of all rows, ``[values, ...]``.
-        starts: where each row starts among them, int64 ``[rows]``.
-        lengths: of each row, int64 ``[rows]``.
-        value: what fills the cells beside a row.
-        dtype: of the rectangles.
-        max_length: width L of all rectangles, where longer rows are cut; None for the length of
-            the longest row in each.
+        starts: where each row starts in ``values``, int64 ``[rows]``.
+        max_length: width L of all rectangles; None for the length of the longest row in each.
         multiple: widths are rounded up to a multiple of this.
-        padding_side: the side that is filled up.
-        truncation_side: the side that is cut.
-        mask: dtype of what says which cells are real; None if nobody asks.
+        mask: dtype of the mask of real cells; None for no mask.
 
     >>> rows = RaggedRows(
     ...     np.array([1, 2, 3]), np.array([0, 1]), np.array([1, 2]), 0, dtype=np.int64, mask=np.bool_
@@ -78,18 +71,15 @@ class RaggedRows:
 
     @property
     def average_bytes(self) -> float:
-        """Bytes of an average row of a rectangle, about."""
         inner = int(np.prod(self.inner, dtype=np.int64))
         mask = 0 if self.mask is None else self.mask.itemsize
         length = self.max_length or 2 * float(self.lengths.mean() if len(self.lengths) else 0)
         return length * (self.dtype.itemsize * inner + mask)
 
     def rectangles(self, index: IntArray | None, bounds: IntArray) -> Rectangles:
-        """Rectangles of some rows."""
         return Rectangles(self, index, bounds)
 
     def stretches(self, width: int) -> Array:
-        """All stretches of that many values, overlapping, as rows of a view."""
         found = self._views.get(width)
         if found is None:
             found = self._views[width] = _stretches(self.values, width)
@@ -134,7 +124,6 @@ class Rectangles:
         return cells, self._mask(ones, lengths, width)
 
     def _blank(self, cells: Array, ones: Array) -> None:
-        """Put the value where there are no ones."""
         rows = self._rows
         bits = cells if cells.dtype == rows.bits else cells.view(rows.bits)
         if rows.inner:
@@ -167,7 +156,6 @@ class Rectangles:
 def widths_of(
     lengths: IntArray, bounds: IntArray, max_length: int | None = None, multiple: int = 1
 ) -> IntArray:
-    """How wide each rectangle is."""
     widths = np.zeros(len(bounds) - 1, dtype=np.int64)
     if max_length is not None:
         widths[:] = max_length
@@ -187,7 +175,6 @@ def _ones(lengths: IntArray, width: int, side: Side, dtype: np.dtype[Any]) -> Ar
 
 @lru_cache(maxsize=4096)
 def _strips(width: int, pre: bool, dtype: np.dtype[Any]) -> tuple[Array, int]:
-    """Stretches of a width of a strip of ones and zeros, and how many of either it has."""
     half = 1 << max(0, width - 1).bit_length()
     return _stretches(_strip(half, pre, dtype), width), half
 
@@ -202,7 +189,6 @@ def _strip(half: int, pre: bool, dtype: np.dtype[Any]) -> Array:
 
 
 def _stretches(values: Array, width: int) -> Array:
-    """All stretches of ``width`` values, overlapping, as rows ``[rows, width]`` of a view."""
     size, unit = values.itemsize, values.strides[0]
     shape: tuple[int, ...] = (max(0, len(values) - width + 1), width)
     strides: tuple[int, ...] = (unit, unit)
@@ -217,7 +203,7 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 def cut_rows(values: Array, offsets: Any, length: int, side: Side) -> tuple[Array, IntArray]:
     """Rows of ``length`` values at most, cut at their starts ("left") or ends ("right"): the values, and the
-    rows' lengths. Arrow cuts strings of bytes several times as fast as NumPy gathers numbers.
+    rows' lengths.
 
     >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "left")
     (array([1, 3, 4]), array([1, 2]))

@@ -1,7 +1,4 @@
-"""Rows that are Python objects as Arrow columns of one schema.
-
-A row that does not fit is refused: nothing is cast but ints to floats, and no key is dropped.
-"""
+"""Rows that are Python objects as Arrow columns of one schema."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from trainpipes.columns.value_column import column_of
 
 
 class UnfitRow(Exception):
-    """A row that a schema does not hold."""
-
     def __init__(
         self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
     ) -> None:
@@ -42,7 +37,6 @@ class SchemaFinder:
         self.rows = 0
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Look at more rows."""
         for number, row in enumerate(rows):
             for name, value in columns_in(row, number).items():
                 known = self._types.get(name, pa.null())
@@ -64,7 +58,6 @@ class SchemaFinder:
 
 
 def columns_in(row: Any, number: int) -> Mapping[str, Any]:
-    """A row, if it is a dict with columns' names for keys."""
     if not isinstance(row, Mapping):
         raise UnfitRow(number, f"is no dict, got {type(row).__name__}")
     for name in row:
@@ -75,7 +68,6 @@ def columns_in(row: Any, number: int) -> Mapping[str, Any]:
 
 
 def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) -> pa.Table:
-    """Rows as columns. A key that is not there counts as None."""
     names = set(schema.names)
     try:
         for row in rows:
@@ -90,7 +82,6 @@ def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) ->
 
 
 def _check(row: Any, number: int, schema: pa.Schema, exact: bool) -> None:
-    """Raise if a row does not fit."""
     for name, value in columns_in(row, number).items():
         if name not in schema.names:
             problem = f"has a column {name!r}, {shown(value, 60)}, which the schema has not"

@@ -1,8 +1,7 @@
-"""The Arrow types of Python values, and what values of a column have in common.
+"""The Arrow types of Python values, and the type that holds all values of a column.
 
 Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts are
-united. Numbers, text, bytes, lists and times of several widths take the widest; dictionaries are their
-values. Nothing else goes together.
+united; the widest of several widths is taken; dictionaries are their values. Nothing else goes together.
 """
 
 from __future__ import annotations
@@ -74,10 +73,7 @@ def lists_of(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
-    """One dict a row, of Python values; what were arrays are arrays again, each with memory of its own.
-
-    With ``every``, all fixed-size lists of numbers are.
-    """
+    """One dict a row, of Python values; what were arrays are arrays again, each with memory of its own."""
     arrays = {
         field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
         for field in table.schema
@@ -96,7 +92,6 @@ def _was_array(kind: pa.DataType) -> bool:
 
 
 def _arrays(column: pa.ChunkedArray) -> list[Any]:
-    """The rows of a column of fixed-size lists; those with a null in them are Python lists."""
     rows: list[Any] = []
     for chunk in column.chunks:
         found = array_of(chunk)
@@ -127,7 +122,6 @@ class NoColumn(Exception):
 
 
 def as_array(value: Any) -> Any:
-    """A tensor as an array; anything else as it is."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.dtype == torch.bfloat16:  # unknown to NumPy; float32 holds all of its values
@@ -198,7 +192,6 @@ def _named(key: Any) -> str:
 
 
 def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """The type that holds the values of both."""
     if one.equals(other) or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):
@@ -250,7 +243,6 @@ def _stored(kind: pa.DataType) -> pa.DataType:
 
 
 def _kind(kind: pa.DataType) -> str | None:
-    """What the values of a type are, where one type may hold those of two."""
     if kind in (pa.string(), pa.large_string()):
         return "text"
     if kind in (pa.binary(), pa.large_binary()) or pa.types.is_fixed_size_binary(kind):

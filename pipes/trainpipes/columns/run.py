@@ -1,8 +1,7 @@
 """What travels between stages: a run of items with the position after each of them.
 
-A position is made of the state that the nearest stage with a place of its own had *before* the
-oldest row still needed, and how many rows after it are used up. Rows themselves are never kept:
-they are read again.
+A position is the state that the nearest stage with a place of its own had before the oldest row still
+needed, and how many rows after it are used up. Rows are never kept: they are read again.
 """
 
 from __future__ import annotations
@@ -20,21 +19,13 @@ from trainpipes.engine.layout import IntArray
 
 
 class Positions(Protocol):
-    """States that are made when they are asked for."""
-
-    def at(self, row: int) -> dict[str, Any]:
-        """The state after so many rows."""
-        ...
+    def at(self, row: int) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True, eq=False)
 class Cursors:
-    """Positions before the first item of a run and after each one.
-
-    Args:
-        bases: states to count from, JSON-able; or what makes them.
-        which: for each position the base it counts from, int64 ``[items + 1]``.
-        rows: for each position the rows used up after that base, int64 ``[items + 1]``.
+    """Positions before the first item of a run and after each one: for each position the base in ``bases``
+    that it counts from, and the rows used up since, int64 ``[items + 1]``.
     """
 
     bases: tuple[dict[str, Any] | Positions, ...]
@@ -43,19 +34,16 @@ class Cursors:
 
     @staticmethod
     def counting(base: dict[str, Any] | Positions, rows: IntArray) -> Cursors:
-        """Positions that all count from one base."""
         return Cursors((base,), np.zeros(len(rows), dtype=np.int64), rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def state(self, k: int) -> dict[str, Any]:
-        """The position after ``k`` items, as a fresh dict."""
         base, row = self.bases[self.which[k]], int(self.rows[k])
         return {**base, "row": row} if isinstance(base, dict) else base.at(row)
 
     def pick(self, index: IntArray) -> Cursors:
-        """The positions at ``index``."""
         return Cursors(self.bases, self.which[index], self.rows[index])
 
     @staticmethod
@@ -76,16 +64,6 @@ class Cursors:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Items of one shard, in order.
-
-    Args:
-        block: the rows of all items.
-        cursors: positions before the first item and after each one.
-        bounds: first row of each batch and the end, int64 ``[items + 1]``; None while
-            each row is an item.
-        items: finished outputs, one an item, once something has collated them.
-    """
-
     block: Block
     cursors: Cursors
     bounds: IntArray | None = None
@@ -111,7 +89,6 @@ class Run:
         return Run(self.block, self.cursors, self.bounds, items)
 
     def row_ids(self, item: int) -> IntArray:
-        """Row numbers of one item, int64."""
         if self.bounds is None:
             return self.block.ids[item : item + 1]
         return self.block.ids[self.bounds[item] : self.bounds[item + 1]]
@@ -135,15 +112,12 @@ Unroll: TypeAlias = Callable[[Run], MutableSequence[Any]]
 
 
 def unplaced(block: Block, bounds: IntArray | None = None) -> Run:
-    """A run whose positions nobody asks for."""
     items = len(block) if bounds is None else len(bounds) - 1
     none = np.zeros(items + 1, dtype=np.int64)
     return Run(block, Cursors(({},), none, none), bounds)
 
 
 class RunSource(Protocol):
-    """Anything that gives the runs of one shard, one after the other."""
-
     def next_run(self) -> Run:
         """The next run, of one item or more; StopIteration at the end, and ever after."""
         ...
@@ -158,7 +132,6 @@ def round_of(state: dict[str, Any]) -> tuple[int, int]:
 
 
 def levels(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The stages' own part of nested states, outermost first."""
     while "below" in state:
         yield state
         state = state["below"]

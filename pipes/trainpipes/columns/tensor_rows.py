@@ -1,4 +1,4 @@
-"""Rows of several tensors that share their first dimension. Immutable; any thread may ask."""
+"""Rows of several tensors that share their first dimension."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from trainpipes.engine.layout import IntArray
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows of several tensors that share their first dimension.
-
-    Args:
-        tensors: each ``[rows, ...]``.
-        names: names of the tensors where a row is a dict; None where it is a tuple.
-    """
+    """Rows of several tensors that share their first dimension."""
 
     tensors: tuple[torch.Tensor, ...]
     names: tuple[str, ...] | None
@@ -46,8 +41,7 @@ class TensorRows:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
-        """The tensors of rows ``start`` to ``stop``, in memory that no other rows lie in. Costs these rows
-        only."""
+        """The tensors of rows ``start`` to ``stop``, in memory that no other rows lie in."""
         return tuple(_part(tensor, start, stop) for tensor in self.tensors)
 
     def batch(self, start: int, stop: int) -> Any:

@@ -1,4 +1,4 @@
-"""Python values as an Arrow array of a type that is given. Any thread may ask."""
+"""Python values as an Arrow array of a type that is given."""
 
 from __future__ import annotations
 
@@ -123,7 +123,6 @@ def _each_list(values: Sequence[Any]) -> tuple[list[Any], Any, Any]:
 
 
 def _inner(lists: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
-    """The elements of all lists, one after the other."""
     arrays = [one for one in lists if len(one)]
     if arrays and all(isinstance(one, np.ndarray) and one.dtype != object for one in arrays):
         shapes = {(one.dtype, one.shape[1:]) for one in arrays}

@@ -1,5 +1,3 @@
-"""Tells whoever catches an error of a user's function which row it was about."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +11,6 @@ from trainpipes.kinds.stage import Stage
 
 
 def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
-    """``fn`` of every item of a run; an error names the stage and the row."""
     fn = stage._draw_watch.around(fn)
     results: list[Any] = []
     append = results.append
@@ -29,7 +26,6 @@ def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
 
 
 def at_row(message: str, stage: Stage, row: Any, kind: type[DataError] = DataError) -> DataError:
-    """An error of a stage about the row of a number."""
     error = kind(message, stage=str(stage))
     blame(error, stage, int(row))
     return error
@@ -44,6 +40,5 @@ def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> DataError
 
 
 def blame(error: BaseException, stage: Stage, row: int | None) -> None:
-    """Mark an error with the stage and the number of the row it is about."""
     if not hasattr(error, "_trainpipes"):
         error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]

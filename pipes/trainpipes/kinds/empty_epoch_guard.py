@@ -1,5 +1,3 @@
-"""Epochs that give nothing, under ``repeat``: some are chance, too many would never end."""
-
 from __future__ import annotations
 
 from trainpipes.columns.run import Cursors, Run, round_of
@@ -15,19 +13,16 @@ MOST_EMPTY_ROWS = 2**20
 
 
 class EmptyEpochGuard:
-    """Counts the epochs in a row that gave nothing."""
-
     def __init__(self, endless: bool = True, gave: bool = False) -> None:
         self._endless = endless
         self._gave = gave
         self._epochs = 0
 
     def gave(self) -> None:
-        """The epoch at hand gave something."""
         self._gave = True
 
     def next_epoch(self, layout: Layout | StreamLayout | None = None) -> bool:
-        """The epoch at hand, which ``layout`` cuts, ends. Whether too many in a row gave nothing."""
+        """The epoch at hand, which ``layout`` cuts, ends."""
         self._epochs = 0 if self._gave else self._epochs + 1
         self._gave = False
         rows = layout.rows if isinstance(layout, Layout) else 0
@@ -45,11 +40,9 @@ class EmptyRounds:
         self._seen: set[tuple[int, int]] = set()
 
     def saw(self, run: Run) -> None:
-        """Rows came in."""
         self._taken.append(run.cursors)
 
     def gave(self) -> None:
-        """Something came out."""
         self._taken.clear()
         self._seen.clear()
 
@@ -62,7 +55,6 @@ class EmptyRounds:
 
 
 def kept_nothing(stage: object) -> DataError:
-    """What to raise where a stage has let no row through for too many epochs."""
     return DataError(
         f"{stage} kept no row in {MOST_EMPTY_EPOCHS} epochs, so that repeat() would wait forever: check its "
         "options",

@@ -1,5 +1,3 @@
-"""Whether a function of the user's draws from a global generator, which no state holds."""
-
 from __future__ import annotations
 
 import random
@@ -54,7 +52,6 @@ class DrawWatch:
         return self._calls >= CALLS
 
     def around(self, fn: Call) -> Call:
-        """The function, looked at as long as there is need."""
         if self._over:
             return fn
         with suppress(TypeError):  # it has no hash, or no weak references
@@ -100,7 +97,6 @@ class DrawWatch:
 
 
 def _states() -> dict[str, State]:
-    """The global generators, as they stand."""
     own = np.random.get_state(legacy=False)
     block = own["state"].get("key")
     of_numpy = (
@@ -129,14 +125,12 @@ def _drew(before: State, after: State) -> bool:
 
 
 def _follows(block: np.ndarray[Any, Any], later: np.ndarray[Any, Any]) -> bool:
-    """Whether a block of the Mersenne Twister comes soon after another one."""
     numbers = _twister(block, BLOCK).random_raw(BLOCK * BLOCKS).reshape(BLOCKS, BLOCK)
     wanted = _twister(later, 0).random_raw(BLOCK)
     return bool((numbers == wanted).all(axis=1).any())
 
 
 def _twister(block: np.ndarray[Any, Any], place: int) -> np.random.MT19937:
-    """A generator of its own, at a place in a block."""
     bits = np.random.MT19937(0)
     bits.state = {"bit_generator": "MT19937", "state": {"key": block, "pos": place}}
     return bits

@@ -1,5 +1,3 @@
-"""Options of stages: what they may be, how they are compared and shown, and what a state knows them by."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -33,8 +31,7 @@ Check = Callable[[Any, str], Any]
 
 @functools.cache
 def declared_checks(kind: Any) -> dict[str, Check]:
-    """What checks each option that is declared as ``bool``, ``Literal`` or ``Annotated[..., check]``, or one
-    of these or None."""
+    """The check of each option that is declared as ``bool``, ``Literal`` or ``Annotated[..., check]``."""
     found: dict[str, Check] = {}
     for field in dataclasses.fields(kind):
         owner = next(
@@ -119,7 +116,6 @@ def show(value: Any) -> str:
 
 
 def _show_partial(value: functools.partial[Any]) -> str:
-    """Its function, and its arguments but for secrets."""
     names = argument_names(value)
     given = [show_named(name, one) for name, one in zip(names, value.args, strict=False)]
     given += [f"{name}={show_named(name, one)}" for name, one in value.keywords.items()]

@@ -1,8 +1,8 @@
-"""What a pipeline needs of the place its rows come from.
+"""The sources of rows.
 
-A ``RowSource`` lists its blocks (row groups, ranges of indices) before anything is read, so that
-the epoch can be planned, shuffled and dealt by numbers alone. A ``RowStream`` cannot: it is read
-from the start, and a resume skips.
+A ``RowSource`` lists its blocks (row groups, ranges of indices) before anything is read, so that the epoch
+can be planned, shuffled and dealt by numbers alone. A ``RowStream`` is read from the start, and a resume
+skips.
 """
 
 from __future__ import annotations
@@ -61,24 +61,17 @@ class Place:
 class Reader(Protocol):
     """Reads one span's blocks. Reading on where the last call ended costs nothing extra."""
 
-    def read(self, block: int, start: int, stop: int) -> Payload:
-        """Rows ``start`` to ``stop`` of a block."""
-        ...
+    def read(self, block: int, start: int, stop: int) -> Payload: ...
 
     def close(self) -> None: ...
 
 
 @runtime_checkable
 class LooksAhead(Protocol):
-    """A reader that is glad to know what it will be asked for."""
-
-    def expect(self, blocks: Sequence[int]) -> None:
-        """Say which blocks will be read next, in order."""
-        ...
+    def expect(self, blocks: Sequence[int]) -> None: ...
 
 
 def checked_source(source: Any, asker: object) -> RowSource | RowStream:
-    """What a source's stage has opened, if it is of the user's own: raises unless it is one."""
     if not isinstance(source, RowSource | RowStream):
         raise ConfigError(
             f"{asker}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
@@ -105,7 +98,6 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
 
 
 def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: int) -> Payload:
-    """Rows ``start`` to ``stop`` of a block, which are found to be as many."""
     data = reader.read(block, start, stop)
     good = isinstance(data, pa.Table | list | TensorRows)
     if not good or len(data) != stop - start:
@@ -148,11 +140,8 @@ class RowSource(ABC):
         row_bytes: bytes of an average row in memory; None if unknown.
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
         schema: Arrow schema of all rows, if it is known before they are read.
-        unread: blocks left out of every epoch, bool ``[blocks]``, whose rows are numbered all the same.
-        named_by: side by side, the pipeline whose files and row numbers identify a row, and how many of its
-            rows come before the first row here.
-        joined_inputs: the inputs of the pipelines that the rows come from, if there are several.
-        file_of_block: the file that each block is in, int64 ``[blocks]``; None if there are no files.
+        unread: blocks left out of every epoch, bool ``[blocks]``; their rows are still numbered.
+        file_of_block: the file of each block, int64 ``[blocks]``; None if there are no files.
     """
 
     lengths: IntArray
@@ -180,8 +169,9 @@ class RowSource(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the data in a state, of JSON types: tables and tensors by all of their rows, files
-        by names, sizes and row counts, others by class or ``version=`` and length. Put counts before digests:
-        a message names the first difference."""
+        by names, sizes and row counts, others by class or ``version=`` and length. Put counts before
+        digests: a message names the first difference.
+        """
 
     def block_key(self, block: int) -> Any:
         """What identifies a block's rows among all others, of JSON types; None if nothing does."""
@@ -192,7 +182,7 @@ class RowSource(ABC):
         return Place(row_group=block, row=row)
 
     def places(self, block: int, row: int) -> list[Place]:
-        """Where all that row ``row`` of a block is made of stands: of several rows side by side, each."""
+        """Where all parts of a row are: of rows joined side by side, each."""
         return [self.place(block, row)]
 
     def describe(self) -> list[tuple[str, str]]:
@@ -234,7 +224,7 @@ class RowStream(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the stream in a state, of plain JSON types; see ``RowSource.fingerprint``."""
+        """What identifies the stream in a state, of JSON types; see ``RowSource.fingerprint``."""
 
     def describe(self) -> list[tuple[str, str]]:
         """Lines for ``explain()``: pairs of a label and a text."""
@@ -242,8 +232,6 @@ class RowStream(ABC):
 
 
 class MixedWindows(ABC):
-    """What the shards of one process read of a mixture in one pass."""
-
     @abstractmethod
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
         """Keep what a shard will need of each source from ``state`` on; ``shards`` are in this process."""
@@ -259,7 +247,7 @@ class MixedWindows(ABC):
         """Let go of all rows: the pass is over."""
 
     def start(self, epoch: int) -> dict[str, Any]:
-        """The state that leads back to an epoch's start: none, since its number does."""
+        """The state of an epoch's start: none, since its number says it."""
         return {}
 
 
@@ -272,8 +260,9 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def naming(self, name: str) -> RunStage:
-        """A stage that makes the rows of one pipeline rows of the mixture: it adds its name to them, where
-        the mixture does, and gives them the numbers that they have in it."""
+        """A stage that makes one pipeline's rows those of the mixture: with its name, where that is added,
+        and new numbers.
+        """
 
     @abstractmethod
     def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
@@ -288,11 +277,9 @@ class RowMixture(RowStream):
 
 
 class RandomAccessSource(RowSource):
-    """Rows that can be read by number: what samplers and a global shuffle stand on.
-
-    Attributes:
-        by_number: reading rows by number is as good as reading blocks: windows need hold numbers only.
-        holds_numbers: the bytes of a window are then told as that, which shapes the order.
+    """Rows that can be read by number, for samplers and a global shuffle. With ``by_number``, reading by
+    number is as good as reading blocks, and windows hold numbers only; with ``holds_numbers``, a window's
+    bytes are those of numbers, which shapes the order.
     """
 
     by_number: bool = False

@@ -1,5 +1,3 @@
-"""What a stage is: a record of its options."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -17,7 +15,6 @@ from trainpipes.kinds.options import copied, declared_checks, identify_named, sa
 
 
 def is_ours(kind: type) -> bool:
-    """Whether a class is one of this library's."""
     return kind.__module__.split(".")[0] == "trainpipes"
 
 
@@ -37,7 +34,6 @@ def check_kind(kind: type, root: type) -> None:
 
 
 def check_options(kind: Any, root: type) -> None:
-    """Raise for a class of the user's whose options have names that mean something else."""
     if is_ours(kind):
         return
     bases: list[Any] = [base for base in kind.__mro__ if is_ours(base) and base is not root]
@@ -61,8 +57,9 @@ _lock = ForkLock()
 
 
 class made_once(Generic[T]):
-    """A property that is made when it is first asked for, once, whichever threads ask. Unlike
-    ``functools.cached_property``, which several threads may make at once from Python 3.12 on."""
+    """A property that is made once, whichever threads ask. With ``functools.cached_property`` several threads
+    may make it, from Python 3.12 on.
+    """
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self._make = make
@@ -121,23 +118,21 @@ class Stage:
         thread_safe: several threads may call it at once. Your own stage may set it.
         in_caller: only the thread that iterates (or a worker process) may call it.
         share: the share of rows that it lets through on average, if known in advance.
-        per_row: it calls Python for each row, so that it is given few rows at a time.
-        versioned: name of an option that is a function; a state knows it by ``version`` if that is given.
-        free: names of options that change how the stage runs, and not what comes out of it.
-        by_row: the result depends on the row's number, as random choices do.
-        by_place: the result depends on the file that the row is from.
-        by_epoch: the result depends on the epoch; then no later ``cache()`` can keep its rows.
-        reorders: rows come in another order every epoch, and so do those of stages above that order rows.
-        finds_types: the types of its columns are found from the data's first rows.
-        needs_columns: it works on Arrow columns; rows that are Python objects are turned into these.
+        per_row: it calls Python for each row, so it is given few rows at a time.
+        versioned: an option that is a function; a state knows it by ``version`` if that is given.
+        free: options that change how the stage runs, and not what comes out of it.
+        by_row, by_place, by_epoch: the result depends on the row's number, its file, the epoch.
+        reorders: rows come in another order every epoch.
+        finds_types: the types of its columns are found from the first rows.
+        needs_columns: it works on Arrow columns; Python objects are turned into these.
         takes_objects: with ``needs_columns``, it also takes rows that Arrow cannot hold.
         makes_objects: its rows are Python objects.
-        holds_data: its options hold rows; their lists are then not copied.
+        holds_data: its options hold rows, which are then not copied.
         draws_by: how a function of the user's draws at random there, for messages.
-        elsewhere: what to write instead of options that other libraries have, by the options' names.
+        elsewhere: what to write instead of options of other libraries, by their names.
         example: an example call, where other libraries' calls look different.
         names_only: it only chooses and renames columns.
-        asks_inputs: it needs to know what the pipeline reads: ``plan_inputs``.
+        asks_inputs: ``use_inputs`` tells it what the pipeline reads.
     """
 
     role: ClassVar[Role] = "rows"
@@ -193,16 +188,17 @@ class Stage:
             )
 
     def check(self) -> None:
-        """Raise ConfigError if an option is wrong. Options that are declared as ``bool``, ``Literal`` or
-        ``Annotated[..., check]`` were checked before."""
+        """Raise ConfigError if an option is wrong. Options declared as ``bool``, ``Literal`` or
+        ``Annotated[..., check]`` were checked before.
+        """
 
     def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:
-        """Raise ConfigError unless one of its options is good; in ``check``."""
         require(good, f"{self.name}({option})", rule, getattr(self, option), way)
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        """This stage after the stages ``below``, first one first: it takes from them what it needs, such as a
-        tokenizer's pad token, with ``resolved()``. Raises ConfigError if it cannot stand there."""
+        """This stage after the stages ``below``, first one first. It takes what it needs from them, such as a
+        tokenizer's pad token, with ``resolved()``, and raises ConfigError if it cannot stand there.
+        """
         return self
 
     def use_inputs(self, inputs: Any) -> None:
@@ -216,7 +212,7 @@ class Stage:
         """Get ready to be called by this many threads at once; 0 for only the thread that iterates."""
 
     def report(self) -> str:
-        """What it has left out so far in this process, in words, for ``explain()``; "" if nothing."""
+        """What it has left out so far in this process, for ``explain()``; "" if nothing."""
         return ""
 
     # The record
@@ -251,7 +247,6 @@ class Stage:
 
     @made_once
     def _draw_watch(self) -> DrawWatch:
-        """What looks whether its function draws from a global generator."""
         own = None if is_ours(type(self)) else type(self)
         fn = next(filter(callable, self.options.values()), None)
         return DrawWatch(own or fn, str(self), self.draws_by)
@@ -275,7 +270,6 @@ class Stage:
         return stage
 
     def _set(self, **options: Any) -> None:
-        """Give options the form that they are kept in; in ``check``."""
         vars(self).update(options)
 
     def identity(self) -> dict[str, Any]:
@@ -304,7 +298,6 @@ class Stage:
         vars(self).update(state)
 
     def __repr__(self) -> str:
-        """The stage as it is written in a chain; options left at their defaults are left out."""
         shown = []
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value, default = getattr(self, field.name), field.default
@@ -323,7 +316,6 @@ def _refuse_to_set(stage: Stage, name: str, _: Any) -> None:
 
 
 def _told(init: Callable[..., None]) -> Callable[..., None]:
-    """A stage's ``__init__`` that says which options there are."""
 
     signature = inspect.signature(init)
     plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]
@@ -351,10 +343,8 @@ def _told(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _derived(stage: Stage, name: str) -> bool:
-    """Whether an attribute is made of the options, as a ``cached_property`` is."""
     return hasattr(inspect.getattr_static(type(stage), name, None), "__get__")
 
 
 def snake_case(name: str) -> str:
-    """``PadCollate`` -> ``pad_collate``."""
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))

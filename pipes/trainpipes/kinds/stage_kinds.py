@@ -1,5 +1,3 @@
-"""The kinds of stages: what is asked of each."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -37,7 +35,7 @@ OpenBelow = Callable[[dict[str, Any]], RunSource]
 
 
 class RunStage(Stage):
-    """A stage without a position of its own: it makes a run of a run. The kind that others are made of."""
+    """A stage without a position of its own: it makes a run of a run."""
 
     @property
     def has_workers(self) -> bool:
@@ -50,7 +48,6 @@ class RunStage(Stage):
         never added or reordered."""
 
     def _check_rows(self, run: Run, single: bool = False) -> None:
-        """Raise ConfigError where rows are collated already, or with ``single`` in batches."""
         if run.items is not None:
             raise ConfigError(
                 f"{self} works on rows: put it before pad_collate() or collate(), or use map() after them"
@@ -80,9 +77,9 @@ class Rows:
 class TableStage(RunStage):
     """A stage on rows as an Arrow table: one row out for each that goes in, in order.
 
-    Define ``apply``; or ``open``, to make something once in each process, or to use the rows' numbers. How
-    many rows a table has is not fixed and may differ between two runs, so treat each row by itself. Rows that
-    are dicts come as a table, too. To drop rows use ``filter``.
+    Define ``apply``; or ``open``, to make something once in each process, or to use the rows' numbers. Treat
+    each
+    row by itself: how many rows a table has may differ between two runs. To drop rows use ``filter``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
     >>> class Lower(tp.TableStage):
@@ -211,7 +208,6 @@ class BatchStage(RunStage):
 
 
 def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
-    """What a stage's ``apply`` makes of every item of a run; an error names the stage and the row."""
 
     rows = run.items is None and run.bounds is None
 
@@ -230,7 +226,6 @@ def applied(stage: RowStage | BatchStage, run: Run, item: str) -> list[Any]:
 
 
 def _several(row: Any, found: Any) -> str:
-    """What was made of a row, if it is several rows; else nothing."""
     if isinstance(found, GeneratorType):
         return "a generator"
     rows = isinstance(found, list) and isinstance(row, Mapping)
@@ -257,19 +252,15 @@ class BatchingStage(RegroupStage):
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch; None where they are not counted."""
         return None
 
 
 class CacheStage(RunStage):
-    """A stage that keeps what those below it make of a block."""
-
     role: ClassVar[Role] = "cache"
     needs_columns = True
 
     @property
     def on(self) -> bool:
-        """Whether anything is kept."""
         return True
 
     def process(self, run: Run) -> Run:
@@ -280,19 +271,11 @@ class CacheStage(RunStage):
 
 
 class RowOrder(Protocol):
-    """Which rows an epoch has, and in which order: a pure function."""
+    def check(self, rows: int) -> None: ...
 
-    def check(self, rows: int) -> None:
-        """Raise unless ``rows`` rows are what it was made for."""
-        ...
+    def length(self, rows: int) -> int: ...
 
-    def length(self, rows: int) -> int:
-        """Positions in an epoch over ``rows`` rows."""
-        ...
-
-    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray:
-        """The rows at positions ``start`` to ``stop``, int64."""
-        ...
+    def index(self, epoch: int, start: int, stop: int, rows: int) -> IntArray: ...
 
 
 class ShuffleStage(Stage):
@@ -322,13 +305,10 @@ class ShardStage(Stage):
 
 
 class RepeatStage(Stage):
-    """A stage that goes on with the next epoch."""
-
     role: ClassVar[Role] = "repeat"
 
     @property
     def times(self) -> int | None:
-        """Epochs in a pass; None for no end."""
         return None
 
 
@@ -356,17 +336,16 @@ class Source(Stage):
     """A stage that gives rows: the first of a chain.
 
     Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a ``RowStream``.
-    ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an example of 20 lines.
+    ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an example.
 
     Attributes:
-        has_blocks: whether its rows are Arrow, in blocks with a key that tells their content, for
-            ``cache()``.
-        random_access: whether rows can be chosen by number.
-        orders_rows: whether the rows come in an order that a shuffle would undo.
-        makes_batches: whether an item is a batch already.
-        read_once: whether rows can be read only once.
-        endless: whether an epoch has no end.
-        one_consumer: why several ranks or workers cannot share it, in words; "" if they can.
+        has_blocks: its rows are Arrow, in blocks with a key for ``cache()``.
+        random_access: rows can be chosen by number.
+        orders_rows: the rows come in an order that a shuffle would undo.
+        makes_batches: an item is a batch already.
+        read_once: rows can be read only once.
+        endless: an epoch has no end.
+        one_consumer: why several ranks or workers cannot share it; "" if they can.
     """
 
     role: ClassVar[Role] = "source"
@@ -396,11 +375,8 @@ class Source(Stage):
 
 
 class CombiningSource(Source):
-    """A stage whose rows are those of several pipelines; what their stages are, it is."""
-
     @property
     def chains(self) -> Sequence[Sequence[Stage]]:
-        """The stages of each pipeline."""
         raise NotImplementedError
 
     def _any(self, attribute: str) -> bool:
@@ -420,8 +396,6 @@ class CombiningSource(Source):
 
 
 class MixingSource(CombiningSource):
-    """A stage that mixes the rows of pipelines."""
-
     asks_inputs = True
 
     @abstractmethod
@@ -434,7 +408,6 @@ class MixingSource(CombiningSource):
 
 
 def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
-    """Stages, and those of the pipelines that they mix."""
     for stage in stages:
         yield stage
         if isinstance(stage, MixingSource):
@@ -443,7 +416,6 @@ def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
 
 
 def put_through(stages: Sequence[Any], block: Block) -> Block:
-    """What becomes of rows in stages without a position of their own, first one first."""
     for stage in stages:
         with naming_bad_text(block, stage):
             block = stage.process(unplaced(block)).block
@@ -478,8 +450,6 @@ class OpenChain:
 
 
 class _Processed:
-    """The runs below, each put through a stage."""
-
     def __init__(self, stage: RunStage, below: RunSource) -> None:
         self._stage = stage
         self._below = below
@@ -510,7 +480,6 @@ class _Processed:
             rounds.check(self._stage)
 
     def _called(self, function: Callable[[Run], _Found], below: Run) -> _Found:
-        """What a function of the stage makes of a run."""
         try:
             with naming_bad_text(below.block, self._stage):
                 return function(below)

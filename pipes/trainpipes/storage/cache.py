@@ -1,10 +1,8 @@
-"""What is kept on this machine from run to run: the rows of ``cache()`` and ``to_map_dataset()``, and the
-layouts of files.
+"""The rows of ``cache()`` and ``to_map_dataset()`` and the layouts of files, kept from run to run.
 
-All of it can be made again, and may be removed at any time, also while it is read. It is in the folder that
-the environment variable ``TRAINPIPES_CACHE`` names, else in the user's folder for caches
-(``~/.cache/trainpipes`` on Linux). ``TRAINPIPES_CACHE=off`` keeps nothing. Its folders are for their owner
-alone: another user's are not used, and links in it are not followed.
+All of it can be removed at any time. The folder is that of the environment variable ``TRAINPIPES_CACHE``,
+else in the user's folder for caches (``~/.cache/trainpipes`` on Linux); ``TRAINPIPES_CACHE=off`` keeps
+nothing. Only its owner may use it, and links in it are not followed.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
@@ -57,12 +55,9 @@ class CacheInfo:
 
     Attributes:
         folder: where; None if nothing is to be kept.
-        blocks: entries with rows, each a row group or a part of a large one.
-        block_bytes: bytes of these on disk.
-        indexes: files with footers, each of one data set.
-        index_bytes: bytes of these on disk.
-        datasets: files of ``to_map_dataset()``.
-        dataset_bytes: bytes of these on disk.
+        blocks, block_bytes: entries with rows, each a row group or a part of a large one.
+        indexes, index_bytes: layouts of files, each of one data set.
+        datasets, dataset_bytes: files of ``to_map_dataset()``.
     """
 
     folder: Path | None
@@ -112,7 +107,6 @@ def folder(path: str | os.PathLike[str] | None = None) -> Path | None:
 
 
 def _users() -> Path:
-    """Our folder in the user's folder for caches, as the system has it."""
     caches = os.environ.get("XDG_CACHE_HOME", "")
     if sys.platform == "win32":
         caches = os.environ.get("LOCALAPPDATA", "")
@@ -131,22 +125,18 @@ def owner() -> int | None:
 
 
 def entry_path(root: Path, digest: str) -> Path:
-    """Where the rows of this digest are kept."""
     return root / ROWS / digest[:2] / f"{digest[2:]}{SUFFIX}"
 
 
 def index_path(root: Path, digest: str) -> Path:
-    """Where the layouts of a data set's files are kept."""
     return root / FOOTERS / f"{digest}{SUFFIX}"
 
 
 def dataset_path(root: Path, digest: str) -> Path:
-    """Where the rows of a map-style data set are kept."""
     return root / DATASETS / f"{digest}{SUFFIX}"
 
 
 def schema_path(root: Path, digest: str) -> Path:
-    """Where the schema is kept that the rows of a function have."""
     return root / SCHEMAS / f"{digest}{SUFFIX}"
 
 
@@ -183,9 +173,6 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
 def make_room(root: Path, most: int, kind: str = ROWS) -> int:
     """Remove the entries used least recently until the rest has at most ``most`` bytes; and what processes
     that were killed have left behind.
-
-    Returns:
-        The bytes that stay.
     """
     for below in _folders(root / kind):
         remove_leftovers(below)
@@ -211,7 +198,6 @@ def remove_leftovers(below: str | os.PathLike[str]) -> None:
 
 
 def _entries(below: Path) -> Iterator[tuple[str, int, int]]:
-    """Path, bytes and time of the last use (ns) of each entry."""
     for name in _files(below):
         if name.endswith((SUFFIX, CHUNK)):
             with suppress(OSError):

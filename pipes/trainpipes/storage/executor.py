@@ -227,7 +227,6 @@ def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
 
 
 def refuse_memory(path: str, option: str) -> None:
-    """Raise for what is in the memory of one process where others work."""
     if path.startswith("memory://"):
         raise ConfigError(
             f"{option}: {path} is in the memory of one process, and others work there: give a path, or a URL "
@@ -309,8 +308,9 @@ def _pickled(work: Any, executor: Processes) -> bytes:
 
 
 def _context() -> Any:
-    """Starts processes. A fork of this one would copy locks that other threads hold; a server that has
-    imported what they need, and nothing else, forks them in no time, and they share its memory."""
+    """Starts processes from a server that has imported what they need: a fork of this process would copy
+    locks that other threads hold.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -335,7 +335,7 @@ def _begin(parent: Any, payload: bytes) -> None:
 
 
 def _end_with(parent: Any) -> None:
-    """End this process as soon as its parent says so or is gone, whatever it is at."""
+    """End this process as soon as its parent says so or is gone."""
     connection.wait([parent])
     os._exit(1)
 

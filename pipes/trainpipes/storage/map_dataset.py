@@ -57,7 +57,6 @@ class MapDataset(Dataset[dict[str, Any]]):
 
     @staticmethod
     def _kept(path: Path, about: dict[str, Any]) -> MapDataset | None:
-        """The rows that are kept in a cache; None if they are not."""
         table = checked_file.read(path, about)
         if table is None:
             return None
@@ -146,7 +145,6 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
 
 
 def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
-    """Make the file, unless another process does meanwhile."""
     lock, patience = FileLock(target.with_suffix(LOCK)), time.monotonic() + PATIENCE
     try:
         while not lock.take() and time.monotonic() < patience:
@@ -227,7 +225,6 @@ def _unwritten(target: Path, error: OSError) -> ConfigError:
 
 
 def runs_of(plan: Plan) -> Iterator[Run]:
-    """The rows of one epoch, run by run, shard after shard."""
     opener = ShardOpener(plan, open_windows(plan))
     for shard in range(plan.chain.num_shards):
         slot = plan.counts.slot(shard, 0, 0)

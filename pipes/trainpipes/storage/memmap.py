@@ -49,16 +49,15 @@ def write_memmap(
 ) -> MemmapDataset | None:
     """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
-    A part appears when it is whole, the manifest when all are. Memory stays at some megabytes, or that of the
-    pipeline for each worker. After a kill the same call goes on after the last whole part of a pipeline of
-    rows; other sources are written anew.
+    After a kill the same call goes on after the last whole part of a pipeline of rows; other sources are
+    written anew.
 
     Args:
         path: a folder, new or empty: a path or fsspec URL.
         source: arrays or tensors ``[N, ...]`` (a dict, a tuple or one); a ``pyarrow.Table``, whose list
             columns are ragged; rows one by one (an iterable, a function that returns one, a map-style
-            dataset): dicts, tuples or single values, which are arrays, tensors, numbers, lists or bytes; or
-            a ``Pipeline`` of rows or batches, of which one epoch is written.
+            dataset): dicts, tuples or single values; or a ``Pipeline`` of rows or batches, of which one epoch
+            is written.
         length: N, where it is known: another number of rows is refused.
         names: of the columns, where rows are no dicts. Ragged columns need a name.
         dtype: of the columns; a dict of names for some of them; if left out, as the values come. A value that

@@ -15,8 +15,6 @@ from trainpipes.storage.executor import check_stop
 
 
 class OutputFile:
-    """A file that counts its bytes and keeps their CRC-32. Arrow's writers can write to it."""
-
     def __init__(self, path: Path, caller: str) -> None:
         self._path = path
         self._caller = caller

@@ -1,14 +1,12 @@
 """Files that tasks make, each whole or not there, and a manifest that appears last.
 
-    part-00000.parquet      a whole file; a task may make several, whose names begin alike
-    _manifest.json          of each file its rows, bytes and CRC-32; appears last
-    _unfinished/            until then:
-        about.json              what is being written
-        *.done.json             of each whole file: rows, bytes, CRC-32, and where the next one begins
-        *.part                  files in work
-        lock                    who writes
-
-A process that is killed loses the files in work, and the next one goes on after the rest.
+part-00000.parquet      a whole file; a task may make several, whose names begin alike
+_manifest.json          of each file its rows, bytes and CRC-32; appears last
+_unfinished/            until then:
+    about.json              what is being written
+    *.done.json             of each whole file: rows, bytes, CRC-32, and where the next one begins
+    *.part                  files in work
+    lock                    who writes
 """
 
 from __future__ import annotations
@@ -55,13 +53,9 @@ class FileInfo:
     """What is known of a whole file.
 
     Attributes:
-        rows: in it.
-        columns: names and types; those of all files are the same.
         cursor: where the next file's rows begin; not in the manifest.
         notes: further entries of the manifest.
         file: its name; ``run`` sets this and the following.
-        bytes: of the file.
-        crc32: of these.
         beside: further files of the task, and their bytes.
     """
 
@@ -76,12 +70,8 @@ class FileInfo:
 
 
 class Task(Protocol):
-    """What a file is made of. Pickles; ``str(task)`` is for messages."""
-
     @property
-    def name(self) -> str:
-        """The file's name, such as "part-00003.parquet"."""
-        ...
+    def name(self) -> str: ...
 
 
 T = TypeVar("T", bound=Task)
@@ -122,15 +112,9 @@ class Manifest:
 
 
 class OutputFolder:
-    """A folder that one job writes to. Entered, it is locked, and knows what is there already: ``files`` by
-    name, and ``finished``, the manifest, if all are there.
-
-    Args:
-        folder: a path or URL; made if it is not there.
-        caller: who writes, for messages.
-        about: what is written, of JSON types. No later run goes on where "pipeline" is None.
-        overwrite: whether to remove what was written there before.
-        storage_options: of the URL's file system.
+    """A folder that one job writes to. Entered, it is locked, and knows what is there: ``files`` by name, and
+    ``finished``, the manifest, if all are there. ``about`` is what is written; no later run goes on where
+    its "pipeline" is None.
     """
 
     def __init__(
@@ -186,7 +170,6 @@ class OutputFolder:
         self._stack.close()
 
     def note(self, info: FileInfo) -> None:
-        """Know of a file that has become whole, whose sidecar is written."""
         if self.columns is not None and info.columns != self.columns:
             raise SchemaError(
                 f"{self.caller}(): the files written so far have columns {self.columns}, and the next rows "
@@ -339,14 +322,9 @@ def run(
     """Make the files of tasks that are not whole yet, each with its sidecar, and at the end the manifest.
 
     Args:
-        tasks: one for each file; taken one by one, when there is room for it.
-        make: called as ``make(task, file, state)``; writes the file, calls ``file.advance(rows)`` now and
-            then, and says what is in it. Pickles, but for threads.
-        folder: entered. If it is finished, nothing is done.
-        executor: entered.
+        make: writes the file of a task, and calls ``file.advance(rows)`` now and then. Pickles, but for
+            threads.
         open_state: called once in each worker, before its first task; gives the state.
-        total: rows of all tasks, for the progress bar.
-        job: what is done, for the bar.
         notes: further entries of the manifest, of JSON types.
     """
     if folder.finished is not None:
@@ -469,7 +447,6 @@ def _info(entry: Mapping[str, Any], columns: dict[str, str]) -> FileInfo:
 
 
 def _stem(name: str) -> str:
-    """What the names of all files of one task begin with."""
     return name.partition(".")[0]
 
 

@@ -1,8 +1,7 @@
 """A folder that files are put into whole: on this machine, or at a URL of any fsspec file system.
 
-On this machine a file is made under ``_unfinished``, flushed and renamed. A store of objects (S3, GCS, Azure)
-shows an upload when it is complete; other file systems get the file under another name, and rename it.
-Places pickle, and are used by any thread and process.
+Locally a file is made under ``_unfinished``, flushed and renamed. Stores of objects (S3, GCS, Azure) show
+an upload when it is complete; other file systems get the file under another name, and rename it.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class LocalPlace:
             return {}
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """The content of a file. Raises OSError where it is not there."""
         with open(self.at(name), "rb") as file:
             while block := file.read(BLOCK_BYTES):
                 yield block
@@ -110,7 +108,7 @@ class LocalPlace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep others from writing to it. If nothing was done, nothing is left."""
+        """Make the folder, and keep others from writing to it."""
         path = Path(self.at(WORK))
         with writing(Path(self.root), self.caller):
             missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -148,8 +146,6 @@ class LocalPlace:
 
 @dataclass(frozen=True)
 class RemotePlace:
-    """A folder at a URL. Requests that fail for a while are made again for two minutes."""
-
     root: str
     caller: str
     system: Any = field(repr=False)
@@ -229,9 +225,10 @@ class RemotePlace:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others from writing to it: by an object that only one can create, where the store can say so
-        (S3, GCS, Azure), and which its holder renews. One that is not renewed for ``LEASE`` seconds, or
-        whose process on this machine is gone, is free."""
+        """Keep others from writing to it, by an object that only one can create, where the store can do so
+        (S3, GCS, Azure). Its holder renews it; it is free after ``LEASE`` seconds without, or when the
+        process on this machine is gone.
+        """
         lease = _Lease(self)
         lease.take()
         try:
@@ -244,7 +241,6 @@ class RemotePlace:
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """Raise an error that names the URL for what a server says to a request that writes."""
         try:
             yield
         except FileNotFoundError:
@@ -368,7 +364,6 @@ def _said(found: dict[str, Any]) -> str:
 
 @contextmanager
 def _nameless() -> Iterator[Path]:
-    """The path of a temporary file, which is gone with this process, however that ends."""
     with tempfile.TemporaryFile(prefix="trainpipes-") as file:
         path = Path(f"/proc/self/fd/{file.fileno()}")
         if path.exists():

@@ -1,10 +1,9 @@
 """The executor ``Ray``: a connection to a Ray cluster, and the tasks of a job on it.
 
-Where the process has called ``ray.init()``, that cluster is used, and left as it is. Else this one connects,
-to ``address``, ``RAY_ADDRESS``, one of this machine or a new one, and ships the driver's ``trainpipes`` and
-``trainpipes_recipes`` to the nodes by Ray's runtime environment. Other packages are those of the nodes.
-Functions of ``__main__`` travel with the pipeline; your own modules do by
-``ray.init(runtime_env={"working_dir": "."})`` or ``ray job submit --working-dir``.
+A cluster of the process's ``ray.init()`` is used, and left as it is. Else this one connects to
+``address``, ``RAY_ADDRESS``, one of this machine or a new one, and ships the driver's ``trainpipes`` and
+``trainpipes_recipes`` to the nodes. Ship your own modules by ``ray.init(runtime_env={"working_dir":
+"."})`` or ``ray job submit --working-dir``; functions of ``__main__`` travel with the pipeline.
 """
 
 from __future__ import annotations
@@ -137,8 +136,9 @@ class Ray:
         return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
     def check_path(self, path: str, option: str) -> None:
-        """Raise ConfigError where the nodes cannot get at a path. On a cluster of one node, the driver's,
-        tasks then stay on it: none goes to a node that joins later."""
+        """Raise ConfigError where the nodes cannot get at a path. A cluster of one node, the driver's, keeps
+        its tasks there: none goes to a node that joins later.
+        """
         refuse_memory(path, option)
         scheme = path.partition("://")[0] if "://" in path else "file"
         if scheme not in ("file", "local") or self.shared_filesystem:
@@ -242,7 +242,6 @@ def _folder_of(package: str) -> str:
 
 
 def _known_as() -> list[str]:
-    """Addresses of the cluster that this process is connected to."""
     import ray
 
     known = ["auto", ray.get_runtime_context().gcs_address, os.environ.get("RAY_ADDRESS")]
@@ -250,7 +249,6 @@ def _known_as() -> list[str]:
 
 
 def _is_client() -> bool:
-    """Whether this process reaches the cluster from outside, by Ray Client."""
     client = sys.modules.get("ray.util.client")
     return client is not None and bool(client.ray.is_connected())
 
@@ -268,7 +266,6 @@ def _knock(address: str | None) -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep the program's handler of SIGTERM, which Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,8 +1,8 @@
-"""Tasks on a Ray cluster: what one does in a worker process, and how those that run are ended.
+"""Tasks on a Ray cluster, in a worker process, and how they are ended.
 
-What all tasks share lies in the object store once; a worker process opens it for its first task. An error of
-ours or the user's is the task's *result*: as an exception, Ray would log it, wrap it, and might run the task
-again. A long task looks now and then whether an actor of the job's name asks all tasks to end.
+What all tasks share lies in the object store once. A user's error is a task's result: as an exception, Ray
+would log it, wrap it, and might run the task again. Long tasks look now and then whether an actor of the
+job's name asks all to end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ PATIENCE = 5.0
 
 @dataclass(frozen=True)
 class Job:
-    """What every task gets besides itself. Small: it travels with each."""
-
     token: str
     shared: list[Any]
     every: float
@@ -44,7 +42,7 @@ class Failed:
 
 
 class StopFlag:
-    """That it is there asks the tasks of a job to end. An actor of Ray; needs no CPU."""
+    """That it is there asks the tasks of a job to end."""
 
 
 def do_task(task: Any, job: Job) -> Any:
@@ -76,7 +74,6 @@ _kept: tuple[str, Callable[[Any, Any], Any], Any] | None = None
 
 
 def _opened(job: Job) -> tuple[Callable[[Any, Any], Any], Any]:
-    """The work of a job, opened once in this process."""
     global _kept
     if _kept is None or _kept[0] != job.token:
         import ray
@@ -104,8 +101,8 @@ def _opened(job: Job) -> tuple[Callable[[Any, Any], Any], Any]:
 def end_tasks(job: Job, references: list[Any]) -> None:
     """End the tasks of a job, and wait until they have ended.
 
-    They are asked to, and only those that go on are cancelled: Ray may abort this process where a task is
-    cancelled at the moment that it ends (2.60: "Tried to complete task that was not pending").
+    They are asked to, and only those that go on are cancelled: Ray (2.60) may abort this process where a
+    task is cancelled at the moment that it ends.
     """
     import ray
 

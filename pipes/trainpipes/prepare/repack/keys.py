@@ -1,7 +1,7 @@
-"""Where rows go that are sorted, or of which only the first of equal ones stays: DuckDB finds it on disk.
+"""The order of rows that are sorted or without duplicates, found by DuckDB on disk.
 
-It gets the columns to sort by, and hashes of 128 bits of what makes rows equal; so rows may be of any type.
-Among 10 billion rows two different ones have the same hash with a chance of 1.5 in 10^19.
+DuckDB gets the columns to sort by, and 128-bit hashes of what makes rows equal, so rows may be of any
+type. Among 10 billion rows two different ones have the same hash with a chance of 1.5 in 10^19.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ LEAST_MEMORY = 64 << 20
 
 
 class Keys:
-    """What the order of rows depends on, in a database on disk."""
-
     def __init__(
         self,
         folder: Path,
@@ -77,14 +75,12 @@ class Keys:
         self._rows += len(table)
 
     def order(self) -> int:
-        """Find the order of all rows; gives how many stay."""
         statement = ranked(len(self._sort), self._floats, self._descending, self._by is not None)
         self._database.execute(f"SET memory_limit = '{self._memory}B'")
         found = self._database.execute(statement)
         return int(found.fetchall()[0][0])
 
     def places(self) -> Iterator[IntArray]:
-        """Where each row goes, from the first row on, some at a time; -1 for those that are dropped."""
         at = 0
         found = self._database.sql("SELECT row, rowid FROM ranked ORDER BY row")
         for batch in found.to_arrow_reader(CHUNK):
@@ -110,8 +106,7 @@ def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
-    """The statement that makes a table of the numbers of the rows that stay, in order. Equal rows stay in
-    the order of the input, NaN comes after all numbers, and null last.
+    """The statement that makes a table of the numbers of the rows that stay, in order.
 
     >>> ranked(1, set(), True, False).split(" ORDER BY ")[1]
     'key0 DESC NULLS LAST, row'
@@ -126,7 +121,6 @@ def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Values of a type that DuckDB holds, in the same order: times as their numbers."""
     kind, types = column.type, pa.types
     if types.is_temporal(kind) and not types.is_interval(kind):
         return column.cast(pa.int64() if kind.bit_width == 64 else pa.int32())
@@ -136,7 +130,6 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _has_order(kind: pa.DataType) -> bool:
-    """Whether DuckDB has a type for these values, and the same order."""
     is_ = pa.types
     number = is_.is_integer(kind) or is_.is_floating(kind) or is_.is_decimal128(kind)
     text = is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind)

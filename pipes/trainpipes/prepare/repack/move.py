@@ -117,7 +117,6 @@ class Move:
         return done
 
     def _counted(self, place: Place) -> EpochRows:
-        """The same rows from files, where it takes reading them to know how many there are."""
         path = place.at("rows")
         written = write_arrow(
             self.pipeline, path, compression="lz4", storage_options=self.storage_options
@@ -145,7 +144,6 @@ class Move:
                 )
 
     def _places(self, rows: EpochRows, place: Place) -> Places:
-        """Where rows go that are sorted, or some of which are dropped: in a file."""
         if (
             self.once is not True and rows is self.rows
         ):  # columns that nothing depends on are not read
@@ -193,7 +191,6 @@ class Move:
 
 
 def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
-    """Some rows, and how many bytes a row takes in memory, by these and what their source says."""
     rows = copy.copy(rows)
     rows.open(None)
     with closing(rows):

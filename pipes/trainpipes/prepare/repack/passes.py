@@ -1,5 +1,6 @@
-"""The passes of a shuffle on disk, each a list of tasks that make files; see ``shuffle`` for the arithmetic.
-What a file holds follows from its task alone."""
+"""The passes of a shuffle on disk, each a list of tasks that make files; see ``shuffle`` for the
+arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +73,6 @@ class Places:
         return Permutation(self.rows, self.seed, CALLER)
 
     def __call__(self, first: int, stop: int) -> IntArray:
-        """The places of rows ``first`` to ``stop``; -1 for those that are dropped."""
         if self.listed is None:
             return self._order(np.arange(first, stop, dtype=np.int64))
         (content,) = read_ranges(self.listed, [PLACES_FILE], [8 * first], [8 * stop])
@@ -123,7 +123,6 @@ def changed(task: PartTask, at: int) -> DataError:
 
 
 def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]:
-    """Up to so many rows, as lists of tables of so many bytes, about."""
     held: list[pa.Table] = []
     held_bytes = 0
     while count and (table := rows.some()) is not None:
@@ -290,7 +289,6 @@ class Shuffle:
         return sorted(found, key=attrgetter("first"))
 
     def _folder(self, name: str) -> OutputFolder:
-        """A folder of temporary files; those of another plan are removed."""
         for other in self.temporary.sizes():
             if other.partition("-")[0] == name.partition("-")[0] and other != name:
                 discard(below(self.temporary, other))

@@ -1,7 +1,7 @@
 """Files of pieces: what a task of one pass writes, and tasks of the next one read from.
 
-A piece has rows of one bucket, as an Arrow stream (lz4). A file may hold more rows than memory does: it then
-has several runs, each with a piece for each bucket. Where they begin stands in the manifest.
+A piece has rows of one bucket, as an Arrow stream (lz4). A file may have several runs of pieces, since it
+may hold more rows than memory does; the manifest says where they begin.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class PieceWriter:
         return size
 
     def info(self) -> FileInfo:
-        """What the manifest says of the file: bytes of each piece, and of all rows in memory."""
         return FileInfo(self._rows, {}, notes={"pieces": self._sizes, "size": self._bytes})
 
 
@@ -96,7 +95,6 @@ def read_pieces(place: Place, pieces: Pieces) -> list[pa.Table]:
 def _opened(
     place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
 ) -> Iterator[Any]:
-    """What Arrow reads pieces from; a file is read batch by batch."""
     if isinstance(place, LocalPlace):
         for name, start in zip(names, starts, strict=True):
             with pa.OSFile(place.at(name)) as file:
@@ -109,7 +107,6 @@ def _opened(
 def read_ranges(
     place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
 ) -> Iterator[bytes]:
-    """Bytes of files in a folder, in order; fewer where one ends before."""
     if isinstance(place, LocalPlace):
         for name, start, stop in zip(names, starts, stops, strict=True):
             with open(place.at(name), "rb", buffering=0) as file:
@@ -135,7 +132,6 @@ def below(place: Place, name: str) -> Place:
 
 
 def discard(place: Place) -> None:
-    """Remove a folder that may be there, with all that is in it."""
     if isinstance(place, LocalPlace):
         shutil.rmtree(place.root, ignore_errors=True)
     else:

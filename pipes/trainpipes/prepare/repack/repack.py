@@ -40,7 +40,7 @@ class Repacked(Manifest):
 
     Attributes:
         rows_in: rows of the input.
-        bytes_in: size of the files that were read; None where it is not known.
+        bytes_in: size of the files that were read; None if unknown.
         seconds: that this call took.
     """
 
@@ -74,33 +74,31 @@ def repack(
     storage_options: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> Repacked:
-    """Rewrite data for training: as Parquet files with row groups of one size; shuffled, sorted or without
-    duplicates, if asked for.
+    """Rewrite data for training, as Parquet files with row groups of one size; if wanted, shuffled, sorted or
+    without duplicates.
 
-    Rows come out as they went in, of any Arrow type, each once. Files and order depend on the input and the
-    options alone, not on memory, executor or kills. After a kill the same call goes on; when all is there, it
-    does nothing.
+    Files and order depend on the input and the options alone. After a kill the same call goes on; when all is
+    there, it does nothing.
 
     Args:
         data: files of one format (a path, folder, glob, URL, or a list of them), or a ``Pipeline`` of rows,
-            whose order without its ``sharding_filter`` is taken.
+            taken without its ``sharding_filter``.
         folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json".
         shuffle: permute all rows. Any order is as likely as any other.
-        seed: of the shuffle. The order is a function of it and of the number of rows.
-        sort: columns to sort by, the first one first; equal rows stay in the order of the input. NaN comes
-            after all numbers, null last. Needs DuckDB: ``pip install duckdb``.
+        seed: of the shuffle, whose order depends on it and the number of rows.
+        sort: columns to sort by, the first one first; equal rows keep their order. NaN comes after all
+            numbers, null last. Needs DuckDB: ``pip install duckdb``.
         descending: whether the largest comes first; null and NaN stay at the end.
         drop_duplicates: True to keep the first of rows that are the same in all columns, or names of columns.
             Null equals null, NaN equals NaN. Needs DuckDB.
         columns: the columns to keep.
         row_group_size: rows of each row group; if left out, 8 MiB of rows in memory, and 16,384 rows at most.
         rows_per_file: rows of each file; or
-        num_files: number of files of about as many rows. If both are left out, files are of 512 MiB of rows
-            in memory.
+        num_files: number of files. If both are left out, files are of 512 MiB of rows in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         compression_level: of zstd, gzip or brotli; if left out, their own.
         memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, else by all
-            tasks. Python, its packages, reading the input and a row group of each task come on top.
+            tasks. Python, reading the input and a row group of each task come on top.
         temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``; where that
             is a URL and this machine does the work, the system's temporary folder.
         overwrite: whether to remove what was written there before.
@@ -114,8 +112,8 @@ def repack(
             with other options; there are no rows; the disk is full; or several nodes cannot see a path.
         SchemaError: a column is not there, has no order, or cannot be written to Parquet.
         DataChangedError: the input has changed since the work was begun, or a file since it was written.
-        MissingExtraError: DuckDB is not installed, or Ray.
-        WorkerError: a process was killed, or a task of Ray, time and again.
+        MissingExtraError: DuckDB or Ray is not installed.
+        WorkerError: a process, or a task of Ray, was killed repeatedly.
 
     >>> import tempfile, pyarrow as pa, trainpipes as tp
     >>> from trainpipes.prepare import repack

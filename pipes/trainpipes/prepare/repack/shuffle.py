@@ -1,9 +1,9 @@
 """The arithmetic of a shuffle on disk, and its two passes over Arrow tables.
 
-Each row has a place in the result. Places are cut into buckets that fit into memory, each within one output
-file. The first pass (scatter) writes the rows of a part of the input bucket by bucket; the second (gather)
-takes a bucket's rows out of what all parts have written, and sorts them. Where these reads would be small,
-the first pass writes to groups of buckets, and a pass between the two takes each group apart.
+Places in the result are cut into buckets that fit into memory, each within one output file. The first pass
+(scatter) writes the rows of a part of the input bucket by bucket; the second (gather) collects a bucket's
+rows and sorts them. Where these reads would be small, the first pass writes groups of buckets, and a pass
+in between takes each group apart.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ PLACE = "place"
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
     """The first row of each part of the input, and the end: int64 ``[parts + 1]``. Parts begin where a block
-    does, unless one is larger than a part: a block that two parts need would be read twice."""
+    does, unless a block is larger: one that two parts need would be read twice.
+    """
     firsts = _even(0, rows, -(-rows // max(1, part_rows)))[:-1]
     if blocks is not None and blocks.sum() == rows:
         edges = np.concatenate([[0], np.cumsum(blocks)])
@@ -49,9 +50,9 @@ def _even(start: int, stop: int, count: int) -> IntArray:
 
 
 def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
-    """Where the groups of buckets begin that the first pass writes to, and the end; the buckets themselves
-    where they are few. With as many groups as there are buckets in one, reads grow as buckets times their
-    square root."""
+    """The first buckets of the groups that the first pass writes, and the end. With as many groups as a group
+    has buckets, reads grow as buckets times their square root.
+    """
     count = len(buckets) - 1
     groups = max(1, isqrt(count))
     if size >= least * parts * count or 2 * reads(parts, count, groups) > reads(
@@ -81,8 +82,9 @@ def reads(parts: int, buckets: int, groups: int) -> int:
 
 
 def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterator[pa.Table]:
-    """Rows sorted by their places, with these in a last column, bucket by bucket; without rows whose place is
-    below 0. ``tables`` is empty afterwards, so that memory does not hold the rows three times."""
+    """Rows sorted by their places (a last column), bucket by bucket, without those below 0. ``tables`` is
+    emptied, so that memory does not hold the rows three times.
+    """
     order = np.argsort(places, kind="stable")
     order = order[int(np.count_nonzero(places < 0)) :]
     places = places[order]
@@ -92,8 +94,7 @@ def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterat
 
 
 def gather(tables: list[pa.Table], first: int, stop: int) -> pa.Table | None:
-    """The rows of a bucket in their order; None where they are not all there, once. ``tables`` is empty
-    afterwards."""
+    """The rows of a bucket in order; None where they are not all there, once. ``tables`` is emptied."""
     places = drop_places(tables)
     order = np.argsort(places, kind="stable")
     if not np.array_equal(places[order], np.arange(first, stop)):
@@ -102,7 +103,6 @@ def gather(tables: list[pa.Table], first: int, stop: int) -> pa.Table | None:
 
 
 def drop_places(tables: list[pa.Table]) -> IntArray:
-    """Take the places of rows off the tables, and give them."""
     places = []
     for number, table in enumerate(tables):
         last = table.num_columns - 1
@@ -112,7 +112,6 @@ def drop_places(tables: list[pa.Table]) -> IntArray:
 
 
 def _taken(tables: list[pa.Table], order: IntArray) -> pa.Table:
-    """Rows of all tables in an order, column after column, each of which is let go then."""
     schema = tables[0].schema
     chunks = [[c for table in tables for c in table.column(n).chunks] for n in range(len(schema))]
     tables.clear()

@@ -1,8 +1,8 @@
 """Where a pipeline is cut in two: what is done once, ahead, and what training does in every epoch.
 
-Ahead goes what treats each row by itself and always the same way, up to the last stage that makes token ids,
-and what only cuts, names or chooses columns after it. Stages that drop rows after the ids stay with training:
-blocks of rows, and so the order, are then the same for both.
+Ahead go stages that treat each row by itself and always the same way, up to the last one that makes token
+ids, and stages after it that only cut, name or choose columns. Stages that drop rows after the ids stay
+with training, so that blocks of rows, and the order, are the same for both.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Makes the output files: one for each input file, of a large one several, cut between its row groups. What
-is read at once depends on the block alone, so that the bytes of a file are always the same."""
+"""Makes the output files: one for each input file, of a large one several, cut between its row groups."""
 
 from __future__ import annotations
 
@@ -74,7 +73,6 @@ def tasks_of(plan: Plan, suffix: str, bytes_per_file: int) -> list[Task]:
 
 
 def _sizes(plan: Plan) -> IntArray:
-    """Bytes of each block, about."""
     source, blocks = files_of(plan), plan.inputs.blocks
     if source.block_bytes is None:
         return (blocks.lengths * (source.row_bytes or 1.0)).astype(np.int64)
@@ -163,7 +161,6 @@ class Maker:
         return FileInfo(rows, writer.columns, notes=notes)
 
     def _pieces(self, reader: Reader, block: int, task: Task) -> Iterator[tuple[pa.Table, int]]:
-        """What the stages make of a block, and of how many rows each piece is."""
         blocks = self._plan.inputs.blocks
         begin = int(blocks.begins[block])
         stop, step = begin + int(blocks.lengths[block]), self._rows(block)
@@ -204,7 +201,6 @@ def rows_of(
 
 
 def first_rows(plan: Plan) -> pa.Table:
-    """What the stages make of the first rows: says which columns there are."""
     blocks, source = plan.inputs.blocks, files_of(plan)
     there = np.flatnonzero(blocks.lengths)
     if not len(there):

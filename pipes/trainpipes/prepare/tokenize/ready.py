@@ -1,5 +1,4 @@
-"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids on the way. The
-manifest beside them is compared with what the recipe was asked for."""
+"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids."""
 
 from __future__ import annotations
 
@@ -94,7 +93,6 @@ def _are_ids(kind: pa.DataType) -> bool:
 
 
 def _manifests(source: FileBlocks) -> dict[str, dict[str, Any] | None]:
-    """What stands beside the files, by folder; None where nothing of ``tokenize`` does."""
     found: dict[str, dict[str, Any] | None] = {}
     files = source.files
     for number, (name, path) in enumerate(zip(files.names, files.paths, strict=True)):

@@ -99,16 +99,12 @@ def tokenize(
     executor: Executor | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Tokenized:
-    """Do what a pipeline does with each row up to its token ids once, ahead of training, and write that.
+    r"""Tokenize a pipeline's rows once, ahead of training, and write the token ids.
 
-    Done ahead are the stages up to ``tokenize`` or ``chat_template``, and those after it that only cut, name
-    or choose columns. Each input file becomes one output file (a large one several) with the same rows in
-    the same order, in Parquet with the input's row groups. ``result.pipeline``, what is left, gives the same
-    rows; and the same batches, unless a stage before the ids drops rows.
-
-    A file appears when it is whole. After a kill the same call makes what is missing; when all are there, it
-    does nothing. The bytes do not depend on the executor. Memory is some megabytes a process and a row group
-    of ids.
+    The stages up to ``tokenize`` or ``chat_template`` are done ahead, and those after it that only cut, name
+    or choose columns. Each input file becomes one output file (a large one several) with the same rows in the
+    same order. ``result.pipeline`` is the rest, and gives the same rows; and the same batches, unless a stage
+    before the ids drops rows. After a kill the same call goes on; when all is there, it does nothing.
 
     Args:
         pipeline: of files. Shuffling, packing and batching are left to training.
@@ -135,7 +131,7 @@ def tokenize(
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> folder = pathlib.Path(tempfile.mkdtemp())
-    >>> _ = (folder / "a.txt").write_text("one\\ntwo\\n")
+    >>> _ = (folder / "a.txt").write_text("one\ntwo\n")
     >>> pipe = tp.list_files(folder / "a.txt").read_text().tokenize("bytes").shuffle(2).batch(2)
     >>> done = tokenize(pipe, folder / "ids")
     >>> done.rows, done.tokens, done.columns
@@ -205,7 +201,6 @@ def _form(compression: str | None, schema: pa.Schema) -> ParquetForm:
 
 
 def _check_training(pipeline: Pipeline, parts: Parts) -> None:
-    """Raise unless what is left to training gets what it needs of the tokenizer."""
     for stage in arrange([stage.fresh() for stage in pipeline.stages]).stages:
         if any(type(stage) is type(left) for left in parts.training):
             stage.identity()
@@ -214,7 +209,6 @@ def _check_training(pipeline: Pipeline, parts: Parts) -> None:
 def _checked_format(
     format: str, dtype: str | None, compression: str | None, parts: Parts
 ) -> str | None:
-    """The type of bare ids; None of Parquet."""
     if format not in ("parquet", "bin"):
         raise ConfigError(f'tokenize(format) must be "parquet" or "bin", got {shown(format)}')
     check_codec(compression, CODECS, "tokenize")

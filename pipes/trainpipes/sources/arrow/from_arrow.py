@@ -1,5 +1,3 @@
-"""``from_arrow``: rows of a table in memory."""
-
 from __future__ import annotations
 
 import hashlib
@@ -24,8 +22,7 @@ BLOCK_ROWS = 8192
 class FromArrow(Source):
     """Rows of a ``pyarrow.Table`` (or record batch) in memory.
 
-    Out: rows with the table's columns. Cursor: a row number. Costs the table's memory. The first state costs
-    one pass over the table, about 1 GB/s in each thread, since a state holds a fingerprint of all rows.
+    The first state hashes all rows, at about 1 GB/s in each thread.
 
     Args:
         table: the rows.
@@ -63,8 +60,6 @@ class FromArrow(Source):
 
 
 class ArrowSource(RandomAccessSource):
-    """A table in memory, in blocks."""
-
     def __init__(self, table: pa.Table) -> None:
         self._table = table
         starts = np.arange(0, max(1, len(table)), BLOCK_ROWS, dtype=np.int64)
@@ -102,7 +97,6 @@ class ArrowSource(RandomAccessSource):
         }
 
     def block_key(self, block: int) -> str:
-        """A digest of the block's rows."""
         if block not in self._keys:
             digest, sink = hashlib.sha256(), pa.BufferOutputStream()
             rows = self.read(block, 0, int(self.lengths[block])).replace_schema_metadata(None)

@@ -1,13 +1,11 @@
-"""Where the record batches of an Arrow file or stream lie, and how many rows each has: told by their headers,
-without a look at the rows.
+"""Where the record batches of an Arrow file or stream lie, and their row counts, by their headers.
 
-An Arrow stream is a row of messages: a schema, then dictionaries and record batches, each a header (a
-flatbuffer) and a body. A file is a stream between two magic words, with a footer that lists the messages.
-See https://arrow.apache.org/docs/format/Columnar.html. Called by any thread.
+A stream is a schema, then dictionaries and record batches, each a header (a flatbuffer) and a body; a file
+is a stream with a footer that lists them (https://arrow.apache.org/docs/format/Columnar.html).
 
-A flipped bit can hide a field of a flatbuffer, which is then read as nothing: no record batches, no rows. So
-what is said twice is compared: the messages that a footer lists lie side by side between the schema and the
-footer, its schema is that of the first message, and each batch counts its rows for itself and each column.
+A flipped bit can hide a field of a flatbuffer, which then reads as no batches or no rows. So what is said
+twice is compared: listed messages lie side by side up to the footer, its schema is that of the first
+message, and each batch counts its rows for itself and each column.
 """
 
 from __future__ import annotations
@@ -42,16 +40,8 @@ END = 8
 
 @dataclass(frozen=True)
 class Message:
-    """A message of an Arrow file.
-
-    Args:
-        start: its first byte in the file.
-        stop: the byte behind its last.
-        kind: ``SCHEMA``, ``DICTIONARY`` or ``BATCH``.
-        rows: rows of a record batch.
-        compressed: whether what it holds is compressed.
-        dictionary: the number of a dictionary.
-        delta: whether a dictionary adds to the one before of its number.
+    """A message of an Arrow file, from byte ``start`` to ``stop``; a ``delta`` adds to an earlier
+    dictionary.
     """
 
     start: int
@@ -64,8 +54,7 @@ class Message:
 
 
 def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
-    """Where the messages of the schema and the dictionaries lie that a record batch is decoded with; none
-    where a file has no dictionaries."""
+    """Where the schema and the dictionaries of a record batch lie; none in a file without dictionaries."""
     if about["dictionaries"] is None:
         return []
     found: dict[int, list[tuple[int, int]]] = {}
@@ -76,11 +65,7 @@ def spans_before(about: dict[str, Any], batch: int) -> list[tuple[int, int]]:
 
 
 def read_layout(fetch: Fetch, size: int) -> Layout:
-    """The record batches of an Arrow file of ``size`` bytes.
-
-    Raises:
-        BadFileError: it is none, or is damaged; says how.
-    """
+    """The record batches of an Arrow file of ``size`` bytes."""
     if size == 0:
         raise BadFileError("empty: 0 bytes")
     head = fetch([(0, min(size, 8 + PADDING))])[0]
@@ -102,7 +87,6 @@ def read_layout(fetch: Fetch, size: int) -> Layout:
 
 
 def _kept(messages: list[Message], schema: pa.Schema) -> Layout:
-    """What an index keeps of the messages of a file; record batches without rows are left out."""
     batches: list[tuple[int, int, int]] = []
     dictionaries = []
     for one in messages[1:]:
@@ -169,7 +153,7 @@ def _file(fetch: Fetch, size: int, head: bytes) -> tuple[list[Message], pa.Schem
 
 
 def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
-    """The schema in a footer, which Arrow looks at as a whole: a file of nothing else is put around it."""
+    """The schema in a footer, read as a file of nothing else."""
     alone = pa.py_buffer(MAGIC + b"\0\0" + footer + tail)
     try:
         return pa.ipc.open_file(alone).schema
@@ -178,8 +162,7 @@ def _schema_of(footer: bytes, tail: bytes) -> pa.Schema:
 
 
 def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
-    """Raise unless messages lie one after the other, and the last one before the footer: those that a damaged
-    footer leaves out are missed."""
+    """Raise unless messages lie side by side: this finds those that a damaged footer leaves out."""
     spans = sorted(spans)
     starts = [start for start, _ in spans[1:]] + [end - END]
     for (_, stop), start in zip(spans, starts, strict=True):
@@ -192,7 +175,6 @@ def _check_side_by_side(spans: list[tuple[int, int]], end: int) -> None:
 
 
 def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct.Struct]:
-    """The schema's message, the schema, and the nodes that each record batch has."""
     first = _message(fetch, at, size)
     if first is None or first.kind != SCHEMA:
         raise BadFileError("damaged: it does not begin with a schema")
@@ -204,14 +186,14 @@ def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct
 
 
 def _nodes(schema: pa.Schema) -> struct.Struct:
-    """What a record batch says of its columns: 16 bytes for each field at every depth, which begin with its
-    length. Only the lengths of columns are unpacked."""
+    """A record batch's words for its columns: 16 bytes for each field at every depth, which begin with its
+    length.
+    """
     each = ("q8x" + "16x" * (_fields(field.type) - 1) for field in schema)
     return struct.Struct("<" + "".join(each))
 
 
 def _fields(kind: pa.DataType) -> int:
-    """A field of this type and those within it."""
     if isinstance(kind, pa.BaseExtensionType):
         return _fields(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -220,7 +202,6 @@ def _fields(kind: pa.DataType) -> int:
 
 
 def _encoded(kind: pa.DataType) -> bool:
-    """Whether values of a type, or some within, come by a dictionary."""
     if isinstance(kind, pa.BaseExtensionType):
         return _encoded(kind.storage_type)
     inner = (kind.field(n).type for n in range(kind.num_fields))
@@ -230,7 +211,7 @@ def _encoded(kind: pa.DataType) -> bool:
 def _message(
     fetch: Fetch, at: int, size: int, nodes: struct.Struct | None = None, head: bytes | None = None
 ) -> Message | None:
-    """The message at a byte, of which the first bytes may be known; None for the end of a stream."""
+    """The message at a byte; None for the end of a stream."""
     if head is None:
         head = fetch([(at, min(size, at + HEAD))])[0]
     if len(head) < 8:
@@ -271,8 +252,6 @@ def _message(
 
 
 class _Table:
-    """A table of a flatbuffer, of which few fields are wanted."""
-
     def __init__(self, data: bytes, at: int) -> None:
         if not 0 <= at < len(data):
             raise IndexError(f"byte {at} of {len(data)}")
@@ -288,7 +267,6 @@ class _Table:
         return _Table(data, struct.unpack_from("<I", data)[0])
 
     def _place(self, number: int) -> int:
-        """Where a field is; 0 if it is left out."""
         entry = 4 + 2 * number
         if entry >= self._size:
             return 0
@@ -296,19 +274,16 @@ class _Table:
         return self._at + int(offset) if offset else 0
 
     def number(self, field: int, kind: str) -> int:
-        """A field's number; 0 if it is left out."""
         place = self._place(field)
         return int(struct.unpack_from(kind, self._data, place)[0]) if place else 0
 
     def table(self, field: int) -> _Table | None:
-        """A field's table; None if it is left out."""
         place = self._place(field)
         if not place:
             return None
         return _Table(self._data, place + int(struct.unpack_from("<I", self._data, place)[0]))
 
     def lengths(self, field: int, nodes: struct.Struct) -> tuple[int, ...]:
-        """The numbers that are unpacked from all of a field's list, of pairs of numbers."""
         place = self._place(field)
         start = place + int(struct.unpack_from("<I", self._data, place)[0]) if place else 0
         (count,) = struct.unpack_from("<I", self._data, start) if place else (0,)
@@ -317,7 +292,6 @@ class _Table:
         return nodes.unpack_from(self._data, start + 4) if count else ()
 
     def blocks(self, field: int) -> list[tuple[int, int, int]]:
-        """A footer's list of messages: where each is, bytes of its header and of its body."""
         place = self._place(field)
         if not place:
             return []

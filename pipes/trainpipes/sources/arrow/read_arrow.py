@@ -1,5 +1,3 @@
-"""``read_arrow``: rows of Arrow files, record batch by record batch. The stage, and the format."""
-
 from __future__ import annotations
 
 import os
@@ -31,27 +29,21 @@ SAMPLED = 4
 
 
 class ReadArrow(FileReader):
-    """Reads the rows of Arrow files: IPC files and streams, Feather, and the folders that ``save_to_disk`` of
-    Hugging Face's ``datasets`` writes.
+    """Reads the rows of Arrow files: IPC files and streams, Feather, and the folders of ``save_to_disk`` of
+    Hugging Face's ``datasets``.
 
-    Local files are mapped into memory: rows cost no copy, and rows of uncompressed files can be chosen by
-    number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Do not write to a file while it is read;
-    to replace it, write a new file and rename it. Before the first row the header of every record batch is
-    read: of a remote file by one request, of a remote stream by one for each.
-
-    In a folder of ``save_to_disk``, the files that its ``state.json`` names are read, in their order; caches
-    beside them are not. Columns come in the order given and with one schema for all files: types are widened
-    where that loses nothing, dictionary columns come as their values.
+    Local files are memory-mapped without a copy, and rows of uncompressed ones can be chosen by number
+    (``shuffle(scope="global")``). To replace a file that is being read, write a new one and rename it. All
+    files get one schema: types are widened where that loses nothing, and dictionary columns come as their
+    values. A folder of ``save_to_disk`` is read without the caches in it.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``. None for all; then all files
-            must have the same columns.
+        columns: names of columns, in the order wanted; ``"a.b"`` for field ``b`` of the struct ``a``. None
+            for all; then all files must have the same columns.
         split: the split of a saved ``DatasetDict`` to read, such as "train".
-        block_rows: rows in a block (a shuffle permutes blocks first); if left out, a block is a record batch.
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", a folder, True for the cache
-            folder, or False for nowhere. If left out: the cache folder, if the files are remote, or 64 or
-            more.
+        block_rows: rows in a block (a shuffle permutes blocks first); if left out, a record batch.
+        storage_options: more options for the fsspec file system; never shown or saved.
+        index: where to keep the headers for later starts; see ``read_parquet``.
 
     Raises:
         ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
@@ -85,7 +77,6 @@ class ReadArrow(FileReader):
             )
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        """The rows of the files that the stages below list and let through."""
         format = ArrowFormat()
         listed = saved_files(self.listed(files), self.split, str(self))
         store = IndexStore(listed, self.name, format.name, "", self.options["index"])
@@ -101,9 +92,6 @@ class ReadArrow(FileReader):
 
 
 class ArrowFormat(Format):
-    """Record batches of Arrow files and streams. Those of local files are not copied, unless they are
-    compressed."""
-
     name = "Arrow"
     random_access = True
     fit = "Arrow files that are on this machine, not compressed and without dictionaries"
@@ -152,7 +140,6 @@ def _about(extra: bytes) -> dict[str, Any]:
 
 
 def _parts(data: FileBytes, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
-    """Bytes of a file, of a local one without a copy."""
     content = data.mapped()
     if content is None:
         return data.read(ranges)
@@ -163,7 +150,6 @@ def _parts(data: FileBytes, ranges: Sequence[tuple[int, int]]) -> Sequence[memor
 def _batch(
     data: FileBytes, parts: Sequence[memoryview], layout: Layout, block: int
 ) -> pa.RecordBatch:
-    """A record batch of its message, which may come behind a schema and dictionaries."""
     if len(parts) > 1:
         options = pa.ipc.IpcReadOptions(use_threads=False)
         whole = pa.BufferReader(b"".join(parts))
@@ -179,7 +165,7 @@ def _batch(
 
 
 def _check(batch: pa.RecordBatch, rows: int) -> None:
-    """Raise unless what a batch says of itself holds: whatever reads it relies on that."""
+    """Raise unless a batch is consistent: its readers rely on it."""
     if batch.num_rows != rows:
         raise BadFileError(f"it has {batch.num_rows:,} rows, and its header counts {rows:,}")
     for column in batch.columns:

@@ -1,9 +1,3 @@
-"""Folders that ``save_to_disk`` of Hugging Face's ``datasets`` writes: which files in them are the data.
-
-``state.json`` lies beside the files and names them; ``dataset_dict.json`` lies above the folders of several
-splits. Read once, by the thread that plans.
-"""
-
 from __future__ import annotations
 
 import json
@@ -24,13 +18,6 @@ Folder = tuple[int, str]
 
 
 def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
-    """Those of the files that are data, in order; of a saved ``DatasetDict`` those of one split.
-
-    Raises:
-        ConfigError: there are several splits and none is chosen, or there is none of that name.
-        MissingFilesError: a file is named and not there.
-        UnreadableError: ``state.json`` is damaged.
-    """
     requests = Requests(files.retry_seconds)
     folders: dict[Folder, list[int]] = {}
     for file, path in enumerate(files.paths):
@@ -65,7 +52,6 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
 
 
 def _chosen(path: str, names: list[str], split: str | None, asker: str) -> str:
-    """The split to read, of those of a ``DatasetDict``."""
     if split is None and len(names) > 1:
         raise ConfigError(
             f"{asker}: {path} holds several splits, {', '.join(map(repr, names))}: choose one by "
@@ -82,7 +68,6 @@ def _chosen(path: str, names: list[str], split: str | None, asker: str) -> str:
 
 
 def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:
-    """The files of a folder that its state names."""
     path = f"{folder}/state.json"
     try:
         names = [str(each["filename"]) for each in state["_data_files"]]
@@ -120,7 +105,6 @@ def _folder(path: str) -> str:
 
 
 def _json(files: FileList, file: int, path: str, requests: Requests) -> Any:
-    """What a JSON file beside a file says; None if it is not there."""
     if _has_query(files.paths[file]):
         return None  # who may read a signed URL may not read what is beside it
     if is_local(files.system(file)):

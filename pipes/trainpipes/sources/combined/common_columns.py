@@ -1,8 +1,5 @@
-"""What the rows of several pipelines become, so that they can be rows of one: of one kind, with one schema.
-
-Columns are widened to types that hold the values of all. Tensors and Python objects become columns where
-others give columns, and stay as they are where none do. Which it is does not depend on the rows that are
-read first.
+"""One kind and schema for the rows of several pipelines: columns are widened, and tensors and Python objects
+become columns where others give columns. Which rows are read first does not matter.
 """
 
 from __future__ import annotations
@@ -60,7 +57,6 @@ class CommonColumns:
         self._first: tuple[Any, Any] | None = None
 
     def of(self, name: Any, block: Block) -> Block:
-        """Rows of a pipeline as the others go with them."""
         if not len(block):
             return block
         wanted = self.wanted
@@ -94,11 +90,9 @@ class CommonColumns:
         return self._found[0]
 
     def known(self) -> list[pa.Schema | None]:
-        """Of each pipeline the columns, as far as they are known without reading a row."""
         return [known_columns(inputs, steps) for inputs, steps in self.parts.values()]
 
     def changed(self, name: Any) -> str | None:
-        """What the columns of a pipeline's rows become, where they do not stay as they are; else None."""
         wanted = self.wanted
         if wanted is None or wanted.get(name) == self._kinds.get(name):
             return None
@@ -123,7 +117,6 @@ class CommonColumns:
         return dict.fromkeys(self.parts, united(given, self._unlike, _wider))
 
     def _stay(self, kinds: Mapping[Any, Any]) -> bool:
-        """Whether rows of these kinds go together as they are."""
         first, *others = kinds.values()
         if (
             OBJECTS in kinds.values()
@@ -135,7 +128,6 @@ class CommonColumns:
         return all(difference(first, kind) is None for kind in others)
 
     def _as_columns(self, kinds: Mapping[Any, Any]) -> dict[Any, pa.Schema]:
-        """The columns that rows of each pipeline make."""
         found = {name: kind for name, kind in kinds.items() if isinstance(kind, pa.Schema)}
         found |= {n: self._of_tensors(n, kinds) for n, k in kinds.items() if isinstance(k, tuple)}
         alike = self.joined == "one sequence"
@@ -168,7 +160,6 @@ class CommonColumns:
     def _of_objects(
         self, name: Any, steps: Sequence[Stage], typed: set[str], kinds: Mapping[Any, Any]
     ) -> pa.Schema:
-        """The columns that rows of a pipeline make which are Python objects."""
         try:
             return find_schema(self.parts[name][0], steps, f"{self.asker}()", typed=typed)
         except UnfitRows as error:
@@ -194,7 +185,6 @@ class CommonColumns:
             ) from unfit.__cause__
 
     def _unfit(self, name: Any, block: Block, schema: pa.Schema, error: Exception) -> SchemaError:
-        """What to raise where a value does not fit a wider type, as few do."""
 
         def fails(start: int, stop: int) -> bool:
             table: Any = block.slice(start, stop).data
@@ -217,7 +207,6 @@ class CommonColumns:
         return error
 
     def _compared(self, name: Any, block: Block) -> Block:
-        """Rows that stay as they are, if they are what those of the first pipeline read are."""
         if self.joined == "side by side":
             return block
         kind = columns_of(block.within)
@@ -249,7 +238,6 @@ def _named(name: Any) -> str:
 
 
 def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
-    """The field that holds the values of both."""
     shapes = {fixed_shape(field.type) for field in (one, other)} - {None}
     if len(shapes) > 1:
         raise NoColumn

@@ -1,5 +1,3 @@
-"""``concat``: the rows of several sources, one after the other."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,13 +16,10 @@ from trainpipes.sources.files.row_names import file_names
 class Concat(JoiningSource):
     """The rows of several pipelines, one after the other, as one source.
 
-    An epoch is cut, dealt and shuffled over all of them together. Each pipeline needs a source whose blocks
-    are known in advance, and stages that keep all rows, such as ``select`` and ``rename``, or ``take`` and
-    ``skip``; all others come after ``concat``. Use ``mix`` to mix by weights, ``zip`` to put columns side by
-    side, and a list in ``list_files`` for files of one kind.
-
-    A column that has several types becomes the type that holds all values, such as int64 for int32 and int64.
-    Rows that are Python objects or tensors become columns where another source gives columns.
+    Each pipeline needs a source whose blocks are known in advance, and stages that keep all rows, such as
+    ``select`` and ``rename``, or ``take`` and ``skip``; all others come after ``concat``. Types of a column
+    are widened to one that holds all values; Python objects and tensors become columns where another source
+    gives columns.
 
     Args:
         pipelines: in this order.
@@ -45,8 +40,6 @@ class Concat(JoiningSource):
 
 
 class Joined(JoinedRows):
-    """The blocks of several sources, one after the other."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
         self._first_block = np.cumsum([0, *(len(part.lengths) for part in parts)])
@@ -69,7 +62,6 @@ class Joined(JoinedRows):
         self.file_of_block: IntArray = np.concatenate(files)
 
     def relative_names(self) -> list[str]:
-        """Names of the files, each with its source's number."""
         return self._names
 
     def cut(self, block: int, start: int, stop: int) -> list[Cut]:
@@ -77,7 +69,6 @@ class Joined(JoinedRows):
         return [Cut(part, int(self.firsts[part.number]), [(own, start, stop)])]
 
     def where(self, block: int) -> tuple[JoinedInput, int]:
-        """The source of a block, and its number in there."""
         number = int(np.searchsorted(self._first_block, block, side="right")) - 1
         return self.parts[number], block - int(self._first_block[number])
 
@@ -99,8 +90,6 @@ class Joined(JoinedRows):
 
 
 class JoinedByNumber(Joined, RandomAccessSource):
-    """Several sources whose rows can be had by number."""
-
     def take(self, index: IntArray) -> Payload:
         parts, back = parts_of(self.firsts, index)
         found = [self.parts[n].take(places, int(self.firsts[n])) for n, places in parts]

@@ -1,5 +1,3 @@
-"""One of several pipelines whose rows are read as one source: what ``concat`` and ``zip`` have in common."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -36,8 +34,9 @@ FEW_BLOCKS = 3
 
 
 class Cut(NamedTuple):
-    """Rows of one pipeline: its input, the number of its first row among those of all, and of which blocks
-    they are: the number, the first row in it, and the one after the last."""
+    """Rows of one pipeline: input, number of the first row among all, and the blocks: number, first row,
+    stop.
+    """
 
     part: JoinedInput
     first: int
@@ -86,7 +85,6 @@ class JoiningSource(CombiningSource):
         return self.opened([None] * len(self.chains))
 
     def opened(self, sources: Sequence[RowSource | None]) -> RowSource:
-        """The rows of all; of pipelines whose source is open already, that one's."""
         chains: dict[int, tuple[Inputs, Sequence[Stage]]] = {}
         columns = CommonColumns(self.name, str(self), chains, self.joined)
         found = [
@@ -111,14 +109,12 @@ class JoiningSource(CombiningSource):
 
 
 def _opener(chain: Sequence[Stage]) -> Source:
-    """The stage that opens a chain's source."""
     found = next((stage for stage in chain if stage.role == "reader"), chain[0])
     assert isinstance(found, Source)
     return found
 
 
 def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
-    """Raise ConfigError unless a pipeline of these stages may be one of several."""
     reader = stages.index(_opener(stages))
     for stage in stages[:reader][1:]:
         if stage.role == "shuffle":
@@ -135,8 +131,6 @@ def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
 
 
 class JoinedRows(RowSource):
-    """The rows of several pipelines. Can be pickled if their sources can."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         self.stage = stage
         self.parts = parts
@@ -150,7 +144,6 @@ class JoinedRows(RowSource):
         """Of which rows of the pipelines some rows of a block are made."""
 
     def joined(self, parts: Sequence[Payload]) -> Payload:
-        """The rows that are made of those of each cut."""
         (found,) = parts
         return found
 
@@ -162,8 +155,6 @@ class JoinedRows(RowSource):
 
 
 class _JoinedReader:
-    """Reads the blocks of several sources; one thread's at a time."""
-
     def __init__(self, source: JoinedRows) -> None:
         self._source = source
         self._readers: dict[int, Reader] = {}
@@ -182,8 +173,9 @@ class _JoinedReader:
         return self._source.joined(rows)
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Tell each source's reader which of its blocks come next: of the first and last of ``blocks``, which
-        may be needed in part only, those of sources with many small ones are asked for when they are read."""
+        """Tell each source's reader its next blocks. Of the first and last, which may be needed in part, many
+        small ones are left out.
+        """
         wanted: dict[int, dict[int, None]] = {}
         for block in blocks:
             for part, _, stretches in self._source.cut(block, 0, int(self._source.lengths[block])):
@@ -201,7 +193,6 @@ class _JoinedReader:
 
 
 def _one_after_the_other(parts: list[Payload]) -> Payload:
-    """Rows of a source's blocks; Arrow columns in as many chunks."""
     if len(parts) == 1:
         return parts[0]
     if all(isinstance(part, pa.Table) for part in parts) and len({p.schema for p in parts}) == 1:  # type: ignore[union-attr]
@@ -210,8 +201,7 @@ def _one_after_the_other(parts: list[Payload]) -> Payload:
 
 
 class JoinedInput:
-    """The rows of one of the pipelines, in blocks, with the stages that they go through. Row 0 is the first
-    that is used, after ``skipped`` rows of the source; ``columns`` are those of all pipelines."""
+    """One pipeline's rows with their stages; row 0 comes after ``skipped`` rows of the source."""
 
     def __init__(
         self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
@@ -238,20 +228,19 @@ class JoinedInput:
         self._key: list[Any] | None = None
 
     def read(self, reader: Reader, block: int, start: int, stop: int, first: int) -> Payload:
-        """Rows ``start`` to ``stop`` of those of a block that are used, after the pipeline's stages;
-        ``first`` is the number of this input's first row among those of all."""
+        """Rows of a block after the pipeline's stages; ``first`` is this input's first row number among
+        all.
+        """
         begin, own = int(self._begins[block]), int(self._starts[block])
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
 
     def take(self, index: IntArray, first: int) -> Payload:
-        """Rows by number, of a source that has random access."""
         assert isinstance(self.source, RandomAccessSource)
         own = index + self.skipped
         return self.finished(self.source.take(own), own, first)
 
     def finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
-        """Rows of the source after the pipeline's stages."""
         try:
             block = put_through(self.inputs.chain.steps, Block(data, rows))
             return self.columns.of(self.number, block).data
@@ -264,15 +253,12 @@ class JoinedInput:
             raise
 
     def place(self, row: int) -> Place:
-        """Where one of the rows that are used stands."""
         return self.inputs.place_of(row + self.skipped)
 
     def places(self, row: int) -> list[Place]:
-        """Where all that such a row is made of stands."""
         return self.inputs.places_of(row + self.skipped)
 
     def block_key(self, block: int) -> list[Any] | None:
-        """What tells the rows that a block gives from any others."""
         key = self.source.block_key(block)
         if key is None:
             return None
@@ -286,12 +272,11 @@ class JoinedInput:
 
     @cached_property
     def block_bytes(self) -> Any:
-        """Bytes of each block's rows that are used, float64 ``[blocks]``; None if they are not known."""
+        """float64 ``[blocks]``; None if unknown."""
         source = self.source
         if source.block_bytes is not None:
             return source.block_bytes * (self.lengths / np.maximum(1, source.lengths))
         return None
 
     def describe(self) -> list[tuple[str, str]]:
-        """Lines for ``explain()``."""
         return [(f"  {self.number}: {label}", text) for label, text in self.source.describe()]

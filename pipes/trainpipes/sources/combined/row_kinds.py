@@ -1,5 +1,3 @@
-"""Of what kind a pipeline's rows are: as far as that is known before any is read, and by its first row."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +20,9 @@ OBJECTS = "Python objects"
 
 
 def columns_of(data: Payload) -> Any:
-    """What rows of different sources must agree in: columns and their types, or names, dtypes and shapes
-    of tensors. Of Python objects no more than that they are such."""
+    """What rows of different sources must agree in: columns and types, or names, dtypes and shapes of
+    tensors.
+    """
     if isinstance(data, pa.Table):
         return data.schema.remove_metadata()
     if isinstance(data, TensorRows):
@@ -33,8 +32,8 @@ def columns_of(data: Payload) -> Any:
 
 
 def difference(wanted: Any, found: Any, names_only: bool = False) -> tuple[str, str] | None:
-    """In what two of ``columns_of`` differ, as either has it; None where they do not, but for the order
-    of columns, and with ``names_only`` for their types.
+    """How two of ``columns_of`` differ; None if at most in the order of columns, and with ``names_only`` in
+    types.
 
     >>> one, two = pa.schema([("x", pa.int8())]), pa.schema([("x", pa.string())])
     >>> difference(one, two)
@@ -56,13 +55,11 @@ def _typed(name: str, kind: pa.DataType | None) -> str:
 
 
 def in_columns(table: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """A table with columns of the same names as they are wanted: in that order, and in those types."""
     same = table.schema.remove_metadata().equals(wanted, check_metadata=True)
     return table if same else table.select(wanted.names).cast(wanted)
 
 
 def said(kind: Any) -> str:
-    """One of ``columns_of``, for messages."""
     if isinstance(kind, pa.Schema):
         return f"Arrow columns {', '.join(kind.names)}"
     if isinstance(kind, str):
@@ -78,14 +75,12 @@ ONCE = "once"
 
 
 def is_python(inputs: Inputs) -> bool:
-    """Whether it is known, without a look at any, that a pipeline's rows are Python objects."""
     stages = inputs.chain.stages
     return gives_objects(stages) and all(is_ours(type(stage)) for stage in stages)
 
 
 def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
-    """Of what kind the rows are that come out of some stages: what ``columns_of`` tells, or ``ONCE``; None
-    where there are none."""
+    """The kind of the rows that come out of some stages: ``columns_of``, ``ONCE``, or None for no rows."""
     known = known_columns(inputs, steps)
     if known is not None:
         empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows
@@ -108,7 +103,6 @@ def united(
     unlike: Callable[[Any, str, Any, str], SchemaError],
     wider: Callable[[pa.Field, pa.Field], pa.Field],
 ) -> pa.Schema:
-    """The columns that hold the rows of all."""
     (first, schema), *others = schemas.items()
     fields = {field.name: (field, first) for field in schema}
     for name, own in others:

@@ -1,5 +1,3 @@
-"""``zip``: the columns of several sources, side by side."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +19,10 @@ from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRow
 class Zip(JoiningSource):
     """The columns of several pipelines side by side: row k of each is part of row k.
 
-    Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such
-    as ``tokenize``, ``map`` or ``select``, or ``take`` and ``skip``; all others come after ``zip``, so that
-    rows stay together. Blocks are those of one source, as a rule the one with the largest; where such a block
-    ends within one of another source, a shuffle decodes that twice.
-
-    Tensors and Python objects become columns where another source gives columns; where all give dicts, or
-    tuples, these are joined row by row. ``split`` and ``sample`` without a key choose a row by its place in
-    the first pipeline.
+    Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such as
+    ``tokenize``, ``map`` or ``select``, or ``take`` and ``skip``; all others come after ``zip``. Tensors and
+    Python objects become columns where another source gives columns; where all give dicts, or tuples, these
+    are joined. ``split`` and ``sample`` without a key choose a row by its place in the first pipeline.
 
     Args:
         pipelines: their columns come in this order.
@@ -65,8 +59,6 @@ class Zip(JoiningSource):
 
 
 class Zipped(JoinedRows):
-    """The columns of several sources."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
         self.named_by = parts[0].inputs, parts[0].skipped
@@ -83,7 +75,6 @@ class Zipped(JoinedRows):
             self.schema = pa.schema([field for schema in known for field in schema])  # type: ignore[union-attr]
 
     def _block_bytes(self) -> Any:
-        """Bytes of each block: of sources that are cut elsewhere, by the part of their blocks' rows."""
         if all(part.block_bytes is None for part in self.parts):
             return None
         found = np.zeros(len(self.lengths))
@@ -105,7 +96,6 @@ class Zipped(JoinedRows):
         return self.parts[0].place(int(self.edges[block]) + row)
 
     def places(self, block: int, row: int) -> list[Place]:
-        """Of each pipeline, by its number."""
         return [
             replace(place, source=f"{part.number}" + (f"/{place.source}" if place.source else ""))
             for part in self.parts
@@ -113,7 +103,6 @@ class Zipped(JoinedRows):
         ]
 
     def block_key(self, block: int) -> Any:
-        """The keys of the blocks that it is cut of, and where in them."""
         found = []
         for part, _, pieces in self.cut(block, 0, int(self.lengths[block])):
             keys = [[part.block_key(own), low, high] for own, low, high in pieces]
@@ -130,7 +119,6 @@ class Zipped(JoinedRows):
         return [*lines, *(line for part in self.parts for line in part.describe())]
 
     def joined(self, parts: Sequence[Any]) -> Payload:
-        """The columns of some rows of each source."""
         if len(parts) == 1:
             return parts[0]
         if all(isinstance(part, pa.Table) for part in parts):
@@ -150,7 +138,6 @@ class Zipped(JoinedRows):
         raise self._unlike("rows of different kinds")
 
     def _row(self, rows: Sequence[Any]) -> Any:
-        """One row of those of all sources."""
         if all(isinstance(row, tuple) for row in rows):
             return tuple(value for row in rows for value in row)
         odd = next((row for row in rows if not isinstance(row, Mapping)), None)
@@ -169,7 +156,6 @@ class Zipped(JoinedRows):
         )
 
     def _check_names(self, names: Sequence[Sequence[str]]) -> None:
-        """Raise unless all columns, listed for each source, have names of their own."""
         owner: dict[str, int] = {}
         for number, own in enumerate(names):
             for name in own:
@@ -183,8 +169,6 @@ class Zipped(JoinedRows):
 
 
 class ZippedByNumber(Zipped, RandomAccessSource):
-    """Several sources whose rows can be had by number."""
-
     def __init__(self, stage: JoiningSource, parts: Sequence[JoinedInput]) -> None:
         super().__init__(stage, parts)
         sources: list[Any] = [part.source for part in parts]
@@ -201,8 +185,7 @@ class ZippedByNumber(Zipped, RandomAccessSource):
 
 
 def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """The blocks of a source that rows ``start`` to ``stop`` lie in, and where in each; of no rows, where
-    they would."""
+    """The blocks that rows ``start`` to ``stop`` lie in, and where in each."""
     first = max(0, int(np.searchsorted(part.edges, start, side="right")) - 1)
     last = int(np.searchsorted(part.edges, stop, side="left"))
     found = []
@@ -215,8 +198,7 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
 
 
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
-    """The source whose blocks are those of all: the one at whose ends the fewest rows of others are decoded
-    twice. The first of several.
+    """The first source at whose blocks' ends the fewest rows of others are decoded twice.
 
     >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
     1

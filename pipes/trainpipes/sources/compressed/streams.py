@@ -1,8 +1,8 @@
-"""Compressed files as streams of bytes that can be entered at several places.
+"""Compressed files as streams that can be entered at several places.
 
-A gzip file is one member or several, one after the other; so are a zstd file's frames, and the streams of
-bzip2 and xz. Each is decompressed by itself, so a reader can start where one starts. The first bytes of a
-file tell what it is compressed with. One thread at a time uses a stream.
+A gzip file has one member or several; so have zstd files their frames, and bzip2 and xz files their
+streams. A reader can start where one starts. The first bytes of a file tell its compression. Not for two
+threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ def kind_by_name(name: str) -> str:
 
 
 def kind_by_content(head: bytes) -> str:
-    """What a file with these first bytes is compressed with; "" for nothing."""
     kind = next((kind for kind, magic in MAGIC.items() if head.startswith(magic)), "")
     if kind == "bzip2" and not (head[3:4].isdigit() and head[4:10] in BZIP2_BLOCKS):
         return ""  # text may start with these letters
@@ -61,16 +60,7 @@ def kind_by_content(head: bytes) -> str:
 
 
 class Stream:
-    """Decompressed bytes, from a place on.
-
-    Args:
-        read: reads the file, from the compressed place of ``entry`` on.
-        kind: what it is compressed with; "" for nothing.
-        entry: where a member begins.
-
-    Attributes:
-        entries: the members that have begun so far, the first one first; a caller may remove some.
-    """
+    """Decompressed bytes from a member on; ``entries`` are the members so far, which a caller may remove."""
 
     def __init__(self, read: Read, kind: str, entry: Entry = (0, 0)) -> None:
         self.entries: list[Entry] = []
@@ -82,17 +72,10 @@ class Stream:
             self._parts = iter(lambda: read(OUTPUT_BYTES), b"")
 
     def read(self) -> bytes:
-        """The next bytes, some; none at the end.
-
-        Raises:
-            BadFileError: they cannot be decompressed.
-        """
         return next(self._parts, b"")
 
 
 class _Gzip:
-    """zlib's decompressor of a gzip member, with the interface of those of ``bz2`` and ``lzma``."""
-
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(31)
         self._full = False
@@ -187,7 +170,6 @@ def _decompressed(opened: Any) -> bytes:
 
 
 def _frame(source: Forward) -> Iterator[bytes]:
-    """The bytes of a frame, behind whose first four the source is; block by block."""
     descriptor = _full(source, 1)
     bits = descriptor[0]
     single = bool(bits & SINGLE_SEGMENT)
@@ -216,16 +198,6 @@ def _full(source: Forward, size: int) -> bytes:
 
 
 class Forward:
-    """Bytes that are read from front to back.
-
-    Args:
-        more: gives the next ones; none at the end.
-        at: the place of the first one.
-
-    Attributes:
-        at: the place of the next one.
-    """
-
     closed = False
 
     def __init__(self, more: Callable[[], bytes | memoryview], at: int = 0) -> None:
@@ -233,7 +205,6 @@ class Forward:
         self._rest = memoryview(b"")
 
     def take(self, size: int) -> bytes:
-        """The next bytes; fewer at the end."""
         parts = []
         while size and self._fill():
             parts.append(self._rest[:size])
@@ -245,7 +216,6 @@ class Forward:
     read = take  # as Arrow calls it
 
     def skip(self, size: int) -> bool:
-        """Pass over bytes; whether there are so many."""
         end = self.at + size
         while self.at < end and self._fill():
             step = min(end - self.at, len(self._rest))
@@ -263,14 +233,7 @@ class Forward:
 
 
 class Decompressed:
-    """The bytes of a compressed file, by their places when decompressed. Goes on where it has ended; for
-    what is before that it starts anew.
-
-    Args:
-        data: the file.
-        kind: what it is compressed with.
-        again: counts what is decompressed only to reach later bytes.
-    """
+    """The bytes of a compressed file, by their decompressed places; for earlier bytes it starts anew."""
 
     def __init__(self, data: FileBytes, kind: str, again: ReadAgain) -> None:
         self._data, self._kind, self._again = data, kind, again
@@ -280,12 +243,7 @@ class Decompressed:
         self._at = 0
 
     def read(self, start: int, stop: int, entry: Entry = (0, 0)) -> bytes:
-        """Bytes ``start`` to ``stop``, by way of a member that begins at ``start`` or before; fewer at the
-        file's end.
-
-        Raises:
-            BadFileError: they cannot be decompressed.
-        """
+        """Bytes ``start`` to ``stop``, from a member that begins before them; fewer at the file's end."""
         if self._stream is None or not entry[1] <= self._at <= start:
             self.close()
             self._source = self._data.stream(entry[0])
@@ -309,7 +267,6 @@ class Decompressed:
             pass
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._source is not None:
             self._source.close()
         self._source = self._stream = None
@@ -317,7 +274,7 @@ class Decompressed:
 
 
 class ReadAgain:
-    """Bytes that the readers of a process decompressed only to reach later ones. Pickled, it is at 0."""
+    """Bytes that were decompressed only to reach later ones. Pickled, it is at 0."""
 
     def __init__(self) -> None:
         self.bytes = 0

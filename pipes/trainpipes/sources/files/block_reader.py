@@ -34,7 +34,7 @@ FETCHED = 16 << 20
 
 
 class BlockReader:
-    """One place in files. Not for two threads at once."""
+    """One place in files; for one thread."""
 
     def __init__(self, source: FileSource) -> None:
         self._source = source
@@ -66,9 +66,7 @@ class BlockReader:
         self._begins = self._row = 0  # in the file: of that batch, and of the next one
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Say which blocks will be read next, in order: those on other machines are fetched, several side by
-        side, and small ones that follow each other at once. What is fetched already, and is expected still,
-        stays."""
+        """Have remote blocks that will be read next fetched, several side by side."""
         source, form = self._source, self._source.format
         if source.is_local:
             return
@@ -106,7 +104,6 @@ class BlockReader:
         self._ahead.expect(list(wanted))
 
     def read(self, block: int, start: int, stop: int) -> Payload:
-        """Rows ``start`` to ``stop`` of a block."""
         source = self._source
         begin = source.begin_of(block, start, stop)
         row, end = begin + start, begin + stop
@@ -130,7 +127,6 @@ class BlockReader:
         return pa.Table.from_batches(parts, source.schema or (None if parts else pa.schema([])))
 
     def first(self, file: int) -> Any:
-        """The first rows of a file, which has some, as the format gives them."""
         block = int(self._source.first_block[file])
         try:
             self._go_to(block)
@@ -140,7 +136,6 @@ class BlockReader:
             raise self._explained(block, 0, error) from error
 
     def close(self) -> None:
-        """Let go of what is open."""
         self._stop_decoding()
         self._batch, self._begins, self._row = None, 0, 0
         _close(self._opened)
@@ -165,7 +160,6 @@ class BlockReader:
         self._block = block
 
     def _decode(self, row: int) -> None:
-        """Go on to the batch that a row of the file is in."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         if number != self._number or row < self._row:
             self._begin(number)
@@ -176,7 +170,6 @@ class BlockReader:
             self._batch = self._conform(batch)
 
     def _begin(self, number: int) -> None:
-        """Go to the first row of one of the format's blocks."""
         self._stop_decoding()
         source, layout = self._source, self._source.layouts[self._file]
         self._batch = None  # two would take twice the memory
@@ -208,7 +201,6 @@ class BlockReader:
         return self._source.conform(batch, lambda: self._source.place(self._block, row))
 
     def _explained(self, block: int, row: int, error: BaseException) -> BaseException:
-        """What is wrong with a file, in our words; other errors as they are."""
         source, file = self._source, int(self._source.file_of_block[block])
         place = source.place(block, row)
         if not isinstance(error, DataError | MemoryError | OSError) and isinstance(
@@ -229,7 +221,6 @@ class BlockReader:
 
 
 def _part(batch: Any, first: int, last: int) -> Any:
-    """Some rows of a batch, all if there are no others."""
     if last - first == len(batch):
         return batch
     return batch.slice(first, last if isinstance(batch, TensorRows) else last - first)
@@ -248,7 +239,7 @@ def explanation(
     kept_in: str | None = None,
     kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> BaseException:
-    """What is wrong with a file, in our words, and where; other errors as they are."""
+    """The error with file and row, in our words; other errors as they are."""
     if isinstance(error, UnreachableError | DataChangedError) and error.row is None:
         return located(place, error)  # type: ignore[no-any-return]
     if isinstance(error, TrainpipesError | MemoryError):
@@ -267,7 +258,6 @@ def explanation(
 
 @contextmanager
 def explained(place: Place, *how: Any, **more: Any) -> Iterator[None]:
-    """Raise errors of what is done as ``explanation`` says."""
     try:
         yield
     except BaseException as error:
@@ -278,4 +268,4 @@ def explained(place: Place, *how: Any, **more: Any) -> Iterator[None]:
 
 
 class _OtherRowsError(Exception):
-    """There are other than the rows that were counted; says how many, and how many these were."""
+    """The number of rows differs from the count."""

@@ -1,7 +1,7 @@
-"""Bytes of remote files, kept on a disk of this machine in chunks of 4 MiB, found by URL, size and version.
+"""Bytes of remote files, kept on a disk of this machine in chunks of 4 MiB by URL, size and version.
 
-All processes of the machine share a folder and its limit. A disk that is full, or that cannot be written,
-costs no row: bytes are then fetched and not kept.
+All processes of the machine share a folder and its limit. On a disk that is full or read-only, bytes are
+fetched and not kept.
 """
 
 from __future__ import annotations
@@ -42,22 +42,15 @@ _full: set[str] = set()  # folders that could not be written
 
 @dataclass(frozen=True)
 class DiskCache:
-    """A folder of chunks.
-
-    Args:
-        folder: on a disk of this machine.
-        most: bytes of all chunks in it, at most.
-    """
+    """A folder of chunks of ``most`` bytes together."""
 
     folder: str
     most: int
 
     def keeping(self, source: RemoteBytes) -> FileBytes:
-        """A remote file whose bytes are kept, if something tells its versions apart."""
         return CachedBytes(source, self) if source.version else source
 
     def path(self, digest: str, chunk: int) -> Path:
-        """Where a chunk of a file is kept."""
         return Path(self.folder, KIND, digest[:2], f"{digest[2:]}-{chunk}{SUFFIX}")
 
     def get(self, path: Path, size: int) -> memoryview | None:
@@ -77,7 +70,6 @@ class DiskCache:
         return None
 
     def put(self, path: Path, data: memoryview) -> None:
-        """Keep a chunk, if there is room for it."""
         size = len(data) + CHECK
         if size > self.most or self.folder in _full:
             return
@@ -117,8 +109,6 @@ class DiskCache:
 
 
 class CachedBytes(FileBytes):
-    """A remote file whose bytes are kept."""
-
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
         self.name, self.size = source.name, source.size
         self.version, self.checked = source.version, source.checked
@@ -138,7 +128,6 @@ class CachedBytes(FileBytes):
         return self._source.once(key, make)
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
-        """Chunks by their numbers. What other threads of this process fetch is waited for."""
         found = {n: self._last[n] for n in numbers if n in self._last}
         while missing := [n for n in numbers if n not in found]:
             future: Future[None] = Future()

@@ -1,5 +1,3 @@
-"""Calls a function for each file of a data set, in several threads; names all files for which it fails."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -90,7 +88,7 @@ def each_file(
 def _in_threads(
     work: Callable[[int], None], numbers: Sequence[int], requests: Requests, most: int
 ) -> None:
-    """``work`` for each number; while it is quick, or if ``most`` is 1, in this thread."""
+    """``work`` for each number; in this thread while it is quick."""
     first, quick = 0, True
     while quick and first < len(numbers):
         began = perf_counter()
@@ -117,7 +115,6 @@ def _in_threads(
 
 
 def failed(files: FileList, failures: dict[int, Exception], asker: str, what: str) -> Exception:
-    """The error that names all files which could not be read."""
     for _, failure in sorted(failures.items()):
         if isinstance(failure, UnreachableError):
             failure.stage = asker
@@ -146,7 +143,6 @@ def failed(files: FileList, failures: dict[int, Exception], asker: str, what: st
 
 
 def reason(error: Exception) -> str:
-    """Why a file cannot be read, in a few words."""
     if isinstance(error, BadFileError):
         return str(error)
     if isinstance(error, FileNotFoundError):
@@ -161,7 +157,6 @@ def reason(error: Exception) -> str:
 
 
 def is_encrypted(error: BaseException) -> bool:
-    """Whether Arrow says that it has no key."""
     return "decrypt" in str(error).lower()
 
 

@@ -1,9 +1,8 @@
-"""The bytes of a file, alike for files here and on other machines.
+"""The bytes of a file, alike for local and remote files.
 
-What is read is of the file that was listed. One that has changed since, also to the same size, is a
-``DataChangedError`` before any byte of it is given: on this machine by inode, time of change and size; on S3
-and over HTTP by the version that each reply tells; elsewhere by its size, and by what the store lists of it
-after a request that had to be made again.
+What is read is of the file that was listed. One that has changed since is a ``DataChangedError`` before
+any byte of it is given: locally by inode, time of change and size; on S3 and over HTTP by the version in
+each reply; elsewhere by size, and by what the store lists after a repeated request.
 """
 
 from __future__ import annotations
@@ -52,15 +51,15 @@ AT_ONCE = 512
 class FileBytes(ABC):
     """The bytes of one file, for any thread.
 
+    ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is another
+    one, and UnreachableError where the server does not answer or denies access.
+
     Attributes:
         name: its path or URL.
         size: bytes of it.
-        version: what tells it from another one of that name, in this run; "" where nothing does.
+        version: tells it from another one of that name; "" where nothing does.
         checked: whether each read is certain to be of this version.
         local: whether it is on this machine.
-
-    ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is
-    another one, and UnreachableError where the server does not answer or denies access.
     """
 
     name: str
@@ -97,8 +96,7 @@ class FileBytes(ABC):
 def fetch_small(
     files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
 ) -> None:
-    """Have small files of stores in memory, many by one call, which takes half the time. What cannot be had
-    is left to those who read it."""
+    """Have small remote files in memory, many by one call, which takes half the time."""
     by_system: dict[int, list[int]] = {}
     for n in numbers if not all(map(is_local, files.systems)) else ():
         system = int(files.system_of[n])
@@ -118,7 +116,6 @@ def fetch_small(
 def open_bytes(
     files: FileList, file: int, requests: Requests | None = None, kept: KeptFiles | None = None
 ) -> FileBytes:
-    """The bytes of a file of a list."""
     if is_local(files.system(file)):
         return LocalBytes(files, file, kept or KeptFiles())
     remote = RemoteBytes(
@@ -128,8 +125,6 @@ def open_bytes(
 
 
 class LocalBytes(FileBytes):
-    """A file of this machine, or of one that this machine has mounted."""
-
     checked = local = True
 
     def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
@@ -170,13 +165,12 @@ class LocalBytes(FileBytes):
 
 
 def as_bytes(view: memoryview) -> bytes:
-    """Bytes of a view, copied only if they are a part of others."""
     whole = view.obj
     return whole if isinstance(whole, bytes) and len(whole) == len(view) else bytes(view)
 
 
 def mapped(path: str) -> pa.Buffer:
-    """A local file's bytes, which stay mapped for as long as something refers to them."""
+    """A local file's bytes, mapped while something refers to them."""
     if not os.path.getsize(path):
         return pa.py_buffer(b"")
     with pa.memory_map(path) as opened:
@@ -184,8 +178,7 @@ def mapped(path: str) -> pa.Buffer:
 
 
 class KeptFiles:
-    """What the readers of a process share of files: local ones that are mapped, small remote ones, and what
-    was found out about any. Any thread may ask. Pickled, it is empty."""
+    """Mapped local files, small remote ones, and findings, shared by a process. Pickled, it is empty."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, pa.Buffer] = {}
@@ -199,7 +192,6 @@ class KeptFiles:
         return type(self), ()
 
     def mapped(self, file: int, path: str) -> pa.Buffer:
-        """A local file's bytes."""
         with self._lock:
             found = self._buffers.get(file)
             if found is None:
@@ -212,7 +204,6 @@ class KeptFiles:
         return size <= self._left
 
     def keep(self, file: int, content: bytes) -> None:
-        """Keep a small file, if there is room."""
         with self._lock:
             if (
                 len(content) <= SMALL_FILE
@@ -223,7 +214,7 @@ class KeptFiles:
                 self._left -= len(content)
 
     def once(self, file: int, key: Any, make: Callable[[], T]) -> T:
-        """What ``make`` has found of a file, which is called once; by one thread for a file at a time."""
+        """What ``make`` found of a file; one thread at a time calls it, once."""
         found = self._found
         if (file, key) not in found:
             with self._lock:
@@ -236,8 +227,6 @@ class KeptFiles:
 
 
 class RemoteBytes(FileBytes):
-    """A file on another machine."""
-
     def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
         self._file, self._kept = file, kept
         self._system, self._path, self._requests = files.system(file), files.paths[file], requests
@@ -286,7 +275,6 @@ class RemoteBytes(FileBytes):
             raise changed(Place(self.name), how)
 
     def _change(self) -> str:
-        """How the file that is there now differs from the one that was listed; "" if it does not."""
         self._system.invalidate_cache()
         now = told(self._requests.call(self._system, "info", self._path))
         if now.size is not None and now.size != self.size:
@@ -313,7 +301,7 @@ def merged(ranges: Sequence[tuple[int, int]], gap: int = 0) -> list[tuple[int, i
 def cut(
     parts: Sequence[memoryview | bytes], starts: Sequence[int], start: int, stop: int
 ) -> memoryview:
-    """A range, of parts that begin at ``starts``; copied only where it lies in several."""
+    """A range of parts that begin at ``starts``; copied only if it lies in several."""
     if start >= stop:
         return memoryview(b"")
     n = bisect_right(starts, start) - 1
@@ -325,8 +313,6 @@ def cut(
 
 
 class FetchedBytes(FileBytes):
-    """The bytes of a file, some of which are here."""
-
     def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
         self.name, self.size, self.version = data.name, data.size, data.version
         self.checked, self._data = data.checked, data

@@ -1,5 +1,3 @@
-"""The errors for files that are gone, changed, damaged or out of reach, in the same words for all formats."""
-
 from __future__ import annotations
 
 import os
@@ -22,7 +20,6 @@ MOUNTS = "/proc/self/mountinfo"
 
 
 def check_unchanged(files: FileList, file: int, place: Place) -> None:
-    """Raise if the size or the time of change of a local file is not that of when it was listed."""
     if not is_local(files.system(file)):
         return
     try:
@@ -38,7 +35,7 @@ def check_unchanged(files: FileList, file: int, place: Place) -> None:
 
 
 def _keeps_inodes(device: int) -> bool:
-    """Whether files of a device keep their inodes: some file systems over a network make them up again."""
+    """Whether a device keeps inodes: some network file systems make them up again."""
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open(MOUNTS) as mounts:
@@ -49,7 +46,6 @@ def _keeps_inodes(device: int) -> bool:
 
 
 def gone(place: Place) -> MissingFilesError:
-    """The error for a file that is no longer there."""
     return MissingFilesError(
         f"{place}: the file was there when the files were listed, but no longer is; bring it back, "
         "or build the pipeline again without it",
@@ -58,7 +54,6 @@ def gone(place: Place) -> MissingFilesError:
 
 
 def changed(place: Place, how: str) -> DataChangedError:
-    """The error for a file that has changed since it was listed."""
     return DataChangedError(
         f"{place}: the file has changed since the files were listed: {how}; bring the old one back, "
         "or build the pipeline again",
@@ -67,8 +62,6 @@ def changed(place: Place, how: str) -> DataChangedError:
 
 
 def located(place: Place, error: Any) -> Any:
-    """The error for a file that has changed, or a server that does not answer, with the row at which that was
-    seen."""
     told = {name: getattr(error, name) for name in ("attempts", "seconds") if hasattr(error, name)}
     said = error.message.removeprefix(hidden(f"{place.path}: "))
     return type(error)(f"{place}: {said}", **told, **vars(place))
@@ -81,7 +74,6 @@ def without(path: str) -> str:
 
 
 def unreadable(place: Place, what: str) -> UnreadableError:
-    """The error for a file that has not changed, and that is damaged or may not be read."""
     return UnreadableError(
         f"{place}: {what}; to go on from a checkpoint, restore the file; without it, start a new run, with "
         f"{without(place.path or '')}",

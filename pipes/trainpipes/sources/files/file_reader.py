@@ -1,5 +1,3 @@
-"""What all stages that read files share: the files they are given, and options that mean the same in each."""
-
 from __future__ import annotations
 
 import os
@@ -21,10 +19,8 @@ from trainpipes.storage.cache import SUFFIX
 
 
 class FileReader(Source):
-    """A stage that reads the files which ``list_files`` below it lists.
-
-    A class below this one has an option ``storage_options``, and defines ``open_files``. Options of the names
-    in ``CHECKS`` are checked here.
+    """A stage that reads the files which ``list_files`` below it lists. A subclass has the option
+    ``storage_options`` and defines ``open_files``.
     """
 
     role = "reader"
@@ -44,7 +40,6 @@ class FileReader(Source):
         """The rows of the files that the stages below list and let through."""
 
     def listed(self, stages: Sequence[Stage], suffixes: Sequence[str] | None = None) -> FileList:
-        """The files that the stages below list and let through."""
         if not stages or not isinstance(stages[0], ListFiles):
             raise ConfigError(f"{self} needs the files to read: put it after list_files(...)")
         found = stages[0].files(self.options["storage_options"], suffixes or suffixes_of(self.name))
@@ -55,7 +50,7 @@ class FileReader(Source):
         return found
 
     def _check_names(self, files: FileList) -> None:
-        """Raise where a name is no text: Arrow opens no such file, and no index can keep its name."""
+        """Raise for names that are no text, which neither Arrow nor the index can hold."""
         odd = next(
             (name for name in files.names if not name.isascii() and not _is_text(name)), None
         )
@@ -96,7 +91,6 @@ def _rows(value: Any, option: str) -> int:
 
 
 def _index(value: Any, option: str) -> str | bool:
-    """Where an index is kept, as text if it is a path."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):

@@ -1,5 +1,3 @@
-"""Rows of files in blocks: what all sources of files share; and which reader is for which files, by name."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,8 +14,7 @@ from trainpipes.sources.files.listing import is_local
 
 
 def cut_evenly(rows: int, block_rows: int) -> IntArray:
-    """The first row of each block of ``block_rows`` rows of a file, and its number of rows, int64
-    ``[blocks + 1]``.
+    """First rows of blocks, and the number of rows, int64 ``[blocks + 1]``.
 
     >>> cut_evenly(10, 4).tolist(), cut_evenly(0, 4).tolist()
     ([0, 4, 8, 10], [0])
@@ -26,14 +23,7 @@ def cut_evenly(rows: int, block_rows: int) -> IntArray:
 
 
 class FileBlocks(RowSource):
-    """Rows of files in blocks. A class below this one sets the attributes.
-
-    Attributes:
-        files: the files.
-        sizes: bytes of each file, int64 ``[files]``.
-        file_of_block: the file that each block is in, int64 ``[blocks]``; None where blocks are of several.
-        blocks_called: what the format calls blocks.
-    """
+    """Rows of files in blocks; ``file_of_block`` is None where blocks are of several files."""
 
     files: FileList
     sizes: IntArray
@@ -45,16 +35,13 @@ class FileBlocks(RowSource):
 
     @cached_property
     def _relative_names(self) -> list[str]:
-        """Names of the files below the folder that holds them all."""
         return self.files.relative_names()
 
     @cached_property
     def is_local(self) -> bool:
-        """Whether all files are on this machine."""
         return all(map(is_local, self.files.systems))
 
     def fingerprint_of(self, lines: Sequence[str]) -> dict[str, Any]:
-        """The fingerprint of files, from a line about each."""
         return {
             "files": len(lines),
             "rows": int(self.lengths.sum()),
@@ -107,13 +94,12 @@ def suffixes_of(reader: str) -> tuple[str, ...]:
 
 
 def ends_of_names() -> list[str]:
-    """Ends of the names of all files that some reader reads; .md is left out, since in a folder of other
-    files it describes them."""
+    """Endings that some reader reads, without .md, which describes other files."""
     return [end for reader in READERS for end in suffixes_of(reader) if ".md" not in end]
 
 
 def reader_by_name(path: str) -> str:
-    """The reader of a file by the end of its name; "" where that does not say.
+    """The reader for a file's name; "" if unknown.
 
     >>> reader_by_name("data/chats.jsonl.gz"), reader_by_name("README"), reader_by_name("a.parquet.gz")
     ('read_json', '', '')

@@ -1,5 +1,3 @@
-"""The rows of files of any format. Made by the thread that plans; several threads read."""
-
 from __future__ import annotations
 
 import json
@@ -31,22 +29,7 @@ from trainpipes.sources.remote.retry import Requests
 
 
 class FileSource(FileBlocks):
-    """Rows of files. Can be pickled, as the format can.
-
-    A block of the source is a range of rows of one file: one of the format's blocks, unless ``edges`` says
-    otherwise.
-
-    Attributes:
-        format: see above.
-        layouts: see above.
-        columns: see above.
-        schema: Arrow schema of every table that a reader gives; None if there are no rows to tell.
-        said_of_schema: what messages say of those that have it.
-        kept_in: the file in which the layouts are kept, if they are.
-        first_block: number of each file's first block, int64 ``[files + 1]``.
-        first_row: number of each file's first row, int64 ``[files + 1]``.
-        begins: the row of its file that each block begins with, int64 ``[blocks]``.
-    """
+    """A block is a range of rows of one file: one of the format's blocks, unless ``edges`` differ."""
 
     said_of_schema = "the others have"
 
@@ -87,12 +70,10 @@ class FileSource(FileBlocks):
 
     @property
     def decoder(self) -> str:
-        """What messages call that which decodes."""
         return getattr(self.format, "decoder", f"{type(self.format).__name__}.decode")
 
     @property
     def failed(self) -> str:
-        """What messages say where rows cannot be read."""
         own = is_ours(type(self.format)) and not hasattr(self.format, "decoder")
         return "the rows here cannot be read" if own else f"{self.decoder} failed here"
 
@@ -100,19 +81,15 @@ class FileSource(FileBlocks):
         return BlockReader(self)
 
     def data(self, file: int, requests: Requests | None = None) -> FileBytes:
-        """The bytes of a file."""
         return open_bytes(self.files, file, requests, self._kept)
 
     def is_here(self, file: int) -> bool:
-        """Whether a file is read without a server."""
         return is_local(self.files.system(file)) or file in self._kept.whole
 
     def opened(self, file: int, requests: Requests) -> Any:
-        """A file as the format has it."""
         return self.format.open(self.data(file, requests), self.layouts[file])
 
     def begin_of(self, block: int, start: int, stop: int) -> int:
-        """The row of its file that a block begins with, which has rows ``start`` to ``stop``."""
         length = int(self.lengths[block])
         if not 0 <= start <= stop <= length:
             called = self.blocks_called.removesuffix("s")
@@ -120,14 +97,13 @@ class FileSource(FileBlocks):
         return int(self.begins[block])
 
     def decoded_blocks(self, first: int, last: int) -> range:
-        """Numbers of the format's blocks that blocks of a file are made of."""
         ends = np.cumsum(self.layouts[int(self.file_of_block[first])].rows)
         stop = int(self.begins[last] + self.lengths[last])
         begin = int(np.searchsorted(ends, self.begins[first], side="right"))
         return range(begin, int(np.searchsorted(ends, stop)) + 1)
 
     def sampled(self, files: int) -> float | None:
-        """Bytes of an average row in memory, of the first ones of so many files; None without rows."""
+        """Bytes of an average row in memory, by the first rows of some files."""
         some = np.flatnonzero(np.diff(self.first_row)).tolist()
         rows, size, reader = 0, 0, BlockReader(self)
         try:
@@ -140,7 +116,6 @@ class FileSource(FileBlocks):
         return size / rows if rows else None
 
     def conform(self, batch: Any, place: Callable[[], Place]) -> Any:
-        """Rows in the source's columns and types; tensors as they are."""
         schema = self.schema
         if schema is None or batch.schema.equals(schema):
             return batch
@@ -157,7 +132,6 @@ class FileSource(FileBlocks):
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def other_rows(self, place: Place, given: str, counted: int) -> DataError:
-        """The error for a block that has not the rows that were counted."""
         if is_ours(type(self.format)) and not hasattr(self.format, "decoder"):
             return unreadable(place, f"{self.failed}: it has {given}, and {counted:,} were counted")
         way = "version=" if hasattr(self.format, "decoder") else "key"
@@ -168,8 +142,6 @@ class FileSource(FileBlocks):
         )
 
     def block_key(self, block: int) -> Any:
-        """The file by its name below the common root, size, and time of change or etag; the rows; and what
-        names the format, and tells its rows from others."""
         file, first = int(self.file_of_block[block]), int(self.begins[block])
         name, stamp = self._relative_names[file], self.files.stamps[file]
         known = [] if self._known is None else [self._known]
@@ -188,7 +160,6 @@ class FileSource(FileBlocks):
         return {**self._besides, **self.fingerprint_of(lines)}
 
     def place(self, block: int, row: int) -> Place:
-        """File, row in the file, and the format's block where that is named."""
         file = int(self.file_of_block[block])
         number = block - int(self.first_block[file]) if self.format.places_blocks else None
         return Place(self.files.names[file], number, int(self.begins[block]) + row)
@@ -198,7 +169,6 @@ class FileSource(FileBlocks):
 
 
 def _spread(blocks: IntArray, layout: Layout) -> npt.NDArray[np.float64]:
-    """Bytes of each block of a file, of those of the format's blocks."""
     sizes = layout.stop - layout.start
     if blocks is layout.rows:
         return sizes.astype(np.float64)
@@ -208,15 +178,12 @@ def _spread(blocks: IntArray, layout: Layout) -> npt.NDArray[np.float64]:
 
 
 class NumberedFiles(FileSource, RandomAccessSource):
-    """Rows of files that can be read by number, too."""
-
     def __init__(self, *store_and_format: Any, **how: Any) -> None:
         super().__init__(*store_and_format, **how)
         self.by_number = self.format.by_number and self._unfit is None
 
     @cached_property
     def _unfit(self) -> str | None:
-        """The first file whose rows cannot be read by number."""
         files, unfit = self.files, self.format.unfit
         local = [is_local(system) for system in files.systems]
         each = enumerate(self.layouts)
@@ -276,7 +243,6 @@ def scanned(
     known: Any = None,
     **how: Any,
 ) -> FileSource:
-    """The rows of files of a format that nothing else is known of."""
     store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
     store.complete(lambda job: format.scan(job.data), asker, **how)
     kind = NumberedFiles if format.random_access else FileSource

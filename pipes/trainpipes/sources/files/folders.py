@@ -1,7 +1,7 @@
-"""What is in folders: of this machine, and of the stores that fsspec knows.
+"""The contents of folders: of this machine, and of the stores that fsspec knows.
 
-Stores are asked by ``info``, ``ls`` and ``find``; not by ``glob``, nor by a ``find`` that walks the folders:
-those of fsspec leave out, without a word, what could not be listed.
+Stores are asked by ``info``, ``ls`` and ``find`` alone: fsspec's ``glob`` and walking ``find`` silently
+leave out what could not be listed.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ STAMPS = (
 
 
 class Told(NamedTuple):
-    """What a listing says of a file: bytes, None where that is not known; time of change or etag, ""
-    where neither is known; and on this machine its inode."""
+    """A listed file: bytes or None; time of change or etag or ""; the inode of a local one."""
 
     size: int | None
     stamp: str
@@ -45,32 +44,25 @@ Found = dict[str, Told]
 
 
 class Entry(NamedTuple):
-    """A file or a folder; with what a store's listing says of it."""
-
     path: str
     is_folder: bool
     info: Mapping[str, Any] = {}
 
 
 class LocalFolders:
-    """The folders of this machine."""
-
     def look_up(self, path: str) -> Entry | None:
         """The file or folder of a path; None if it is a pattern."""
         there = os.path.lexists(path) or not has_magic(path)
         return Entry(path, os.path.isdir(path)) if there else None
 
     def entries(self, folder: str, all_below: bool = False) -> list[Entry]:
-        """What is in a folder."""
         with os.scandir(folder) as found:
             return [Entry(one.path, one.is_dir()) for one in found if not _leads_back(one)]
 
     def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        """What is found of each item."""
         return [what(item) for item in items]
 
     def told(self, file: Entry) -> Told:
-        """What is known of a file."""
         try:
             about = os.stat(file.path)
         except FileNotFoundError:
@@ -89,8 +81,6 @@ class LocalFolders:
 
 
 class StoreFolders:
-    """The folders of a store."""
-
     def __init__(self, system: Any, requests: Requests) -> None:
         self._system = system
         self._requests = requests
@@ -122,7 +112,6 @@ class StoreFolders:
         return [one for one in found if not one.is_folder or one.path != folder.rstrip("/")]
 
     def _find(self, folder: str) -> None:
-        """Look up all files below a folder, in one request."""
         found = self._requests.call(self._system, "find", folder, detail=True)
         above = folder and f"{folder}/"
         known: dict[str, list[Entry]] = {folder: []}
@@ -164,7 +153,6 @@ class StoreFolders:
 
 
 def told(info: Mapping[str, Any]) -> Told:
-    """Size and stamp of a file, as a store's listing tells them."""
     stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
     return Told(info.get("size"), stamp)
 

@@ -1,5 +1,3 @@
-"""What a file format tells of itself: which blocks a file has, where their bytes are, and what these mean."""
-
 from __future__ import annotations
 
 import json
@@ -17,22 +15,22 @@ from trainpipes.sources.files.file_bytes import FetchedBytes, FileBytes, merged
 
 
 class OtherBytesError(Exception):
-    """A file holds something else than when it was scanned; says what is different."""
+    """A file is not the one that was scanned; the message says what is different."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What a format has found in one file: its blocks, and what their rows are.
+    """The blocks that a format found in a file.
 
     Args:
         rows: rows of each block, int64 ``[blocks]``.
         start: where the bytes of each block begin in the file, int64 ``[blocks]``.
         stop: where they end, int64 ``[blocks]``.
-        schema: columns and types of the file's rows; one without columns if only the rows themselves say.
-        extra: what the format needs besides to decode a block.
+        schema: columns and types of the rows; without columns if only the rows themselves show them.
+        extra: anything else that the format needs to decode a block.
 
     Raises:
-        ValueError: the numbers are no counts and places of as many blocks.
+        ValueError: the arrays do not describe the same number of blocks.
     """
 
     rows: IntArray
@@ -70,17 +68,15 @@ def _counts(name: str, values: npt.ArrayLike) -> IntArray:
 
 
 class Format(ABC):
-    """A file format of your own: it says which blocks a file has, and decodes one of them.
+    """A file format of your own: it finds the blocks of a file, and decodes one of them.
 
-    The rest is as for any other format: shuffle, shards, exact seek to any row, resume on any number of
-    ranks, columns and types that are the same in all files, and an index that is made once.
-
-    A format has no state, and can be pickled: several threads and processes use it.
+    Shuffling, sharding, exact resume and the index then work as for any other format. A format has no state
+    and is picklable: several threads and processes use it.
 
     Attributes:
         name: what messages and the index call it.
-        suffixes: what names of its files in folders end with; ``("",)`` for all.
-        key: options on which the layout or the rows depend, as text; a state is refused if it differs.
+        suffixes: endings of its files in folders; ``("",)`` for all.
+        key: options that change the layout or the rows, as text; a state with another key is refused.
 
     >>> import numpy as np, pathlib, pyarrow as pa, tempfile, trainpipes as tp
     >>> class Numbers(tp.Format):
@@ -113,26 +109,26 @@ class Format(ABC):
 
     @abstractmethod
     def scan(self, file: FileBytes) -> Layout:
-        """Look at a file, once: an index keeps what is found. Called by several threads.
+        """Find the blocks of a file, once; an index keeps them. Several threads call it.
 
         Args:
-            file: its bytes: ``file.size``, ``file.name``, ``file.read([(start, stop), ...])``, which gives a
+            file: ``file.size``, ``file.name``, ``file.read([(start, stop), ...])``, which returns a
                 memoryview for each range, and ``file.stream(start)``, an open file.
 
         Raises:
-            Exception: any, if it is no such file; the message names the file and says why.
+            Exception: any, if the file is not of this format; the message should name the file.
         """
 
     def ranges(
         self, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> list[tuple[int, int]]:
-        """Bytes that ``decode`` will read of a block: those of files on other machines are fetched ahead. All
-        bytes from ``start`` to ``stop``, unless a format says otherwise.
+        """The bytes that ``decode`` reads of a block, which are fetched ahead of remote files: by default all
+        from ``start`` to ``stop``.
 
         Args:
             layout: of the file.
             block: number of the block in it.
-            columns: names of the columns that are wanted; None for all.
+            columns: names of the wanted columns; None for all.
         """
         return [(int(layout.start[block]), int(layout.stop[block]))]
 
@@ -140,64 +136,67 @@ class Format(ABC):
     def decode(
         self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a block, in order: as many as the layout counts. Several small batches take less memory
-        than one.
+        """Yield the rows of a block in order, as many as the layout counts. Small batches take less memory.
 
         Args:
-            data: the bytes of the file, with ``data.mapped()`` of one on this machine.
+            data: the bytes of the file; ``data.mapped()`` maps a local one.
             layout: of the file.
             block: number of the block in it.
-            columns: names of the columns that are wanted; None for all. Others may come, and are dropped.
+            columns: names of the wanted columns; None for all. Others may come, and are dropped.
         """
 
     def fingerprint(self) -> Any:
-        """What a state knows the format by, of JSON types."""
+        """What identifies the format in a state, of JSON types."""
         return {"format": self.name, "key": self.key}
 
     # What most formats leave as it is
 
     def open(self, data: FileBytes, layout: Layout) -> Any:
-        """What ``decode`` is given in place of the bytes, for as long as a reader stays in a file: for
-        formats that keep something open. It is closed after, if it has ``close``."""
+        """What ``decode`` gets instead of the bytes while a reader stays in a file, for formats that keep
+        something open. It is closed if it has ``close``.
+        """
         return data
 
     def fetch(
         self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
     ) -> Any:
-        """The same for a file on another machine, with the bytes of blocks that follow each other. Called
-        ahead of reading them, by any thread."""
+        """``open`` of a remote file, with the bytes of some consecutive blocks. Any thread calls it ahead of
+        reading.
+        """
         ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
         return self.open(FetchedBytes(data, ranges), layout)
 
     def fetched_bytes(
         self, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
     ) -> float:
-        """About how many bytes ``fetch`` gets; 0 if it is not to be called."""
+        """About how many bytes ``fetch`` gets; 0 to never call it."""
         ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
         return float(sum(stop - start for start, stop in merged(ranges)))
 
     def take(
         self, data: FileBytes, layout: Layout, rows: Any, columns: Sequence[str] | None
     ) -> Any:
-        """Rows by their numbers in a file, in this order: a record batch or tensors, or a list of them. The
-        numbers are an array; where ``by_number`` is set, also a slice."""
+        """Rows by number in this order: a record batch, tensors, or a list of them. ``rows`` is an array;
+        where ``by_number`` is set, also a slice.
+        """
         raise NotImplementedError
 
     def unfit(self, layout: Layout, local: bool) -> bool:
-        """Whether rows of a file cannot be read by number, for instance since it is compressed."""
+        """Whether rows of a file cannot be read by number, as of a compressed one."""
         return not local
 
     def change(self, data: FileBytes, layout: Layout) -> str:
-        """How a file whose rows cannot be read differs from the one that was scanned; "" if it does not. What
-        its size, time of change or etag tells is known besides."""
+        """How an unreadable file differs from the one that was scanned, beyond size and time; "" if it does
+        not.
+        """
         return ""
 
     def block_key(self, layout: Layout, blocks: range) -> list[Any]:
-        """What identifies the rows of blocks besides the file and their numbers, of JSON types."""
+        """What identifies the rows of some blocks, besides file and numbers; of JSON types."""
         return []
 
     def note(self, layout: Layout) -> str:
-        """What a state knows a file by besides its name, size and number of rows."""
+        """What identifies a file in a state, besides name, size and row count."""
         return ""
 
     def describe(self, layouts: Sequence[Layout]) -> list[tuple[str, str]]:
@@ -221,7 +220,6 @@ def packed(**values: Any) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """What ``packed`` was given."""
     at = 8 + int.from_bytes(data[:8], "little")
     values, arrays = json.loads(data[8:at])
     for name, kind, count in arrays:

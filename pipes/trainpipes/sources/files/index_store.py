@@ -1,7 +1,7 @@
-"""Layouts of files, kept in a small Arrow file, so that a later start opens none of them.
+"""Layouts of files, kept in a small Arrow file for later starts.
 
-A row counts only while size and stamp are those of the listing. Of several processes of a machine that need
-the same index one scans the files and the others wait for it; if it is killed, the next one does.
+A row counts only while size and stamp are those of the listing. Of several processes of a machine, one
+scans the files and the others wait; if it is killed, the next one does.
 """
 
 from __future__ import annotations
@@ -60,16 +60,6 @@ COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class Scan:
-    """A file that is to be looked at.
-
-    Args:
-        file: its number in the list.
-        data: its bytes.
-        known: what was found earlier, where that is not enough.
-        requests: makes those to servers.
-        progress: counts bytes, where the caller has asked for that.
-    """
-
     file: int
     data: FileBytes
     known: Layout | None
@@ -78,7 +68,7 @@ class Scan:
 
 
 class _Signs(Progress):
-    """Progress that also says to those who wait for the index that it is being made."""
+    """Progress that also tells waiting processes that the index is being made."""
 
     def __init__(self, progress: Progress, lock: FileLock | None) -> None:
         self._progress, self._lock = progress, lock
@@ -90,15 +80,6 @@ class _Signs(Progress):
 
 
 class IndexStore:
-    """Layouts of the files of a data set, of earlier runs and from now on.
-
-    Attributes:
-        path: the file in which layouts are kept; None if they are not.
-        sizes: bytes of each file, int64 ``[files]``.
-        scanned: numbers of the files that were scanned now.
-        kept: what stays in memory of files, for those that read them.
-    """
-
     def __init__(
         self,
         files: FileList,
@@ -134,15 +115,12 @@ class IndexStore:
 
     @property
     def kept_in(self) -> str | None:
-        """``path`` as text."""
         return None if self.path is None else str(self.path)
 
     def layout(self, file: int) -> Layout:
-        """What is known of a file, once it is complete."""
         return self._found[file]
 
     def layouts(self) -> list[Layout]:
-        """What is known of all files, once it is complete."""
         return [self._found[file] for file in range(len(self.files))]
 
     def complete(
@@ -156,7 +134,6 @@ class IndexStore:
         progress: Callable[[list[int]], Progress] | None = None,
         **how: Any,
     ) -> None:
-        """Find what is kept, scan the files of which that is not enough, and keep what was found."""
 
         def lacking() -> list[int]:
             numbers = range(len(self.files)) if wanted is None else wanted
@@ -197,7 +174,6 @@ class IndexStore:
                 self._save(read)  # what was read is not read again, even if the rest was in vain
 
     def forget(self) -> None:
-        """Drop what is kept: it was found to be wrong."""
         forget(self.path)
 
     def _find(self) -> None:
@@ -230,7 +206,6 @@ class IndexStore:
 
     @contextmanager
     def _lock(self) -> Iterator[FileLock | None]:
-        """Let no other process of this machine scan the same files at the same time; then look again."""
         root = folder()
         if self.path is None or root is None:
             yield None
@@ -265,8 +240,6 @@ class IndexStore:
         return bool(self.files.stamps[file]) and self.files.sizes[file] >= 0
 
     def _save(self, read: int) -> None:
-        """Keep what is known, beside what is kept of other files. If it cannot be written, nothing is raised:
-        it would only save time."""
         files = self.files
         known = [n for n in sorted(self._found) if self._can_be_kept(n)]
         # A local file may have changed once more without another time.
@@ -291,15 +264,15 @@ class IndexStore:
 
 
 def forget(path: Path | str | None) -> None:
-    """Drop an index that was found to be wrong."""
     if path is not None:
         with suppress(OSError):
             os.unlink(path)
 
 
 def _settled(files: FileList, which: Sequence[int]) -> int:
-    """Wait until any further change of local files that were just written would show in their time of change;
-    return the time, ns."""
+    """Wait until any further change of new local files would show in their time of change; return the time,
+    ns.
+    """
     now = time.time_ns()
     local = [is_local(system) for system in files.systems]
     times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]
@@ -333,7 +306,6 @@ def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) 
 
 
 def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
-    """Layouts of files by their numbers, of these rows of a table."""
     if not rows:
         return {}
     schema = one_chunk(table.column("schema"))

@@ -1,5 +1,3 @@
-"""``list_files``: which files a data set is made of, and in which order."""
-
 from __future__ import annotations
 
 import hashlib
@@ -43,9 +41,6 @@ MAX_DIGESTS = 16
 
 @dataclass(frozen=True)
 class Listed:
-    """A folder or a pattern that was listed: as it was given, its file system, and which files it stands
-    for."""
-
     url: str
     system: Any
     wanted: Wanted
@@ -53,20 +48,8 @@ class Listed:
 
 @dataclass(eq=False)
 class FileList:
-    """Files in order. Can be pickled; the credentials of their file systems travel along.
-
-    Args:
-        names: absolute path of each local file, URL of each other one.
-        paths: the same in their file systems' own words.
-        sizes: bytes of each, int64 ``[files]``; -1 where the server does not say.
-        system_of: which file system each is in, int64 ``[files]``.
-        systems: fsspec file systems.
-        stamps: of each, when it was changed (ns), or its etag; empty where the store tells neither.
-        inodes: of local files, int64 ``[files]``; 0 for others.
-        retry_seconds: how long a request to a server is tried again.
-        cache: where bytes of remote files are kept.
-        prefetch_bytes: bytes of remote files that a process fetches before they are read.
-        listed: the folders and patterns that stood for them.
+    """Files in order, int64 arrays ``[files]``: ``sizes`` -1 if unknown, ``stamps`` the time of change (ns)
+    or etag, ``inodes`` 0 for remote files. A pickle holds their file systems' credentials.
     """
 
     names: list[str] = field(repr=False)
@@ -87,7 +70,6 @@ class FileList:
         return len(self.names)
 
     def pick(self, index: IntArray) -> FileList:
-        """The files at ``index``, int64, in that order."""
         which = index.tolist()
         return replace(
             self,
@@ -100,30 +82,29 @@ class FileList:
         )
 
     def inode(self, file: int) -> int:
-        """The inode of a local file when it was listed; 0 where that is not known on this machine."""
         here = self.inodes is not None and self._machine == platform.node()
         return int(self.inodes[file]) if here and self.inodes is not None else 0
 
     def system(self, file: int) -> Any:
-        """The file system of a file: connections do not survive a fork, so that a child makes its own."""
+        """A forked child makes its own file system: connections do not survive a fork."""
         if self._process != os.getpid():
             self.systems = tuple(map(_made_again, self.systems))
             self._process = os.getpid()
         return self.systems[int(self.system_of[file])]
 
     def known_names(self) -> list[str]:
-        """What a state knows them by: the names, of URLs without users and signatures."""
+        """The names for a state: URLs without users and signatures."""
         found = list(map(known_name, self.names))
         if len(set(found)) == len(found):
             return found
         return self.kept_names()  # only what may be a secret tells them apart
 
     def kept_names(self) -> list[str]:
-        """What is written of the names into files on this machine: no secrets of URLs."""
+        """The names for files on this machine, without secrets of URLs."""
         return list(map(kept_name, self.names))
 
     def relative_names(self) -> list[str]:
-        """Names below the lowest folder that holds all files; the same wherever that folder is."""
+        """Names below the lowest common folder, wherever that is."""
         parts = [name.split("://", 1)[-1].split("/") for name in self.known_names()]
         if not parts:
             return []
@@ -138,42 +119,32 @@ def _made_again(system: Any) -> Any:
 
 
 class ListFiles(Source):
-    """Lists files by path, folder, glob or URL: their names are the rows, or with a reader such as
-    ``read_parquet`` after it, their rows. Nothing is listed before the first row, ``len()`` or state is asked
-    for.
+    """Lists files by path, folder, glob or URL. The rows are their names or, with a reader such as
+    ``read_parquet`` after it, their rows. Files are listed when the first row, ``len()`` or the state is
+    needed.
 
     - A folder stands for all files of the reader's format in it and its subfolders (``.parquet`` and ``.pq``
-      without a reader). Hidden files and folders, and those whose names begin with ``_`` (``_SUCCESS``,
-      ``_metadata``, ``_delta_log``), are left out. The files of a Delta Lake or Iceberg table may be
-      outdated: list those that its own library names.
-    - A folder that holds files and, below them, output of trainpipes is refused: it was mostly made of them.
-      Output that is not finished is logged.
-    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all that it matches,
-      hidden names only where the pattern begins with ``.`` or ``_``. A folder that matches stands for the
-      files in it.
-    - A URL (``s3://``, ``gs://``, ``hf://``, ``memory://``, also chained URLs) is any of these in that file
-      system.
+      without a reader). Hidden files and names that begin with ``_``, such as ``_SUCCESS``, are left out.
+      A folder that holds other files and, below them, output of trainpipes is refused.
+    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all files that it matches,
+      and for those in folders that it matches.
+    - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is one of these on that file system.
 
-    Files come in natural order, ``part-2`` before ``part-10``, folder by folder; the items of a list come in
-    the order given. To see rows more often, use ``mix``.
+    Files come in natural order, ``part-2`` before ``part-10``, folder by folder; the items of a list in their
+    own order. Of a Delta Lake or Iceberg table, list the files that its library names.
 
     Args:
         urls: a path, folder, glob or URL, or a list of them.
-        suffix: take files in folders whose names end with this, instead of the endings of the reader's
-            format; one or several, ``""`` for all files. Case does not matter.
-        storage_options: options of the fsspec file system, such as credentials. They are neither shown nor
-            part of a state.
-        retry: how long requests are tried again while a server does not answer, breaks off, or is busy.
-        cache_dir: a folder on a disk of this machine that keeps bytes of remote files by URL and version
-            (ETag), so that later epochs and runs do not fetch them again.
-        cache_bytes: the limit of that folder, for all processes of the machine together, such as
-            ``"500GB"``. What was used least recently goes first.
-        prefetch_bytes: how much of remote files a process fetches before it is read, such as ``"1GB"``.
+        suffix: endings of the files to take from folders, instead of the reader's; ``""`` for all files.
+        storage_options: options of the fsspec file system, such as credentials; never shown or saved.
+        retry: how long failing requests to a server are made again.
+        cache_dir: a local folder that keeps bytes of remote files for later epochs and runs.
+        cache_bytes: the size limit of that folder, such as ``"500GB"``.
+        prefetch_bytes: bytes of remote files that each process fetches in advance, such as ``"1GB"``.
 
     Raises:
-        ConfigError: not a path, an empty list, or a file named twice; or, when the files are listed, a
-            folder with files and output made of them.
-        MissingFilesError: nothing matches; says what is there.
+        ConfigError: no path is given, a file is named twice, or a folder holds files and output made of them.
+        MissingFilesError: nothing matches.
         UnreachableError: a server does not answer, or denies access.
         MissingExtraError: the package for a protocol is not installed.
 
@@ -202,7 +173,6 @@ class ListFiles(Source):
 
     @staticmethod
     def of(files: FileList, urls: Sequence[str]) -> ListFiles:
-        """The stage for files that were listed by ``urls`` already."""
         stage = ListFiles(urls=list(urls))
         vars(stage)["_known"] = files
         return stage
@@ -228,14 +198,12 @@ class ListFiles(Source):
             self._set(suffix=list(ends))
 
     def _ends(self, suffixes: Sequence[str] = SUFFIXES) -> Sequence[str]:
-        """What names of files in folders end with; ``suffixes`` if the user does not say."""
         if self.suffix is None:
             return suffixes
         return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
 
     @made_once
     def _listed(self) -> dict[str, FileList]:
-        """What was listed so far, by the options that it was listed with."""
         return {}
 
     def files(
@@ -312,7 +280,6 @@ class ListFiles(Source):
 
 
 def _say_versions(names: Iterable[str], about: Sequence[Told]) -> None:
-    """Log, once a server, by what a change of files is told where there is no etag."""
     for name, one in zip(names, about, strict=True):
         server = "/".join(name.split("/")[:3])
         if one.stamp.startswith("Last-Modified=") and server not in _told:
@@ -323,8 +290,6 @@ def _say_versions(names: Iterable[str], about: Sequence[Told]) -> None:
 
 
 class PathSource(RowSource):
-    """The names of files as rows, in one block."""
-
     def __init__(self, files: FileList) -> None:
         self._files = files
         self.lengths = np.array([len(files)], dtype=np.int64)
@@ -354,14 +319,13 @@ def digests(lines: Sequence[str]) -> list[str]:
 
 
 class StorageOptions(dict[str, Any]):
-    """Options of a file system. Their values, credentials among them, are not shown."""
+    """Options of a file system, whose values are never shown."""
 
     def __repr__(self) -> str:
         return repr(dict.fromkeys(self, "…"))
 
 
 def checked_options(value: Any, option: str) -> StorageOptions:
-    """Storage options as a dict of its own."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{option} is a dict of fsspec options, got {type(value).__name__}")
     return StorageOptions(value)

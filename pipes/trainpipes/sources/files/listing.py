@@ -1,5 +1,3 @@
-"""What a path, a folder, a glob or a URL stands for: files and their sizes, in natural order."""
-
 from __future__ import annotations
 
 import os
@@ -55,12 +53,10 @@ def natural(path: str) -> tuple[list[list[str | int]], str]:
 
 
 def is_local(system: Any) -> bool:
-    """Whether an fsspec file system is this machine's."""
     return isinstance(system, LocalFileSystem)
 
 
 def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[Any, str]:
-    """The fsspec file system of a URL or path, and the path in it."""
     if os.path.exists(url) or not ("::" in url or "://" in url):
         return LocalFileSystem(), os.path.abspath(os.path.expanduser(url))
     try:
@@ -100,8 +96,7 @@ def open_system(url: str, options: Mapping[str, Any], seconds: float) -> tuple[A
 
 
 def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by which a connection over HTTP is given up when nothing comes for some time, not when
-    much has to come; and by which a redirection to nowhere is no answer."""
+    """Options that give up a silent connection, not a large transfer, and refuse a redirection to nowhere."""
     import aiohttp
 
     silence = try_seconds(seconds)
@@ -111,7 +106,6 @@ def _http_options(seconds: float, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _refuse_redirection(response: Any) -> None:
-    """Raise for a redirection that could not be followed: its page is not the file."""
     if 300 <= response.status < 400:
         import aiohttp
 
@@ -127,8 +121,9 @@ async def _refuse_redirection(response: Any) -> None:
 def expand(
     url: str, opened: tuple[Any, str], suffixes: tuple[str, ...], requests: Requests
 ) -> tuple[Found, Wanted | None]:
-    """The files that a path, folder, glob or URL stands for, in natural order; and the rule by which they
-    were found, None for a file."""
+    """The files of a path, folder, glob or URL in natural order, and the rule that found them, None for a
+    file.
+    """
     system, path = opened
     folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
     found: Found = {}
@@ -264,7 +259,6 @@ def _that_ends(suffixes: Sequence[str]) -> str:
 
 
 def _nearest_folder(folders: Folders, path: str) -> tuple[str | None, list[str]]:
-    """The lowest folder above or at a path that exists, and the names in it."""
     folder = path
     while folder:
         if not has_magic(folder):

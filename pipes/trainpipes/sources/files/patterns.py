@@ -1,5 +1,3 @@
-"""Which files a folder or a pattern stands for, and folders that trainpipes has written."""
-
 from __future__ import annotations
 
 import logging
@@ -22,15 +20,15 @@ ALL_BELOW = frozenset({BELOW})
 
 
 def hidden(name: str) -> bool:
-    """Whether the name of a file or folder says that it is not data: ``.cache``, ``_SUCCESS``,
-    ``_delta_log``; not ``_lang=en``, which is a partition."""
+    """Whether a name says that it is no data: ``.cache``, ``_SUCCESS``, ``_delta_log``; not the partition
+    ``_lang=en``.
+    """
     return (
         name.startswith(".") or (name.startswith("_") and "=" not in name) or name == "lost+found"
     )
 
 
 def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> None:
-    """Look for output of trainpipes among the files that a folder stands for."""
     counts: dict[str, int] = {}
     written: dict[str, int] = {}
     for file in files:
@@ -57,7 +55,6 @@ def check_outputs(folder: str, files: Iterable[str], marks: Collection[str]) -> 
 
 
 def wild(path: str) -> str:
-    """The characters that make a pattern of a path."""
     return "*" if path.startswith(("http://", "https://")) else "*?["
 
 
@@ -67,22 +64,14 @@ def has_magic(path: str) -> bool:
 
 
 def names_in(path: str) -> list[str]:
-    """The names that a path consists of."""
     path = path.strip("/")
     return path.split("/") if path else []
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The files that a folder or a pattern stands for, whether they are there or not.
-
-    A path below the root is followed name by name: ``start`` and ``after`` say how far in the pattern it
-    leads, as the numbers of parts that may have been matched.
-
-    Args:
-        root: the folder, or the lowest one above all that the pattern matches.
-        parts: of the pattern below it; none for a folder.
-        suffixes: what the names of files found in folders end with, in lower case.
+    """The files that a folder (without ``parts``) or a pattern stands for, by the parts that a path's names
+    have matched.
 
     >>> pattern = Wanted("d", ("*.txt",), (".txt",))
     >>> [pattern.stands_for(path) for path in ("d/a.txt", "d/out/a.txt", "d/out.txt/a.txt")]
@@ -97,7 +86,6 @@ class Wanted:
         return self._without_folders({0})
 
     def after(self, reached: frozenset[int], name: str) -> frozenset[int]:
-        """How far one more name leads; nowhere, if no file of it or below it is meant."""
         if reached == ALL_BELOW:
             return frozenset() if hidden(name) else reached
         found: set[int] = set()
@@ -111,28 +99,24 @@ class Wanted:
         return self._without_folders(found)
 
     def _without_folders(self, reached: set[int]) -> frozenset[int]:
-        """Also what follows a ``**``, which may stand for no folder; the last one stands for a name."""
+        """Also what follows a ``**``, which may stand for no folder; the last part stands for a name."""
         for n, part in enumerate(self.parts[:-1]):
             if n in reached and part == "**":
                 reached.add(n + 1)
         return frozenset(reached)
 
     def is_whole(self, reached: frozenset[int]) -> bool:
-        """Whether the pattern matches here: a folder stands for the files in it."""
         return len(self.parts) in reached and self.parts[-1:] != ("**",)
 
     def all_below(self, reached: frozenset[int]) -> bool:
-        """Whether files at any depth below a folder may be meant."""
         return any(n in (BELOW, len(self.parts)) or self.parts[n] == "**" for n in reached)
 
     def holds(self, reached: frozenset[int], path: str) -> bool:
-        """Whether a file is meant."""
         return len(self.parts) in reached or (
             BELOW in reached and path.lower().endswith(self.suffixes)
         )
 
     def stands_for(self, path: str) -> bool:
-        """Whether a file would be listed, if it were there."""
         names, root = names_in(path), names_in(self.root)
         if names[: len(root)] != root or len(names) == len(root):
             return False

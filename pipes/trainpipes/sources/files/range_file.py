@@ -1,7 +1,7 @@
-"""The bytes of a file as a file that Arrow reads: several places of it in turn, each of them forward.
+"""A file for Arrow that is read forward at several places in turn.
 
-fsspec's own files keep one block of 5 to 50 MB: the columns of a row group lie far apart, so most of such
-blocks would be thrown away.
+fsspec's files keep one block of 5 to 50 MB. The columns of a row group lie far apart, so most of it would
+be thrown away.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ HELD_BYTES, LEAST_BYTES = 16 << 20, 256 << 10
 
 
 class _Part:
-    """Bytes ``start`` to ``stop`` of the file, which are read from front to back.
-
-    Held are those from ``first`` on; the next to be read is ``at``.
-    """
+    """Bytes ``start`` to ``stop`` of the file, which are read from front to back."""
 
     def __init__(self, start: int, stop: int, step: int, most: int) -> None:
         self.start, self.stop = start, stop
@@ -48,12 +45,6 @@ class _Part:
 
 
 class RangeFile(io.RawIOBase):
-    """Bytes of a file, read-only.
-
-    Whatever is fetched, is fetched for all expected parts at once, so that the columns of a row group wait
-    for the server once, not in turn.
-    """
-
     def __init__(self, source: FileBytes, held: int | None = None) -> None:
         super().__init__()
         self.name = source.name
@@ -62,21 +53,19 @@ class RangeFile(io.RawIOBase):
         self._parts: list[_Part] = []
 
     def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Say which ``(start, stop)`` will be read next, each from front to back; others are
-        forgotten. What can be held is fetched whole, of more a part at a time."""
+        """Say which ``(start, stop)`` will be read next, each from front to back."""
         total = sum(stop - start for start, stop in ranges)
         share = 1.0 if total <= self._held else self._held / 2 / total
         steps = [max(LEAST_BYTES, int((stop - start) * share)) for start, stop in ranges]
         self._parts = [_Part(*one, n, n) for one, n in zip(ranges, steps, strict=True)]
 
     def follow(self, start: int) -> RangeFile:
-        """Go to a place, from which on most will be read: more is fetched each time."""
+        """Go to a place, from which most will be read: more is fetched each time."""
         self._parts = [_Part(0, self._source.size, LEAST_BYTES, self._held // 2)]
         self.seek(start)
         return self
 
     def fetch(self) -> None:
-        """Fetch what is expected before it is read."""
         if self._parts:
             first = self._parts[0]
             self._fetch(first, first.start, first.start)
@@ -121,7 +110,7 @@ class RangeFile(io.RawIOBase):
         return len(found)
 
     def _fetch(self, asker: _Part, start: int, stop: int) -> None:
-        """Fetch what is asked for, and of each other part that runs low its next part."""
+        """Fetch what is asked for, and the next part of ranges that run low."""
         asker.seek(start)
         low = [s for s in self._parts if s is not asker and s.end - s.at < s.step]
         jobs = [(asker, max(stop, asker.end + asker.step)), *((s, s.end + s.step) for s in low)]

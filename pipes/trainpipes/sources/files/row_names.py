@@ -1,5 +1,3 @@
-"""Names the file that each row is from, so that the name stays the same when other files are added."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,7 @@ MAGIC = "*?["
 
 
 def row_names(inputs: Inputs) -> RowNames:
-    """The rows of a pipeline by file and number; by number alone where there are no files."""
+    """Rows by file and number; by number alone without files."""
     if inputs.mixed:
         return _MixedNames(inputs)
     source = inputs.source
@@ -34,8 +32,6 @@ def row_names(inputs: Inputs) -> RowNames:
 
 
 class _MixedNames(RowNames):
-    """Rows of a mix: who they are in their own source."""
-
     def __init__(self, inputs: Inputs) -> None:
         self._inputs = inputs
         self._source: Any = inputs.source
@@ -54,7 +50,6 @@ class _MixedNames(RowNames):
 
 
 def file_names(inputs: Inputs) -> list[str]:
-    """The names of a pipeline's files; one empty name where there are no files."""
     if not isinstance(inputs.source, RowSource) or inputs.source.file_of_block is None:
         return [""]
     source: Any = inputs.source
@@ -67,9 +62,8 @@ def file_names(inputs: Inputs) -> list[str]:
 
 
 def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
-    """Names of files relative to the folder that was asked for: a folder itself, the part of a glob
-    before its first wildcard, a file's own folder; of several the one that holds all. None where
-    names are not of that form.
+    """Names relative to the listed folder: a folder, a glob's part before its first wildcard, or a common
+    folder. None for names of other forms.
 
     >>> names_below(["s3://b/data/*/x-*.parquet"], ["s3://b/data/en/x-1.parquet"])
     ['en/x-1.parquet']

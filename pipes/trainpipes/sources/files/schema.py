@@ -1,5 +1,3 @@
-"""One schema for the rows of many files, or the first file that does not fit."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +11,7 @@ from trainpipes.kinds.source import Place
 
 
 def plain(field: pa.Field) -> pa.Field:
-    """A field without metadata. At every depth dictionaries are replaced by their values, and types that a
-    Python package has registered, which may not be imported, by those that they are stored as."""
+    """A field without metadata, dictionaries and registered extension types at every depth."""
     return pa.field(field.name, _plain_type(field.type), field.nullable)
 
 
@@ -40,7 +37,6 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 def chosen(
     schema: pa.Schema, columns: Sequence[str] | None, asker: str, path: str
 ) -> dict[str, pa.Field]:
-    """The chosen columns of one file, in the order asked for."""
     names: list[str] = schema.names
     twice = sorted(name for name in repeated(names) if columns is None or name in columns)
     if twice:
@@ -72,7 +68,7 @@ def chosen(
 
 
 def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The columns of a table that are asked for, in order: for each the paths in it, "" for all of it."""
+    """The columns that are asked for, in order, with the paths in each, "" for all of it."""
     wanted: dict[str, list[str]] = {}
     known = frozenset(names)
     for column in columns:
@@ -120,8 +116,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
-    """Names of columns; also the paths in those in which such a one was asked for: those as long as it, or
-    all if there are none."""
+    """Names of columns, and paths as long as a missing one, or all."""
     names = list(schema.names)
     for path in missing:
         top = path.split(".", 1)[0]
@@ -146,7 +141,6 @@ def _paths(field: pa.Field, path: str) -> list[str]:
 def one_schema(
     files: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None, asker: str
 ) -> pa.Schema:
-    """The schema that the chosen columns of all files can be cast to without loss."""
     first_path, first = files[0]
     fields = chosen(first, columns, asker, first_path)
     for path, schema in files[1:]:
@@ -165,7 +159,6 @@ def one_schema(
 def different_schemas(
     names: Sequence[str], schemas: Iterable[pa.Schema]
 ) -> list[tuple[str, pa.Schema]]:
-    """The first file of each schema, and that schema."""
     found: list[tuple[str, pa.Schema]] = []
     seen: set[int] = set()
     for name, schema in zip(names, schemas, strict=True):
@@ -178,7 +171,6 @@ def different_schemas(
 
 
 def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa.Array:
-    """A column of one file in the type that it has over all files."""
     if column.type.equals(field.type):
         return column
     try:
@@ -194,7 +186,6 @@ def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa
 def same_names(
     first_path: str, first: Sequence[str], path: str, names: Sequence[str], asker: str
 ) -> None:
-    """Raise SchemaError unless two files have columns of the same names."""
     for has, lacks, there, not_there in (
         (first_path, path, first, names),
         (path, first_path, names, first),
@@ -229,6 +220,5 @@ def _wider(field: pa.Field, other: pa.Field, first_path: str, path: str, asker: 
 
 
 def _without_views(field: pa.Field) -> pa.Field:
-    """A field of text or bytes in the type that promotion knows."""
     kinds = {"string_view": pa.string(), "binary_view": pa.binary()}
     return field.with_type(kinds.get(str(field.type), field.type))

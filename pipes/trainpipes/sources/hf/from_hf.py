@@ -1,8 +1,3 @@
-"""``from_hf``: rows of a dataset of Hugging Face's ``datasets``.
-
-The stage; what it opens is made by the thread that plans, and read by several threads.
-"""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,15 +18,13 @@ class FromHf(Source):
     """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.
 
     A ``Dataset`` gives rows as Arrow, as its ``select``, ``shuffle``, ``filter``, ``sort`` and ``shard``
-    chose and ordered them; they can be chosen by number (``shuffle(scope="global")``,
-    ``shuffle(sampler=...)``). Columns that its format leaves out are left out. Images and audio come as
-    they are stored, not decoded.
+    chose and ordered them, without columns that its format leaves out; images and audio come as stored. Rows
+    can be chosen by number (``shuffle(scope="global")``).
 
-    An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts, and resumes from
-    its own ``state_dict``. One that shuffles is read again from the epoch's start: put
-    ``.shuffle(buffer_size)`` after ``from_hf`` instead. Each rank and worker reads the whole stream and
-    takes its share of the rows; of Parquet files on the Hub,
-    ``tp.list_files("hf://datasets/...").read_parquet()`` reads only what a rank needs.
+    An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts, and resumes from its
+    ``state_dict``. One that shuffles is read again from the epoch's start: put ``.shuffle(buffer_size)``
+    after ``from_hf`` instead. Each rank and worker reads the whole stream and takes its share; for Parquet
+    files on the Hub, ``tp.list_files("hf://datasets/...").read_parquet()`` reads less.
 
     Args:
         dataset: the dataset; or a ``DatasetDict``, with ``split``.
@@ -39,8 +32,8 @@ class FromHf(Source):
         block_rows: rows of a ``Dataset`` in a block (a shuffle permutes blocks first).
 
     Raises:
-        ConfigError: that is no dataset, or a split is not chosen; or the dataset has a transform, which
-            would not run, or was cut by ``split_dataset_by_node``.
+        ConfigError: it is no dataset, a split is not chosen, the dataset has a transform, which would not
+            run, or was cut by ``split_dataset_by_node``.
 
     ``tp.from_hf(load_dataset("my/dataset"), split="train").shuffle(40_960).batch(32)``
     """
@@ -137,10 +130,8 @@ class FromHf(Source):
 
 
 def _is_table(dataset: Any) -> bool:
-    """Whether a dataset is a ``datasets.Dataset``, which need not be imported to tell."""
     return all(hasattr(dataset, name) for name in ("data", "_indices", "format", "cache_files"))
 
 
 def _is_stream(dataset: Any) -> bool:
-    """Whether a dataset is a ``datasets.IterableDataset``."""
     return all(hasattr(dataset, name) for name in ("_ex_iterable", "iter", "state_dict"))

@@ -1,8 +1,3 @@
-"""The rows of a ``datasets.IterableDataset``, batch by batch, with its own state.
-
-Called by the thread that reads a stream, in each process.
-"""
-
 from __future__ import annotations
 
 import copy
@@ -31,7 +26,6 @@ def shuffles(dataset: Any) -> bool:
 
 
 def _parts(iterable: Any) -> Iterator[Any]:
-    """An iterable of a dataset, and those that it is made of."""
     yield iterable
     inner = getattr(iterable, "ex_iterable", None)
     for one in [*([] if inner is None else [inner]), *getattr(iterable, "ex_iterables", [])]:
@@ -39,8 +33,7 @@ def _parts(iterable: Any) -> Iterator[Any]:
 
 
 def _copied(dataset: Any) -> Any:
-    """A copy of a dataset that shares nothing with it but the cache of file systems that it may have: all
-    datasets of a process have the same, and a copy of a file system adds one of this thread to it."""
+    """A copy that shares the cached file systems: copying one of these would add another to the cache."""
     shared = [value for value in vars(dataset).values() if isinstance(value, dict)]
     caches = [
         one for one in shared if any(isinstance(v, AbstractFileSystem) for v in [*one.values()])
@@ -117,7 +110,6 @@ class HFReader(StreamReader):
             ) from error
 
     def _next(self) -> bool:
-        """Have the next batch; whether there is one."""
         if self._batch is not None:
             self._start = as_json(self._dataset.state_dict())
         self._batch, self._used = next(self._batches, None), 0

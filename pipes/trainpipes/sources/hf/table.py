@@ -1,8 +1,3 @@
-"""The rows of a ``datasets.Dataset``: its Arrow tables, in the order of its indices.
-
-Made by the thread that plans; read by several threads.
-"""
-
 from __future__ import annotations
 
 import hashlib
@@ -24,8 +19,6 @@ SAMPLED = 16
 
 
 class HFTable(RandomAccessSource):
-    """A dataset's rows, in blocks. Can be pickled, as the dataset can."""
-
     def __init__(self, dataset: Any, block_rows: int) -> None:
         self._dataset = dataset
         self._block_rows = block_rows
@@ -62,7 +55,6 @@ class HFTable(RandomAccessSource):
         return self._taken(index if self._indices is None else self._indices[index])
 
     def _slice(self, start: int, stop: int) -> pa.Table:
-        """Rows of the dataset's table that follow each other."""
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
         parts = []
         while start < stop:
@@ -73,7 +65,6 @@ class HFTable(RandomAccessSource):
         return pa.Table.from_batches(parts, self.schema)
 
     def _taken(self, index: IntArray) -> pa.Table:
-        """Rows of the dataset's table by their numbers there."""
         if not len(index):
             return pa.Table.from_batches([], self.schema)
         return take_rows(
@@ -91,7 +82,6 @@ class HFTable(RandomAccessSource):
         return Place(row=int(self._begins[block]) + row)
 
     def block_key(self, block: int) -> str:
-        """A digest of the block's rows."""
         rows = self.read(block, 0, int(self.lengths[block]))
         return table_digest(rows)
 

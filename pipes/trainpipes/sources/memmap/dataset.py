@@ -1,5 +1,3 @@
-"""``MemmapDataset``: rows of memory-mapped files, by number."""
-
 from __future__ import annotations
 
 import os
@@ -29,8 +27,7 @@ from trainpipes.stages.pad_columns import Ragged, of_arrow
 
 
 class TokenRows(TensorRows):
-    """Rows of "input_ids" and, if asked for, "labels", the tokens after them: int64 ``[rows, length]`` when
-    they are looked at, and until then as narrow as in their file."""
+    """int64 ``[rows, length]`` when they are looked at; until then as narrow as in their file."""
 
     packed: Array
     labels: bool
@@ -85,9 +82,8 @@ class MemmapDataset(Dataset[Any]):
     """Rows of memory-mapped files as a map-style dataset.
 
     ``ds[i]`` is a row: a dict of tensors, or a tuple where ``write_memmap`` was given no names; ``ds[i:j]``
-    and ``ds[array]`` are several, each column stacked to ``[rows, ...]``, a ragged one a list of tensors.
-    All are copies. Opening reads headers, and the offsets of ragged columns, 8 bytes a row. All processes of
-    a machine share what was read. A pickle holds paths and manifests, no rows.
+    and ``ds[array]`` stack each column to ``[rows, ...]``, a ragged one to a list of tensors. All are copies.
+    Processes of a machine share what was read; a pickle holds no rows.
 
     Args:
         path: a folder of ``write_memmap``; a folder of such folders, a glob or a list of them. With
@@ -96,11 +92,9 @@ class MemmapDataset(Dataset[Any]):
         transform: function of a row, applied when it is read; ``ds[i:j]`` is then a list.
         version: names the function in checkpoints instead of its module and name.
         dtype: "uint8", "uint16", "uint32", "int32" or "int64", for files of bare numbers (nanoGPT and
-            others). Rows are then dicts with ``input_ids``, int64 ``[length]``; numbers that fill no row are
-            left out.
+            others). Rows are then dicts with ``input_ids``, int64 ``[length]``; a remainder is left out.
         length: with ``dtype``, numbers in a row.
-        labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``: the numbers that
-            follow.
+        labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``, the next tokens.
         verify: whether to compare all data with its checksums now.
 
     Raises:
@@ -231,7 +225,6 @@ class MemmapDataset(Dataset[Any]):
         return {c.name: value for c, value in zip(self.columns, values, strict=True)}
 
     def _columns(self, index: IntArray) -> list[Any]:
-        """The rows at ``index``: a tensor for each column, of a ragged one a tensor for each row."""
         found = [self.column_at(number, index) for number in self.chosen]
         if self.bare:
             assert isinstance(found[0], np.ndarray)
@@ -287,8 +280,9 @@ class MemmapDataset(Dataset[Any]):
 
 
 def _found(path: Any, bare: bool) -> tuple[list[str], str]:
-    """Memory maps or bare files, and the folder that their names are told from. No file beside memory maps is
-    passed over: it may be of one whose manifest is missing."""
+    """Maps or bare files, and their base folder. A file beside maps is never passed over: its manifest may be
+    missing.
+    """
     one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
     if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
         return [one], os.path.dirname(one)

@@ -1,5 +1,3 @@
-"""A folder of ``write_memmap``, which is found to be whole when it is opened."""
-
 from __future__ import annotations
 
 import math
@@ -26,7 +24,6 @@ CHECK_ROWS = 1 << 20
 
 
 def open_folder(path: str) -> list[MappedRows]:
-    """Map all columns of a memory map, part by part. Headers and offsets are read."""
     headers = read_headers(path)
     if len(headers) == 1:
         return [_opened(path, part, header) for part, header in headers.items()]
@@ -61,7 +58,6 @@ def _check_offsets(path: str, offsets: IntArray, values: int) -> None:
 
 
 def _npy(path: str, dtype: str, shape: tuple[int, ...]) -> Array:
-    """The array in a ``.npy`` file, which is found to hold just that."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise damaged(path, "it is a link or a folder, and must be a file")

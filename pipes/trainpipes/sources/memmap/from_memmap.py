@@ -1,5 +1,3 @@
-"""``from_memmap``: rows of memory-mapped files as a pipeline."""
-
 from __future__ import annotations
 
 import hashlib
@@ -33,13 +31,11 @@ BLOCK_ROWS = 8192
 
 
 class FromMemmap(Source):
-    """Rows of memory-mapped files: dicts or tuples of tensors where all columns have a fixed shape; with a
-    ragged column, rows as Arrow. A shuffle's buffer costs its rows; ``shuffle(scope="global")`` has no
-    buffer.
+    """Rows of memory-mapped files: dicts or tuples of tensors; with a ragged column, rows as Arrow.
 
-    Args: those of ``MemmapDataset``.
-
-    Raises: as ``MemmapDataset`` does.
+    Args:
+        path, columns, transform, version, dtype, length, labels, verify: as in ``read_memmap``, with the
+            same errors.
 
     >>> import numpy as np, pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "squares.memmap"

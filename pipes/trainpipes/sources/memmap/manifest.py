@@ -62,8 +62,6 @@ class Column:
 
 @dataclass(frozen=True)
 class Header:
-    """What a part holds: N rows, what a row is, and the columns in order."""
-
     rows: int
     layout: Layout
     columns: tuple[Column, ...]
@@ -73,8 +71,7 @@ class Header:
 
 
 def file_endings(names: Sequence[str]) -> list[str]:
-    """What the names of columns' files end with, different also where large and small letters are the
-    same. Offsets have "offsets" before "npy"."""
+    """Endings of columns' file names, distinct also where case does not matter."""
     found: list[str] = []
     for name in names:
         stem = re.sub(r"\W", "_", name, flags=re.ASCII)[:80] or "_"
@@ -85,12 +82,11 @@ def file_endings(names: Sequence[str]) -> list[str]:
 
 
 def offsets_ending(ending: str) -> str:
-    """The same of the offsets of a ragged column."""
     return f"{ending.removesuffix('.npy')}.offsets.npy"
 
 
 def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What a ``.npy`` file begins with, as NumPy writes it: as long for any number of rows."""
+    """A ``.npy`` header, of the same length for any number of rows."""
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}"
     room = len(text) + 21 - len(str(shape[0]))
@@ -99,7 +95,7 @@ def npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def is_memmap(folder: str) -> bool:
-    """Whether a folder holds a memory map, also one that is not finished or is damaged."""
+    """Whether a folder holds a memory map, also an unfinished or damaged one."""
     inside = f"{escape(folder)}/part-[0-9]*"
     return bool(glob(f"{inside}{HEADER}") and glob(f"{inside}.*.npy"))
 

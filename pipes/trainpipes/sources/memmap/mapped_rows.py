@@ -1,5 +1,3 @@
-"""Rows of memory-mapped files by number. The pages that maps touch are shared by all processes."""
-
 from __future__ import annotations
 
 import hashlib
@@ -27,8 +25,7 @@ UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) el
 def mapped(
     file: BinaryIO, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0
 ) -> Array:
-    """An array in an open file, from byte ``start`` on; ``step`` bytes from row to row, if not a row's size.
-    A plain array: rows of a ``np.memmap`` cost more than twice as much."""
+    """A plain array, ``step`` bytes from row to row: rows of ``np.memmap`` cost more than twice as much."""
     if 0 in shape:
         return np.empty(shape, dtype)
     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)
@@ -39,8 +36,9 @@ def mapped(
 
 @dataclass(frozen=True)
 class MappedRows:
-    """The rows of one memory map: of each column its values ``[rows, ...]``, of a ragged one
-    ``[values, ...]`` with ``offsets`` ``[rows + 1]``."""
+    """A memory map's columns: values ``[rows, ...]``; ragged ones ``[values, ...]`` with ``offsets`` ``[rows
+    + 1]``.
+    """
 
     path: str
     rows: int
@@ -60,14 +58,12 @@ class MappedRows:
                 raise damaged(self.path, f"the checksum of column {column.name!r} differs")
 
     def slice(self, number: int, start: int, stop: int) -> Array | Ragged:
-        """Rows ``start`` to ``stop`` of a column, in the file."""
         if not self.columns[number].ragged:
             return self.values[number][start:stop]
         offsets = self.offsets[number][start : stop + 1]
         return Ragged(self.values[number][offsets[0] : offsets[-1]], np.diff(offsets))
 
     def take(self, number: int, index: IntArray) -> Array | Ragged:
-        """The rows at ``index`` of a column, copied."""
         values = self.values[number]
         if not self.columns[number].ragged:
             return rows_of(values, index)
@@ -76,7 +72,7 @@ class MappedRows:
         return Ragged(stretches(values, starts, lengths), lengths)
 
     def will_need(self, number: int, start: int, stop: int) -> None:
-        """Let the system read rows ``start`` to ``stop`` of a column ahead, but for a header's length."""
+        """Have the system read rows of a column ahead."""
         values = self.values[number]
         if self.columns[number].ragged:
             start, stop = self.offsets[number][[start, stop]].tolist()
@@ -86,7 +82,6 @@ class MappedRows:
 
 
 def stretches(values: Array, starts: IntArray, lengths: IntArray) -> Array:
-    """Ranges of values, one after the other."""
     total = int(lengths.sum())
     if total > 64 * len(lengths):  # a copy of a long range is cheaper than an index for each value
         ends = starts + lengths
@@ -98,7 +93,6 @@ def stretches(values: Array, starts: IntArray, lengths: IntArray) -> Array:
 
 
 def crc32_of(array: Array, found: int = 0) -> int:
-    """The CRC-32 of an array's bytes, after those of which it was ``found``."""
     data: Any = array.reshape(-1).view(np.uint8)
     for start in range(0, len(data), CHECK_BYTES):
         found = zlib.crc32(data[start : start + CHECK_BYTES], found)
@@ -106,8 +100,6 @@ def crc32_of(array: Array, found: int = 0) -> int:
 
 
 class BareRows(MappedRows):
-    """Rows of a file of bare numbers, which has no checksums."""
-
     def identity(self) -> list[Any]:
         digest = hashlib.sha256()
         for row in (0, self.rows // 2, self.rows - 1):
@@ -120,8 +112,7 @@ class BareRows(MappedRows):
 
 
 def open_bare(path: str, dtype: str, length: int, more: int) -> BareRows:
-    """A file of numbers without a header (token ids, as nanoGPT and others write them), cut in rows of a
-    length; with each, ``more`` numbers are read, the first ones of the next row."""
+    """A file of bare numbers, cut in rows; each is read with ``more`` numbers of the next."""
     stored = np.dtype(dtype).newbyteorder("<")
     refuse_special(path)
     with open(path, "rb") as file:

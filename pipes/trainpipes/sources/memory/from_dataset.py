@@ -1,5 +1,3 @@
-"""``from_dataset``: rows of a map-style dataset, fetched by the consumer that needs them."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
@@ -29,17 +27,15 @@ PLAIN = (list, tuple, range)
 class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
-    Indices are shuffled and dealt, and a rank or worker fetches only its own. Without ``batch``, items are
-    fetched one by one; with it, a batch at a time. A state knows the dataset by its class and length
-    only.
+    Each rank and worker fetches only its own items: one by one, or with ``batch`` a batch at a time. A state
+    knows the dataset only by its class and length.
 
     Args:
         dataset: the dataset; ``len(dataset)`` items.
-        sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. For samplers of
-            ``trainpipes.samplers`` see ``shuffle(sampler=...)``. Torch's samplers draw with another
-            seed each epoch; a ``DistributedSampler`` gives the indices of all its replicas, which
-            ``sharding_filter`` deals to ranks. A resume draws the epoch's keys again and drops those used.
-        batch_sampler: gives a list of keys for each batch, in place of ``batch``. Each item is then a
+        sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. Torch's samplers
+            draw with another seed each epoch; ``sharding_filter`` deals their keys to ranks. A resume draws
+            the epoch's keys again. For samplers of ``trainpipes.samplers`` see ``shuffle(sampler=...)``.
+        batch_sampler: gives a list of keys for each batch, instead of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 
@@ -131,8 +127,6 @@ class FromDataset(Source):
 
 
 class Fetch(RunStage):
-    """Items of a dataset for their keys."""
-
     dataset: Any
     batched: bool = False
 
@@ -169,8 +163,6 @@ class Fetch(RunStage):
 
 
 class IndexSource(RowsInMemory):
-    """The indices of a dataset."""
-
     row_bytes = 8.0
 
     def __init__(self, dataset: Any) -> None:
@@ -191,8 +183,6 @@ class IndexSource(RowsInMemory):
 
 
 class SamplerStream(RowStream):
-    """The keys that a sampler gives, epoch by epoch."""
-
     def __init__(self, sampler: Iterable[Any], dataset: Any) -> None:
         self._sampler = sampler
         self._name = _named(dataset)
@@ -214,5 +204,4 @@ class SamplerStream(RowStream):
 
 
 def _named(dataset: Any) -> str:
-    """What a state knows a dataset by."""
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"

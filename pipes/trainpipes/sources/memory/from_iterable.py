@@ -1,5 +1,3 @@
-"""``from_iterable``: rows of anything that can be iterated, from its start."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -22,12 +20,11 @@ from trainpipes.kinds.stage_kinds import Source
 class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.
 
-    An iterable cannot seek: a resume makes it again and drops the items already used, and with
-    ``sharding_filter`` every rank and worker reads all of it. It must give the same items in the same order
-    each time.
+    It must give the same items in the same order each time. A resume makes it again and drops the items
+    already used; with ``sharding_filter`` every rank and worker reads all of it.
 
     Args:
-        factory: function without arguments that returns a fresh iterable; or a re-iterable object
+        factory: a function without arguments that returns a fresh iterable; or a re-iterable object
             such as a list or an ``IterableDataset``.
         version: names the factory in checkpoints instead of its module and name.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
@@ -70,8 +67,6 @@ class FromIterable(Source):
 
 @dataclass(eq=False)
 class IterableStream(RowStream):
-    """An iterable made anew for each pass."""
-
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     version: str | None
 
@@ -99,8 +94,6 @@ class IterableStream(RowStream):
 
 @dataclass(eq=False)
 class IterableReader(StreamReader):
-    """One pass over an iterable."""
-
     items: Iterator[Any]
 
     def read(self, rows: int) -> Payload | None:

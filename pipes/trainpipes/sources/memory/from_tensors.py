@@ -1,5 +1,3 @@
-"""``from_tensors``: rows of tensors in memory, as ``TensorDataset`` has them."""
-
 from __future__ import annotations
 
 import hashlib
@@ -17,10 +15,9 @@ from trainpipes.kinds.stage_kinds import Source
 
 
 class FromTensors(Source):
-    """Rows of tensors that share their first dimension.
+    """Rows of tensors that share their first dimension: tuples, or dicts where the tensors are given by name.
 
-    A row is a tuple of tensors, or a dict where the tensors are given by name. The first state costs one pass
-    over them, about 1 GB/s in each thread, since a state knows tensors by all of their numbers.
+    The first state hashes all numbers, at about 1 GB/s in each thread.
 
     Args:
         tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.
@@ -68,8 +65,6 @@ class FromTensors(Source):
 
 
 class TensorSource(RowsInMemory):
-    """Tensors in memory."""
-
     def __init__(self, rows: TensorRows) -> None:
         super().__init__(len(rows))
         self._rows = rows
@@ -82,7 +77,6 @@ class TensorSource(RowsInMemory):
         return self._rows.take(index)
 
     def block_key(self, block: int) -> Any:
-        """A digest of all rows, and which of them are meant."""
         names = self._rows.names
         return [[tensor_digest(t) for t in self._rows.tensors], names and list(names), block]
 

@@ -1,5 +1,3 @@
-"""``from_torchdata``: items of a torchdata node as rows, with the node's own state in ours."""
-
 from __future__ import annotations
 
 import base64
@@ -38,7 +36,7 @@ _KNOWN = {
 
 
 def plain(value: Any) -> Any:
-    """A copy of a state, of JSON types; objects that have no form there are left as they are.
+    """A copy of a state in JSON types, where they exist.
 
     >>> plain({"n": 3, "rng": (1, 2)})
     {'n': 3, 'rng': {'__tuple__': [1, 2]}}
@@ -67,7 +65,7 @@ def plain(value: Any) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """A fresh copy of the state of which ``plain`` made this."""
+    """Undoes ``plain``."""
     if isinstance(value, list):
         return [restored(inner) for inner in value]
     if not isinstance(value, dict):
@@ -93,7 +91,7 @@ def restored(value: Any) -> Any:
 
 
 def is_wrapped(value: Any) -> bool:
-    """Whether this is one of the dicts that ``plain`` writes for what JSON cannot hold."""
+    """Whether ``plain`` made this dict for what JSON cannot hold."""
     return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _KINDS
 
 
@@ -102,8 +100,9 @@ def _text(data: bytes) -> str:
 
 
 def tells_start(state: Any) -> bool:
-    """Whether a node's state right after ``reset()`` is known to lead to the start of that epoch: that of an
-    iterable which goes to its start with the first item only says where the epoch before was left."""
+    """Whether the state after ``reset()`` leads to that epoch's start. An iterable that starts with its first
+    item says only where it was left.
+    """
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
     below = _KNOWN.get(frozenset(state))
@@ -123,18 +122,18 @@ _making = threading.Lock()
 class FromTorchdata(Source):
     """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
 
-    The position is the node's state, which may hold what JSON can, tuples, bytes, arrays and tensors. Epoch 0
-    is what the node gives after its first ``reset()``. For each later one it is reset again after one item of
-    the epoch before was read, which is how torchdata's nodes count epochs.
+    The position is the node's state, of JSON types, tuples, bytes, arrays and tensors. For each epoch after
+    the first the node is reset after one item of the epoch before was read, which is how torchdata counts
+    epochs.
 
-    One rank and no workers: each of several would have its own copy of the node, one that gives all items
-    again. Where there are more, read the same files by ``list_files``, or the same data by ``from_dataset``.
+    Only for one rank without workers. Otherwise read the same files by ``list_files``, or the same data by
+    ``from_dataset``.
 
     Args:
         node: the node, of which nothing was read before.
 
     Raises:
-        ConfigError: that is no node, or one of our own; or its state holds what cannot be kept.
+        ConfigError: it is no node, or one of trainpipes; or its state holds other types.
         TopologyError: there is more than one rank or worker.
 
     >>> import trainpipes as tp
@@ -194,7 +193,6 @@ class TorchdataStream(RowStream):
 
 
 def place_of(node: BaseNode[Any]) -> NodePlace:
-    """Where a node stands, for all who read it in this process."""
     with _making:
         if node not in _places:
             _places[node] = NodePlace(node)
@@ -217,7 +215,6 @@ class NodePlace:
         return node
 
     def start(self, epoch: int) -> dict[str, Any]:
-        """The position at the start of an epoch."""
         with self.lock:
             if not self._starts:
                 self.node.reset(None)
@@ -242,14 +239,12 @@ class NodePlace:
             self._reader = weakref.ref(reader)
 
     def _leave(self) -> None:
-        """Note where the reader is whose turn it was."""
         reader = None if self._reader is None else self._reader()
         if reader is not None:
             reader.leave()
         self._reader = None
 
     def state(self) -> dict[str, Any]:
-        """The node's state, of JSON types."""
         found = plain(self.node.state_dict())
         try:
             json.dumps(found)
@@ -262,7 +257,6 @@ class NodePlace:
         return dict(found)
 
     def go(self, state: dict[str, Any]) -> None:
-        """Have the node stand at a position."""
         try:
             self.node.reset(restored(state.get(FIRST, state)))
         except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
@@ -274,15 +268,13 @@ class NodePlace:
             self._next_epoch()
 
     def _next_epoch(self) -> None:
-        """Go from the start of an epoch to that of the next one, for which an item is to be read."""
+        """Go from the start of an epoch to that of the next one, for which an item is read."""
         with suppress(StopIteration):
             next(self.node)
         self.node.reset(None)
 
 
 class NodeReader(StreamReader):
-    """One pass over a node."""
-
     def __init__(self, place: NodePlace, start: dict[str, Any]) -> None:
         self._place = place
         self._node = place.node
@@ -307,5 +299,4 @@ class NodeReader(StreamReader):
             return self._place.state() if self._kept is None else self._kept
 
     def leave(self) -> None:
-        """Keep where it stands until its next turn."""
         self._kept = self.state()

@@ -1,7 +1,7 @@
-"""A Python list that worker processes share without copying it bit by bit.
+"""A Python list that worker processes share without copying it.
 
-A look at a Python object changes its count of references, so that a forked worker gets its own copy of that
-page of memory. Here items lie pickled, in memory that nobody counts.
+Looking at a Python object changes its reference count, so a forked worker gets a copy of its page of
+memory. Here items lie pickled, in memory without reference counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class PackedList(Sequence[Any]):
 
 
 def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A copy in memory that processes share."""
     found = torch.empty(len(array), dtype=torch.from_numpy(array[:0]).dtype)
     found.share_memory_()
     found.numpy()[:] = array
@@ -57,8 +56,9 @@ def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def packed(stage: Stage) -> Stage:
-    """A ``from_dataset`` with its data set packed, if that is a long list of items that pickle; any other
-    stage as it is."""
+    """A ``from_dataset`` with its data set packed, if that is a long list of picklable items; else the stage
+    itself.
+    """
     items: Any = stage.dataset if isinstance(stage, FromDataset) else None
     if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
         return stage

@@ -1,20 +1,18 @@
-"""Which of several sources gives the next row, so that each has its share at any time: pure functions.
+"""Which source gives the next row, so that each has its share at any time: pure functions.
 
 Sources have weights W_i with the sum D. After t units (rows or tokens) source i is owed W_i t / D of them,
-and has given x_i. What is kept is how far it is ahead, in whole numbers:
+and has given x_i. The state is how far it is ahead, in whole numbers:
 
     ahead_i = D x_i - (its W over the units so far, added up)
 
-A row of length l (1 where rows are counted) may be taken from source i as soon as that does not put it
-ahead by l or more, and has its deadline at (ahead_i + D l) / W_i units from now. Of the rows that may be
-taken the one with the earliest deadline is. By rows this is Pfair scheduling of one processor (Baruah,
-Cohen, Plaxton and Varvel, "Proportionate progress", Algorithmica 15, 1996): no source is ever off by a
-whole row. By tokens it is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows taken early by their own length:
-no source is off by more than the longest row.
+A row of length l (1 for rows) may be taken as soon as that does not put its source ahead by l or more; its
+deadline is (ahead_i + D l) / W_i units from now. The earliest deadline wins. By rows this is Pfair
+scheduling of one processor (Baruah, Cohen, Plaxton and Varvel, "Proportionate progress", Algorithmica 15,
+1996): no source is off by a whole row. By tokens it is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows
+taken early by their own length: no source is off by more than the longest row.
 
-So that shards are not all off in the same direction, each has a *phase*: by rows, the row taken is the one
-whose own place within its time comes first, if every deadline can still be met; by tokens the first row is of
-another source.
+Each shard has a phase, so that not all are off in the same direction: by rows, the row whose own place
+within its time comes first, if every deadline can still be met; by tokens, another source comes first.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ Ints = Sequence[int]
 
 
 def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, ...]:
-    """Whole numbers with the sum ``total`` in proportion to ``weights``: exactly if they divide, else the
-    nearest by largest remainders, and none but a 0 becomes 0.
+    """Whole numbers with the sum ``total`` in proportion to ``weights``, by largest remainders; only a 0
+    becomes 0.
 
     >>> whole_weights([Fraction(1, 3), Fraction(2, 3)], 10)
     (3, 7)
@@ -62,8 +60,7 @@ def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, .
 
 
 def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int:
-    """A sum D for which the weights of all steps of a schedule are whole numbers, if it is not too
-    large.
+    """A sum D, not too large, for which the weights of all steps of a schedule are whole numbers.
 
     >>> common_total([[Fraction(7, 10), Fraction(3, 10)]], leaves=False)
     10
@@ -78,8 +75,8 @@ def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int
 
 
 def phases_of(shard: int, sources: int) -> tuple[int, ...]:
-    """For each source a place within its rows' time, in 1,024ths: those of the shards are spread
-    evenly (van der Corput's sequence), those of the sources by the golden ratio.
+    """For each source a place within its rows' time, in 1,024ths: spread over shards by van der Corput's
+    sequence, over sources by the golden ratio.
 
     >>> [phases_of(shard, 2) for shard in range(3)]
     [(16, 1008), (528, 496), (272, 752)]
@@ -135,7 +132,6 @@ _lock = ForkLock()
 
 
 def _period(weights: tuple[int, ...], phases: tuple[int, ...], rows: int) -> _Period | None:
-    """The period of an order that was asked for often enough."""
     key = weights, phases
     with _lock:
         found = _periods.get(key, 0)
@@ -155,7 +151,6 @@ def _period(weights: tuple[int, ...], phases: tuple[int, ...], rows: int) -> _Pe
 def _rows(
     weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int
 ) -> tuple[list[int], tuple[int, ...]]:
-    """The sources of the next rows, and how far each is ahead after them."""
     total = sum(weights)
     now = list(ahead)  # D times the rows given, less what was owed at the start
     ready = list(left)
@@ -222,7 +217,7 @@ def by_tokens(
     weights: Ints, ahead: Ints, first: int | None, lengths: Sequence[Ints], rows: int,
     tokens: int | None = None,
 ) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
-    """The sources of the next rows, and how far each source is ahead after them. About 0.5 us a row.
+    """The sources of the next rows, and how far each source is ahead after them.
 
     >>> by_tokens([1, 1], [0, 0], None, [[5] * 2, [1] * 9], 9)
     ([1, 0, 1, 1, 1, 1, 1, 0], (4, -4))

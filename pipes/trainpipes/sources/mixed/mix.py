@@ -1,5 +1,3 @@
-"""``mix``: rows of several pipelines, by weights. The stage: its options, and what they come to."""
-
 from __future__ import annotations
 
 import json
@@ -66,37 +64,32 @@ _ELSEWHERE = {
 
 
 class Mix(MixingSource):
-    """Mixes the rows of several pipelines by weights. The choice is not random.
+    """Mixes the rows of several pipelines by weights. The choice is not random: among the first n rows of a
+    shard, for any n, a source has its share of n, give or take less than one row (with
+    ``weight_by="tokens"``, at most the longest row).
 
-    Each pipeline has its own filters, shuffle, cache and so on; ``sharding_filter``, ``batch`` and later
-    stages come after the mix. All sources have the same columns, and each its own shuffle windows.
-
-    Among the first n rows of a shard, for any n, the rows of a source differ from its share of n by less than
-    one row; with ``weight_by="tokens"``, its tokens differ by at most the longest row (see
-    ``fair_queue.py`` for the rule and its sources).
+    Each pipeline has its own filters, shuffle and cache; ``sharding_filter``, ``batch`` and later stages come
+    after the mix. All sources must have the same columns.
 
     Args:
-        sources: pipelines by name. Names say which is which in errors and checkpoints.
+        sources: pipelines by name; errors and checkpoints use the names.
         weights: a number for each source, in proportion to its share; 0 leaves the source out. If left out,
-            the numbers of rows of the sources.
+            the sources' numbers of rows.
         weight_by: "rows" or "tokens": what shares are counted in.
-        column: with ``weight_by="tokens"``, the column that says how many tokens a row has: of lists, whose
-            lengths count, or of integers. An empty row counts as one token.
-        temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``. At 1 every
-            row comes as often as any other; above 1, small sources come more often.
-        max_epochs: how many times each source may be read in an epoch of the mix, by name (or one number for
-            all); then the source leaves the mix, and its share goes to the others. No limit if left out.
+        column: with ``weight_by="tokens"``, a column of lists, whose lengths count, or of token counts. An
+            empty row counts as one token.
+        temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``. Above 1,
+            small sources come more often.
+        max_epochs: how many times each source may be read in an epoch of the mix, by name or one number for
+            all. Its share then goes to the other sources. No limit if left out.
         stop: where an epoch of the mix ends, in each shard:
 
-            - "all_exhausted": when each source has been read once. Sources that end earlier start again, in
-              another order, so that every row comes at least once.
-            - "first_exhausted": when the first source ends (with its ``max_epochs``), so that no row comes
-              twice.
+            - "all_exhausted": when each source was read once. Shorter ones start again, in another order.
+            - "first_exhausted": when the first source ends (with its ``max_epochs``): no row comes twice.
             - "repeat": never. Count steps, as with ``repeat()``.
-        schedule: weights that change during an epoch of the mix: a list of ``(draws, weights)``, where draws
-            counts the rows (or tokens) of all shards together from which the weights hold. Until the first
-            of them, ``weights`` hold.
-        interpolation: of weights between the steps of a schedule: "constant", or "linear", in 64 small steps.
+        schedule: a list of ``(draws, weights)`` that change the weights during an epoch; draws are rows (or
+            tokens) of all shards together. ``weights`` hold until the first.
+        interpolation: of the schedule: "constant", or "linear" in 64 small steps.
         output_column: a column to add, with the name of each row's source.
 
     Raises:
@@ -266,8 +259,7 @@ class Mix(MixingSource):
     # Weights
 
     def first_and_last_shares(self) -> dict[str, tuple[float, ...]]:
-        """Each source's share at the start of an epoch, and where a schedule leads it; none where shares
-        follow from the sources' sizes."""
+        """Each source's share at the start of an epoch and after the schedule; none where sizes decide."""
         steps = [step for _, step in self._schedule]
         steps = [self._weights, *steps] if self._weights else steps
         ends = [steps[0], steps[-1]] if steps else []
@@ -277,7 +269,6 @@ class Mix(MixingSource):
         }
 
     def _rules(self, sizes: Mapping[str, int | None]) -> MixRules:
-        """How sources of these sizes are mixed."""
         names = tuple(sorted(self.sources))
         points = list(self._schedule)
         if not points or points[0][0] > 0:
@@ -314,7 +305,6 @@ class Mix(MixingSource):
         sizes: Mapping[str, int | None],
         sources: Mapping[str, RowSource | RowStream],
     ) -> list[tuple[str, str]]:
-        """Each source's share and size, for ``explain()``."""
         rows = _epoch_rows(rules, sizes)
         lines = [("mix", f"{len(rules.names)} sources by {self.weight_by}; {_ENDS[self.stop]}")]
         for name in self.sources:
@@ -365,8 +355,6 @@ class Mix(MixingSource):
 
 
 class _Alike(RunStage):
-    """Makes of a pipeline's rows what goes together with those of others."""
-
     thread_safe = True
     holds_data = True
 
@@ -385,7 +373,6 @@ def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
 
 
 def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
-    """About how many rows an epoch of the mix has, where that follows from sizes and weights."""
     counted = [sizes[name] for name in rules.names]
     if rules.stop == "repeat" or rules.lengths is not None or len(rules.steps) > 1:
         return None
@@ -402,7 +389,6 @@ def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | Non
 
 
 def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
-    """How often each source may be gone through."""
     if not isinstance(max_epochs, Mapping):
         max_epochs = dict.fromkeys(names, max_epochs)
     for name, limit in max_epochs.items():
@@ -415,7 +401,6 @@ def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
 
 
 def _check_source(name: str, pipeline: Any, stop: str) -> None:
-    """Raise ConfigError unless a pipeline may be one of several."""
     option = f"mix(sources): {name!r}"
     good = hasattr(pipeline, "stages") and hasattr(pipeline, "then")
     require(good, option, "a pipeline, such as list_files(...).read_parquet()", pipeline)
@@ -449,7 +434,6 @@ def _same(path: str, saved: Any, now: Any) -> None:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Says in errors which source they are about."""
     try:
         yield
     except TrainpipesError as error:

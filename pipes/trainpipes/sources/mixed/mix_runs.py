@@ -1,7 +1,7 @@
-"""One shard of a mix: the next row is of the source whose turn it is.
+"""One shard of a mix.
 
-A run is made of stretches, within which no source runs out of the rows that it has ready. Its rows are
-gathered source by source and put in order at once.
+A run is made of stretches, within which no source runs out of ready rows. Rows are gathered source by
+source and put in order at once.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ class MixCursors:
 
 
 def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int]) -> tuple[int, ...]:
-    """How far each source is ahead after it has given so many units."""
     total, given = sum(weights), sum(units)
     return tuple(a + total * u - w * given for a, w, u in zip(ahead, weights, units, strict=True))
 
@@ -75,8 +74,6 @@ STRETCHES = 4
 
 
 class MixRuns:
-    """Runs of mixed rows of one shard."""
-
     def __init__(
         self,
         rules: MixRules,
@@ -129,7 +126,6 @@ class MixRuns:
     # Draws
 
     def _draw(self) -> Run | None:
-        """The next run; None at the end of the mix's epoch."""
         start, drawn = self._row, 0
         stretches: list[Stretch] = []
         while drawn < self._next_rows and len(stretches) < STRETCHES * len(self._parts):
@@ -181,7 +177,6 @@ class MixRuns:
         return bisect_right(np.cumsum(np.array(weights, dtype=object)).tolist(), place // 1024)
 
     def _gather(self, order: IntArray) -> Block:
-        """The rows that were taken, in the order of their sources."""
         joined = Block.join([piece for part in self._parts for piece in part.taken()])
         by_source = np.argsort(order, kind="stable")
         joined = self._rules.with_names(joined, order[by_source])
@@ -192,7 +187,6 @@ class MixRuns:
     # What is drawn from
 
     def _step(self) -> int:
-        """The step of the schedule at hand."""
         drawn = self._row if self._rules.lengths is None else self._tokens
         return bisect_right(self._starts, drawn) - 1
 

@@ -1,5 +1,3 @@
-"""One source of a mix: where its next row stands in each shard."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,27 +19,22 @@ CursorAfter = Callable[[int], "dict[str, Any] | None"]
 
 @dataclass(eq=False)
 class MixSource:
-    """One source, for the shards of one process."""
-
     name: str
     opener: ShardOpener
     ids: Callable[[IntArray], IntArray]
     lengths: Callable[[Block], IntArray] | None
 
     def expect(self, shard: int, epoch: int, cursor: dict[str, Any] | None) -> None:
-        """Keep the windows that a shard needs from a cursor on."""
         if cursor is None or not cursor.get("gone"):
             ShardRuns(self.opener, shard, epoch, cursor)
 
     def mixed(self, block: Block) -> tuple[Block, list[int]]:
-        """Rows of the source as rows of the mix, and their tokens, where those are counted."""
         block.ids = self.ids(block.ids)
         if block.made_of is not None:
             block.made_of = block.made_of._replace(ids=self.ids(block.made_of.ids))
         return block, [] if self.lengths is None else self.lengths(block).tolist()
 
     def named(self, error: Exception) -> None:
-        """Say in an error from below which source it is about."""
         stage, row = getattr(error, "_trainpipes", (None, None))
         if row is not None:
             own = int(self.ids(np.array([row], dtype=np.int64))[0])
@@ -54,18 +47,8 @@ class MixSource:
 
 
 class SourceRows:
-    """The rows of one source in one shard: those that are ready, and where the next one stands.
-
-    Args:
-        source: of the mix.
-        shard: which shard.
-        epoch: of the mix, a pass of the source.
-        cursor: of the source's next row; None for the pass's start.
-
-    Attributes:
-        left: rows that are ready; who takes some says so here.
-        passes: times gone through before the next row.
-        gone: whether the source has left the mix in this epoch.
+    """One source's ready rows in one shard, and where the next stands. Whoever takes some updates
+    ``left``.
     """
 
     def __init__(
@@ -83,7 +66,6 @@ class SourceRows:
         self._pieces: list[Block] = []  # taken from blocks before
 
     def fill(self) -> None:
-        """Have a row ready, or more."""
         assert self._runs is not None
         self._put_by()
         try:
@@ -100,11 +82,9 @@ class SourceRows:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of the rows that are ready, where they are counted."""
         return self._lengths[len(self._lengths) - self.left :]
 
     def taken(self) -> list[Block]:
-        """The rows that were taken since this was last asked."""
         self._put_by()
         pieces, self._pieces = self._pieces, []
         return pieces
@@ -117,7 +97,6 @@ class SourceRows:
             self._begin = end
 
     def cursor_after(self) -> CursorAfter:
-        """Gives the cursors of the next rows that are ready, which hold none of these rows."""
         if self._made is None:
             start = self._start
             return lambda _: start

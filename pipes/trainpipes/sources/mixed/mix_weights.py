@@ -1,5 +1,3 @@
-"""Weights of a mix as users give them: checked, and made exact."""
-
 from __future__ import annotations
 
 import math
@@ -28,7 +26,7 @@ Schedule = list[tuple[int, dict[str, Fraction]]]
 
 
 def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str, Fraction]:
-    """The weight of each source, a float taken as the decimal number it prints as."""
+    """The weights; a float is the decimal number that it prints as."""
     rule = f"a dict with a number for each source ({', '.join(names)})"
     good = isinstance(weights, Mapping) and set(weights) == set(names)
     require(good, option, rule, weights, "0 leaves a source out")
@@ -44,7 +42,6 @@ def _number(value: Any, name: str, option: str) -> Fraction:
 
 
 def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
-    """The steps of a schedule, in order."""
 
     def check(good: Any, value: Any) -> None:
         rule = (
@@ -64,7 +61,7 @@ def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
 
 
 def steps_of(points: Schedule, linear: bool) -> Schedule:
-    """Steps of constant weights: of a linear stretch so many, each with the weights of its middle.
+    """Steps of constant weights; a linear stretch becomes several, with the weights of their middles.
 
     >>> points = [(0, {"a": Fraction(1), "b": Fraction(0)}), (128, {"a": Fraction(0), "b": Fraction(1)})]
     >>> [(start, float(weights["b"])) for start, weights in steps_of(points, linear=True)[:3]]
@@ -89,7 +86,7 @@ def _shares(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
 
 
 def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fraction]:
-    """Weights in proportion to ``size ** (1 / temperature)``: to sizes at 1, more alike above.
+    """Weights in proportion to ``size ** (1 / temperature)``.
 
     >>> {n: int(w) for n, w in by_size({"a": 900, "b": 100}, 2.0).items()}
     {'a': 1000000, 'b': 333333}
@@ -107,17 +104,8 @@ Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
 @dataclass(frozen=True)
 class MixRules:
-    """How sources are mixed.
-
-    Args:
-        names: of the sources, sorted.
-        starts: where each step of the schedule begins, in rows or tokens of the whole mix; the first at 0.
-        steps: whole weights of the sources in each step, all with the same sum.
-        max_epochs: how often each source may be gone through in an epoch of the mix; None for no limit.
-        stop: what ends an epoch of the mix.
-        lengths: gives the tokens of each row, where tokens are counted: int64 ``[rows]``, 1 or more.
-        output_column: of the sources' names, to be added; None for none.
-        asker: the stage, for messages.
+    """How sources, sorted by name, are mixed: schedule steps with whole weights of one sum, from ``starts``
+    in rows or tokens of the whole mix; ``lengths`` counts a row's tokens, 1 or more, None for rows.
     """
 
     names: tuple[str, ...]
@@ -130,8 +118,6 @@ class MixRules:
     asker: object
 
     def with_names(self, block: Block, source: IntArray) -> Block:
-        """Rows with a column that names the source of each, where one is wanted; ``source`` is the number of
-        each row's, int64 ``[rows]``."""
         column, data = self.output_column, block.data
         if column is None:
             return block

@@ -1,5 +1,3 @@
-"""The rows of several pipelines as one source, and what reads them in one process."""
-
 from __future__ import annotations
 
 import hashlib
@@ -40,16 +38,6 @@ Path = tuple[str, ...]
 
 @dataclass(eq=False)
 class Mixture(RowMixture):
-    """The rows of several pipelines; immutable, and any thread may ask.
-
-    Args:
-        sources: where the rows of each pipeline are from, by name.
-        sizes: rows of an epoch of each; None where they are not counted.
-        data: what identifies the data of each, of JSON types.
-        rules: how they are mixed.
-        lines: for ``explain()``.
-    """
-
     sources: Mapping[str, RowSource | RowStream]
     sizes: Mapping[str, int | None]
     data: Mapping[str, Any]
@@ -91,8 +79,6 @@ class Mixture(RowMixture):
 
 
 class _Named(RunStage):
-    """Makes the rows of one source rows of the mix: with its name, and the numbers that they have there."""
-
     holds_data = True
 
     mixture: Any
@@ -107,15 +93,12 @@ class _Named(RunStage):
 
 
 class MixWindows(MixedWindows):
-    """The windows of all sources of a mix in one pass, which the threads that make runs ask for."""
-
     def __init__(self, plan: Plan, mixture: Mixture, pool: Pool | None, number: int) -> None:
         self._plan, self._mixture, self._pool = plan, mixture, pool
         self._epoch = plan.chain.first_epoch(number)
         self._sources: list[MixSource] = []
 
     def _opened(self, shards: int) -> list[MixSource]:
-        """The sources, with windows for so many shards in this process."""
         rules, plans = self._mixture.rules, self._plan.mixed
         if not self._sources:
             for name, *weights in zip(rules.names, *rules.steps, strict=True):
@@ -148,7 +131,6 @@ class MixWindows(MixedWindows):
 
 
 def _calls_rows(mix: Plan) -> bool:
-    """Whether Python is called for each row of a source, so that few are made at a time."""
     return any(stage.per_row for plan in mix.mixed.values() for stage in plan.chain.steps) or any(
         map(_calls_rows, mix.mixed.values())
     )
@@ -183,14 +165,13 @@ class MixedIds:
             self._tags[name] = before, after
 
     def of(self, name: str, rows: IntArray) -> IntArray:
-        """The numbers of a source's rows, given by its own numbers of them: int64 ``[rows]``."""
         before, after = self._tags[name]
         tags = after[np.searchsorted(before, rows >> ROW_BITS)]
         found: IntArray = (tags << ROW_BITS) | (rows & ROW_MASK)
         return found
 
     def split(self, rows: IntArray) -> Iterator[tuple[Path, IntArray, IntArray]]:
-        """For each source among some rows: its path, places of its rows, and their own numbers."""
+        """By source: its path, the places of its rows, and their own numbers."""
         tags = rows >> ROW_BITS
         for tag in np.unique(tags).tolist():
             places = np.flatnonzero(tags == tag)

@@ -1,9 +1,3 @@
-"""Where the arrays of ``.npy`` and ``.npz`` files lie, and of what type and shape they are, by their headers.
-
-See numpy.lib.format for the one, and zipfile for the other, which is a zip archive of the first. Called by
-any thread.
-"""
-
 from __future__ import annotations
 
 import ast
@@ -39,17 +33,8 @@ _parsing = threading.Lock()
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, or a field of one.
-
-    Args:
-        dtype: of its elements as they are stored, of all fields.
-        shape: with the rows first.
-        fortran: whether elements are stored column by column.
-        start: where they are in the file; None where they are compressed.
-        member: the name in an ``.npz`` file; None in an ``.npy`` file.
-        field: which field of a structured array; None for all of a plain one.
-        stored: of a member that is not compressed: where its bytes, with its header, begin and end in the
-            file, and the CRC-32 that the archive has of them.
+    """An array in a file, or a field of one: ``start`` is None where it is compressed; ``stored`` has an
+    uncompressed member's bytes and CRC-32.
     """
 
     dtype: np.dtype[Any]
@@ -65,14 +50,12 @@ class StoredArray:
         return self.shape[0]
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
-        """Where rows ``start`` to ``stop`` begin and end in the file."""
         assert self.start is not None
         size = prod(self.shape[1:]) * self.dtype.itemsize
         return self.start + start * size, self.start + stop * size
 
     @cached_property
     def row_dtype(self) -> np.dtype[Any]:
-        """The type of a row's elements."""
         own = self.dtype if self.field is None else self.dtype[self.field]
         return own.base.newbyteorder("=")
 
@@ -83,21 +66,14 @@ class StoredArray:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in memory."""
         return prod(self.row_shape) * self.row_dtype.itemsize
 
     def view(self, content: Any, rows: int, start: int = 0) -> Any:
-        """So many rows, of bytes that hold them from ``start`` on."""
         shape = (rows, *self.shape[1:])
         whole = np.ndarray(shape, self.dtype, content, start, order="F" if self.fortran else "C")
         return whole if self.field is None else whole[self.field]
 
     def unpacked(self, content: BinaryIO) -> Any:
-        """All of it, of a whole file.
-
-        Raises:
-            BadFileError: another array is there.
-        """
         if self.member is not None:
             with zipfile.ZipFile(content) as archive:
                 content = io.BytesIO(archive.read(f"{self.member}.npy"))
@@ -109,7 +85,6 @@ class StoredArray:
         return whole if self.field is None else whole[self.field]
 
     def check_sum(self, content: memoryview) -> None:
-        """Raise BadFileError unless a file has the checksum that its archive says, if that says one."""
         start, stop, told = self.stored or (0, 0, 0)
         found = 0
         for place in range(start, stop, SUMMED):
@@ -121,7 +96,6 @@ class StoredArray:
 
 
 def kept(size: int, arrays: Mapping[str, StoredArray]) -> bytes:
-    """Bytes of a file, and its arrays by their names, as an index keeps them."""
     each = {name: astuple(array) for name, array in arrays.items()}
     plain = {n: (np.lib.format.dtype_to_descr(dtype), *rest) for n, (dtype, *rest) in each.items()}
     return repr((size, plain)).encode()
@@ -129,7 +103,6 @@ def kept(size: int, arrays: Mapping[str, StoredArray]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
-    """The bytes and arrays of which this was kept."""
     with _parsing:
         size, each = ast.literal_eval(content.decode())
     to_dtype = np.lib.format.descr_to_dtype
@@ -141,7 +114,7 @@ def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
 def read_arrays(
     file: BinaryIO, size: int, column: str, columns: Sequence[str] | None, asker: str
 ) -> dict[str, StoredArray]:
-    """The arrays of a file by their names, in order: the wanted ones, and ``column`` of an ``.npy`` file."""
+    """The wanted arrays of a file by name; ``column`` names that of an ``.npy`` file."""
 
     def wanted(names: Sequence[str]) -> Sequence[str]:
         if columns is not None:
@@ -200,7 +173,6 @@ def _of_zip(
 
 
 def _header(file: Any, size: int, member: str | None) -> StoredArray:
-    """The header of an array, which has ``size`` bytes with it."""
     where = "" if member is None else f"array {member!r}: "
     try:
         version = np.lib.format.read_magic(file)
@@ -230,8 +202,7 @@ def _header(file: Any, size: int, member: str | None) -> StoredArray:
 
 
 def _as_latin(file: Any) -> BinaryIO:
-    """A header of version 3, whose text is UTF-8, as one of version 2, whose text is Latin-1: NumPy has no
-    function for it."""
+    """A header of version 3 (UTF-8) as one of version 2 (Latin-1), for which NumPy has a function."""
     (length,) = struct.unpack("<I", file.read(4))
     text = file.read(min(length, MOST)).decode().encode("latin-1", "backslashreplace")
     return io.BytesIO(struct.pack("<I", len(text)) + text)

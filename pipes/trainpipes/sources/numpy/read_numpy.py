@@ -1,5 +1,3 @@
-"""``read_numpy``: rows of arrays in ``.npy`` and ``.npz`` files. The stage, and the format."""
-
 from __future__ import annotations
 
 import io
@@ -35,24 +33,17 @@ BLOCK_BYTES, BLOCK_ROWS = 1 << 20, 8192
 class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
-    Rows are dicts of tensors, one for each array: by its name in an ``.npz`` file, by each field's name for a
-    structured array, as ``output_column`` for any other ``.npy`` file.
-
-    Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are mapped into memory, and their rows can be
-    chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``). Each process compares the
-    checksum of each array of such an ``.npz`` once: 0.4 to 1 s a GB. Files of ``np.savez_compressed`` are
-    decompressed whole each time that a reader comes to them. Of other remote files only the rows that are
-    needed are fetched. Python objects are never loaded, since that runs code.
+    Rows are dicts of tensors: one for each array of an ``.npz`` file, for each field of a structured array,
+    else ``output_column``. Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are memory-mapped, and
+    their rows can be chosen by number (``shuffle(scope="global")``). Files of ``np.savez_compressed`` are
+    decompressed whole. Python objects are never loaded, since that runs code.
 
     Args:
         columns: names of arrays or fields; None for all; then all files must have the same names.
-        output_column: name of the column that holds the rows of a plain ``.npy`` file.
-        block_rows: rows in a block (a shuffle permutes blocks first); if left out, as many as make up to 1
-            MiB.
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", a folder, True for the cache
-            folder, or False for nowhere. If left out: the cache folder, if the files are remote, or 64 or
-            more.
+        output_column: name of the column of a plain ``.npy`` file.
+        block_rows: rows in a block (a shuffle permutes blocks first); if left out, up to 1 MiB.
+        storage_options: more options for the fsspec file system; never shown or saved.
+        index: where to keep the headers for later starts; see ``read_parquet``.
 
     Raises:
         UnreadableError: names all files that cannot be read, each with the reason.
@@ -83,7 +74,6 @@ class ReadNumpy(FileReader):
             )
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        """The rows of the files that the stages below list and let through."""
         format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
         listed = self.listed(files)
         key = json.dumps([self.output_column, self.columns, self.block_rows])
@@ -106,16 +96,6 @@ class ReadNumpy(FileReader):
 
 
 class NumpyFormat(Format):
-    """Arrays of numbers. What is decoded at once is a block, where rows of all arrays can be found; else the
-    file.
-
-    Args:
-        output_column: what the array of an ``.npy`` file is called.
-        columns: which arrays are wanted; None for all.
-        block_rows: rows of a block; None to tell by bytes.
-        asker: the stage, for messages.
-    """
-
     name = "NumPy"
     random_access = by_number = True
     fit = "NumPy files that are on this machine and not compressed"
@@ -128,7 +108,6 @@ class NumpyFormat(Format):
         self._block_rows, self._asker = block_rows, asker
 
     def rows_of_block(self, arrays: Mapping[str, StoredArray]) -> int:
-        """Rows of a block of a file with such arrays."""
         row_bytes = sum(array.row_bytes for array in arrays.values())
         return self._block_rows or min(BLOCK_ROWS, max(1, BLOCK_BYTES // max(1, row_bytes)))
 
@@ -180,24 +159,20 @@ class NumpyFormat(Format):
 
 
 def _wanted(layout: Layout, columns: Sequence[str] | None) -> tuple[int, list[StoredArray]]:
-    """Bytes of a file, and those of its arrays that are wanted."""
     size, arrays = arrays_of(layout.extra)
     return size, [arrays[name] for name in columns or arrays]
 
 
 def _rows(layout: Layout, block: int) -> tuple[int, int]:
-    """The rows of a block; all but the last have as many."""
     start = block * int(layout.rows[0])
     return start, start + int(layout.rows[block])
 
 
 def _is_whole(arrays: Iterable[StoredArray], local: bool) -> bool:
-    """Whether all of a file must be read to have some of its rows."""
     return any(array.start is None or (array.fortran and not local) for array in arrays)
 
 
 def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
-    """Arrays of a local file. Their checksums are compared when it is first read."""
     content = data.mapped()
     assert content is not None
     for array in arrays:
@@ -209,7 +184,6 @@ def _mapped(data: FileBytes, arrays: Sequence[StoredArray]) -> list[Any]:
 def _as_tensors(
     found: Sequence[Any], arrays: Sequence[StoredArray], columns: Sequence[str] | None
 ) -> TensorRows:
-    """Rows in memory of their own."""
     assert columns is not None
     tensors = []
     for rows, array in zip(found, arrays, strict=True):
@@ -225,7 +199,6 @@ def _check_alike(
     columns: Sequence[str] | None,
     asker: str,
 ) -> None:
-    """Raise unless all files have the same arrays, of the same types and rows of the same shape."""
     first, first_path = arrays[0], files.names[0]
     names = list(first if columns is None else columns)
     for path, found in zip(files.names, arrays, strict=True):

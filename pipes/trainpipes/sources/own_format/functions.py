@@ -1,5 +1,3 @@
-"""A file format that two functions of the user's make: one counts rows, the other reads them."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +18,7 @@ MOST_ROWS = 1 << 48
 
 
 class FunctionFormat(Format):
-    """Files that functions read.
-
-    Args:
-        fn: ``fn(file)`` or ``fn(file, block)``, to a table or an iterator of tables.
-        count: ``count(file)``, to a number of rows, or to one for each block; None to count those of ``fn``.
-    """
+    """A format of the functions that ``read_files`` takes."""
 
     name = "files in your own format"
 
@@ -61,7 +54,6 @@ class FunctionFormat(Format):
             yield from self._batches(opened, *([block] if layout.extra else []))
 
     def _batches(self, opened: BinaryIO, *block: int) -> Iterator[pa.RecordBatch]:
-        """The rows that the function gives."""
         found, fn = self._fn(opened, *block), self.decoder
         several = not isinstance(found, pa.Table | pa.RecordBatch)
         if several and not isinstance(found, Iterator | Sequence):

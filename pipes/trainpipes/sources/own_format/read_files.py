@@ -1,5 +1,3 @@
-"""``read_files``: rows of files in a format of the user's own. The stage."""
-
 from __future__ import annotations
 
 import os
@@ -20,28 +18,24 @@ from trainpipes.sources.own_format.functions import FunctionFormat
 
 
 class ReadFiles(FileReader):
-    """Reads files in a format of your own: a ``Format``, or a function that makes Arrow tables.
+    """Reads files in a format of your own, by a ``Format`` (see docs/extend.md) or a simpler function.
 
-    A ``Format`` says which blocks a file has, and decodes one; see docs/extend.md.
-
-    A function is simpler. ``fn`` is given the file, open in binary mode, with ``file.name`` as its path or
-    URL. It returns a ``pyarrow.Table``, or yields several. ``count`` is given the same file and returns its
-    number of rows; or a list with the rows of each block, and ``fn(file, block)`` is then called for each
-    block, so that shards and resumes go straight to theirs. Without ``count``, ``fn`` is called once for each
-    file to count its rows; ``index`` keeps the numbers for later starts.
+    A function gets the file, open in binary mode, with ``file.name`` as its path or URL; it returns a
+    ``pyarrow.Table``, or yields several. ``count`` gets the same file and returns its number of rows; or a
+    list with the rows of each block, and ``fn(file, block)`` is then called for each block, so that shards
+    and resumes go straight to theirs. Without ``count``, ``fn`` counts the rows of each file once.
 
     Args:
-        fn: a ``Format``; or ``fn(file)`` or ``fn(file, block)``, to a table or an iterator of tables.
+        fn: a ``Format``; or ``fn(file)`` or ``fn(file, block)``.
         count: ``count(file)``, to a number of rows, or to one for each block.
         columns: names of columns, as in ``read_parquet``; None for all.
         version: names ``fn`` in states, instead of its module and name, or the name and key of a format.
             Change it when other rows come.
         schema: the columns and types of all tables; those of the first rows if left out. Values are cast to
             these types where that loses nothing.
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
-        index: where to keep what was counted or scanned: a file that ends in ".arrow", a folder, True for the
-            cache folder, or False for nowhere. If left out: nowhere for a function; for a format the cache
-            folder, if the files are remote, or 64 or more.
+        storage_options: more options for the fsspec file system; never shown or saved.
+        index: where to keep the counts or blocks for later starts; see ``read_parquet``. If left out, nowhere
+            for a function.
 
     Raises:
         UnreadableError: names all files that could not be counted, each with the reason; later, the file
@@ -91,7 +85,6 @@ class ReadFiles(FileReader):
             )
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
-        """The rows of the files that the stages below list and let through."""
         given, index = self.fn, self.options["index"]
         known = self.version if self.version is not None else identify(given)
         options: dict[str, Any] = {"columns": self.columns, "schema": self.schema, "known": known}

@@ -1,8 +1,3 @@
-"""Tells from footers and names of folders which row groups may hold a row that passes a filter.
-
-Arrow decides: it is given what holds for all rows of a row group, and says whether the filter can hold too.
-"""
-
 from __future__ import annotations
 
 import re
@@ -40,13 +35,7 @@ Facts = list[pc.Expression]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a footer says of a column's values in a row group.
-
-    Args:
-        least: Arrow scalar; None if all values are null.
-        most: Arrow scalar; None if all values are null.
-        nulls: whether there may be nulls.
-    """
+    """What a footer says of a column's values in a row group."""
 
     least: Any
     most: Any
@@ -58,7 +47,6 @@ FileBounds = list[dict[tuple[str, ...], Bounds]]
 
 
 def checked_filter(filter: Any, asker: str) -> pc.Expression | None:
-    """The option ``filter`` of a reader."""
     if filter is None:
         return None
     if isinstance(filter, list | tuple):
@@ -91,7 +79,6 @@ def needed_columns(filter: pc.Expression, schema: pa.Schema, asker: str) -> list
 
 
 def check_fits(filter: pc.Expression, schema: pa.Schema, asker: str) -> None:
-    """Raise SchemaError unless a filter can be asked of rows of this schema."""
     problem = _problem(filter, schema)
     if problem is None:
         return
@@ -105,7 +92,6 @@ def check_fits(filter: pc.Expression, schema: pa.Schema, asker: str) -> None:
 
 
 def _problem(filter: pc.Expression, schema: pa.Schema) -> Exception | None:
-    """Why a filter cannot be asked of rows of a schema."""
     try:
         schema.empty_table().filter(filter)
     except (pa.ArrowException, KeyError) as error:
@@ -114,7 +100,6 @@ def _problem(filter: pc.Expression, schema: pa.Schema) -> Exception | None:
 
 
 def _missing(problem: Exception | None) -> list[str]:
-    """The column that is not there, or the path in one."""
     said = str(problem).split(" in ")[0]
     return MISSING.findall(said) if said.startswith("No match for") else []
 
@@ -123,7 +108,6 @@ def _missing(problem: Exception | None) -> list[str]:
 
 
 def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
-    """What a footer says of the columns that a filter may name, row group by row group."""
     said = str(filter)
     schema = metadata.schema.to_arrow_schema()
     leaves = [
@@ -149,7 +133,7 @@ def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
 
 
 def _leaves(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterable[Any]:
-    """The path and type of each Parquet column, in order; no path within lists and maps."""
+    """The path and type of each Parquet column; no path within lists and maps."""
     for field in fields:
         kind, own = plain(field).type, (*path, field.name)
         if pa.types.is_struct(kind):
@@ -186,7 +170,7 @@ def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | N
 
 
 def _scalar(raw: Any, kind: pa.DataType, column: Any) -> Any:
-    """A value as a footer holds it, as Arrow's; None for types whose order is not Arrow's."""
+    """A footer's value as Arrow's; None for types that Arrow orders differently."""
     types = pa.types
     if types.is_boolean(kind):
         return pa.scalar(bool(raw), kind)
@@ -217,7 +201,6 @@ def _scalar(raw: Any, kind: pa.DataType, column: Any) -> Any:
 
 
 def facts_of(values: Mapping[str, pa.Array]) -> Facts:
-    """What names of folders say."""
     return [
         pc.field(name).is_null() if one.null_count else pc.field(name) == one[0]
         for name, one in values.items()
@@ -227,7 +210,7 @@ def facts_of(values: Mapping[str, pa.Array]) -> Facts:
 def _cases(
     known: Facts, bounds: Mapping[tuple[str, ...], Bounds], schema: pa.Schema, text: bool
 ) -> list[Facts]:
-    """What may hold for a row of a row group: one of these does for each."""
+    """The cases of which one holds for each row of a row group."""
     cases = [known]
     for path, own in bounds.items():
         kind = _type_of(schema, path)
@@ -255,7 +238,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _type_of(schema: pa.Schema, path: tuple[str, ...]) -> pa.DataType | None:
-    """The type of a column or of a field in it; None if it is not there."""
     place = schema.get_field_index(path[0])
     if place < 0:
         return None
@@ -274,7 +256,6 @@ def may_hold(
     bounds: Sequence[Mapping[tuple[str, ...], Bounds]] | None = None,
     text: bool = True,
 ) -> IntArray:
-    """The numbers of those files or row groups of which a row may pass."""
     import pyarrow.dataset as ds  # it is slow to import, and whoever has no filter does not need it
 
     cases: list[Facts] = []
@@ -297,8 +278,7 @@ def may_hold(
 def may_hold_in_folders(
     filter: pc.Expression, fields: Sequence[pa.Field], known: Sequence[Facts]
 ) -> IntArray | None:
-    """The numbers of those files of which a row may pass, whatever the columns hold that names of folders do
-    not make; None if that needs their types."""
+    """The files of which a row may pass, judged by folders' names alone; None if that needs types."""
     schema = pa.schema(fields)
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)

@@ -1,5 +1,3 @@
-"""Columns that the names of folders make: ``year=2024/lang=de/part-0.parquet``, as Hive writes them."""
-
 from __future__ import annotations
 
 import re
@@ -20,14 +18,13 @@ INTEGER = re.compile(r"[+-]?\d{1,18}")
 
 
 class FolderColumns:
-    """A value for each file and column: int64 where all values are integers, else text."""
+    """A value for each file and column: int64 if all are integers, else text."""
 
     def __init__(self, values: dict[str, pa.Array]) -> None:
         self._values = values
 
     @staticmethod
     def of(names: Sequence[str], asker: str, needed: bool) -> FolderColumns:
-        """Those of files of these paths, in the order of the first file's folders."""
         first, found = _pairs(names[0]) if names else {}, []
         for name in names if first or needed else ():
             pairs = _pairs(name)
@@ -54,26 +51,21 @@ class FolderColumns:
         return [pa.field(name, values.type) for name, values in self._values.items()]
 
     def only(self, names: Sequence[str]) -> FolderColumns:
-        """Those of these names."""
         return FolderColumns({n: values for n, values in self._values.items() if n in names})
 
     def pick(self, index: IntArray) -> FolderColumns:
-        """Those of the files at ``index``, int64."""
         places = to_arrow(index)
         return FolderColumns({n: values.take(places) for n, values in self._values.items()})
 
     def values(self, file: int) -> dict[str, pa.Array]:
-        """A file's values, as arrays ``[1]``."""
         return {name: values.slice(file, 1) for name, values in self._values.items()}
 
     def text(self, file: int) -> str:
-        """A file's values, as a state knows them; nothing if there are no columns."""
         values = {name: one.to_pylist()[0] for name, one in self.values(file).items()}
         return f"\0{values}" if values else ""
 
 
 def repeated(one: pa.Array, rows: int) -> pa.Array:
-    """A value, an array ``[1]``, for so many rows."""
     return one.take(to_arrow(np.zeros(rows, dtype=np.int64)))
 
 

@@ -1,5 +1,3 @@
-"""What the footers of Parquet files say, as arrays: read once, in parallel, before any row."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -48,15 +46,8 @@ NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroupLayout(Layout):
-    """The row groups of a file.
-
-    Args:
-        footer: bytes of its footer.
-        checksum: CRC-32 of that.
-        group_bytes: uncompressed bytes of each row group, all columns, int64 ``[row groups]``.
-        size: bytes of the file.
-        folder: values that names of folders give all rows, as arrays ``[1]``.
-        note: what a state knows the file by besides.
+    """The row groups of a file, with its footer's CRC-32, and uncompressed ``group_bytes``, int64 ``[row
+    groups]``.
     """
 
     footer: int
@@ -70,15 +61,12 @@ class RowGroupLayout(Layout):
         pass  # its numbers were checked when they were scanned
 
     def is_footer(self, footer: bytes) -> bool:
-        """Whether these bytes are the footer that was scanned."""
         return len(footer) == self.footer and zlib.crc32(footer) == self.checksum
 
 
 class ParsedFooters:
-    """Parsed footers of files, shared by the readers of a process.
-
-    Row groups in shuffled order open another file each. For files of 200 row groups of 1,000 rows, to parse
-    the footer again would be three quarters of the work. Pickled, it is empty.
+    """Parsed footers, shared by a process's readers. Shuffled row groups open another file each: with 200 of
+    1,000 rows, parsing again would be three quarters of the work. Pickled, it is empty.
     """
 
     def __init__(self) -> None:
@@ -91,7 +79,6 @@ class ParsedFooters:
         return ParsedFooters, ()
 
     def known(self, name: str) -> Any:
-        """The parsed footer of a file; None if it is not here."""
         with self._lock:
             if name not in self._parsed:
                 return None
@@ -99,7 +86,7 @@ class ParsedFooters:
             return self._parsed[name][0]
 
     def of(self, name: str, read: Callable[[], bytes], once: bool) -> Any:
-        """The parsed footer of a file; ``read`` gives it, and says if it is not the one that was scanned."""
+        """The parsed footer of a file; ``read`` raises if the file has changed."""
         if not once:
             footer = read()
             return self.known(name) or self._kept(name, footer)
@@ -117,7 +104,6 @@ class ParsedFooters:
         return found
 
     def add(self, name: str, metadata: Any, size: int, most: float = math.inf) -> None:
-        """Keep a footer of so many bytes, if all are no more than ``most``."""
         with self._lock:
             if name not in self._parsed and self._bytes + size <= most:
                 self._parsed[name] = metadata, size
@@ -126,17 +112,6 @@ class ParsedFooters:
 
 @dataclass(frozen=True)
 class Footers:
-    """What the footers of all files say.
-
-    Args:
-        store: the files.
-        layouts: their row groups.
-        schema: of the chosen columns, the same for all files.
-        row_bytes: bytes of an average row of these in memory; None without rows.
-        folders: names of columns that may be made of names of folders; files do not have them.
-        parsed: those that were read now.
-    """
-
     store: IndexStore
     layouts: list[RowGroupLayout]
     schema: pa.Schema
@@ -155,7 +130,6 @@ def read_footers(
     both: bool = False,
     look: Callable[[int, Any], None] | None = None,
 ) -> Footers:
-    """Read all footers, of files that have changed since they were last read."""
     store = IndexStore(files, "read_parquet", "Parquet", index=index)
     step = max(1, -(-len(files) // SAMPLED_FILES))
     looked_at: set[int] = set()
@@ -182,19 +156,16 @@ def read_footers(
 
 
 def _sample(layout: Layout) -> dict[str, Any] | None:
-    """What is known of the sizes in memory of some of a file's row groups."""
     more = layout.extra[8 * (2 + len(layout.rows)) :]
     return unpacked(more) if more else None
 
 
 def footer_numbers(layout: Layout) -> IntArray:
-    """Bytes of a file's footer, its checksum, and the uncompressed bytes of each row group, int64
-    ``[2 + row groups]``."""
+    """A footer's bytes and checksum, and the bytes of row groups, int64 ``[2 + row groups]``."""
     return np.frombuffer(layout.extra, np.int64, 2 + len(layout.rows))
 
 
 def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
-    """Whether sizes of these columns in memory are known of a file."""
     sample = _sample(layout)
     if sample is None or not sample["leaves"]:
         return False
@@ -203,7 +174,6 @@ def _is_sampled(layout: Layout, columns: Sequence[str] | None) -> bool:
 
 
 def read_footer(data: FileBytes) -> bytes:
-    """The end of a Parquet file: footer, its length, magic number."""
     size = data.size
     if size == 0:
         raise BadFileError("empty: 0 bytes")
@@ -228,12 +198,10 @@ def _no_footer(end: bytes, head: bytes, size: int) -> str:
 
 
 def parse_footer(footer: bytes) -> Any:
-    """A footer as ``pyarrow.parquet.FileMetaData``."""
     return pq.read_metadata(pa.BufferReader(footer))
 
 
 def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layout]:
-    """What the footer of one file says: parsed, and what is kept of it."""
     footer = read_footer(data)
     try:
         metadata = parse_footer(footer)
@@ -268,8 +236,7 @@ def _sampled(
     columns: Sequence[str] | None,
     known: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Sizes in memory of some row groups of a file, of those that can be told, by Parquet columns; NaN for
-    columns that nobody has asked for."""
+    """Sizes in memory of some row groups by Parquet column; NaN where nobody has asked."""
     picked = np.flatnonzero(rows).tolist()
     picked = picked[:: -(-len(picked) // SAMPLED_GROUPS) or 1]
     paths = leaf_paths(metadata)
@@ -329,7 +296,6 @@ def _joined(
 def _not_in_files(
     folders: Sequence[pa.Field], different: Sequence[tuple[str, pa.Schema]], both: bool, asker: str
 ) -> list[pa.Field]:
-    """Columns that names of folders make, without those that files have."""
     left = []
     for field in folders:
         path = next((path for path, schema in different if field.name in schema.names), None)

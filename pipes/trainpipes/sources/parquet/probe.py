@@ -1,7 +1,7 @@
 """Checks the column chunks of a Parquet footer before pyarrow is asked for their metadata.
 
-One that is encrypted, or does not fit the schema, makes C++ throw, and ``RowGroupMetaData`` does not catch
-that: the process ends. pyarrow's reader meets the same chunk, and catches; so it goes first.
+C++ throws on one that is encrypted, or does not fit the schema, and ``RowGroupMetaData`` does not catch
+that: the process ends. pyarrow's reader catches it, so it goes first.
 """
 
 from __future__ import annotations
@@ -27,19 +27,17 @@ class Probe:
 
     @staticmethod
     def of(metadata: Any, size: int) -> Probe:
-        """One for a footer alone."""
         file = pa.PythonFile(_Unread(size), mode="r")
         # So that no column is read when its reader is made.
         reading: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES}
         return Probe(pq.ParquetFile(file, metadata=metadata, **reading))
 
     def check(self, row_group: int, leaves: Sequence[int]) -> None:
-        """Look at these Parquet columns of a row group, about 3 µs each, without reading a page."""
+        """Look at some columns of a row group, about 3 µs each, without reading a page."""
         if leaves:  # batches of no rows: readers are made, and nothing is decoded
             next(self._reader.iter_batches(0, [row_group], list(leaves), False), None)
 
     def passes(self, row_group: int, leaves: Sequence[int]) -> bool:
-        """Whether ``check`` finds nothing."""
         try:
             self.check(row_group, leaves)
         except (OSError, pa.ArrowException):
@@ -47,7 +45,6 @@ class Probe:
         return True
 
     def encrypted(self, metadata: Any, leaves: Sequence[int]) -> list[str]:
-        """Paths of those columns that are encrypted."""
         groups = range(metadata.num_row_groups)
         filled = [n for n in groups if metadata.row_group(n).num_rows]
         found = []
@@ -61,8 +58,6 @@ class Probe:
 
 
 class _Unread(io.RawIOBase):
-    """A file of a size, of which nothing is read."""
-
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0
 

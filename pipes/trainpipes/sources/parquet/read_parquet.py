@@ -1,5 +1,3 @@
-"""``read_parquet``: rows of Parquet files, row group by row group."""
-
 from __future__ import annotations
 
 import os
@@ -29,41 +27,32 @@ from trainpipes.stages.filter import Filter
 
 
 class ReadParquet(FileReader):
-    """Reads the rows of Parquet files, from ``list_files``, with the chosen columns, as Arrow.
+    """Reads the rows of Parquet files as Arrow.
 
-    All footers are read before the first row, 64 at a time. Row groups are then decoded as streams, about
-    1 MiB of rows at a time, so that memory does not grow with their size.
-
-    Columns come in the order given, and with one schema for all files: types that differ are widened where
-    that loses nothing (int32 and int64, null and anything, string and large_string). Dictionary columns come
-    as their values.
-
-    With ``filter``, files and row groups that cannot hold a matching row are not read, by the names of their
-    folders and the statistics in their footers; the rows of all others are filtered as by ``.filter(...)``.
+    All footers are read before the first row; row groups are decoded about 1 MiB of rows at a time. All files
+    get one schema: types that differ are widened where that loses nothing, and dictionary columns come as
+    their values.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the struct ``a``, and
+        columns: names of columns, in the order wanted; ``"a.b"`` for field ``b`` of the struct ``a``, and
             ``"a.list.element.b"`` for field ``b`` of the structs in the list ``a``. None for all, which all
             files must have then.
-        filter: a ``pyarrow.compute`` expression over columns, which need not be among ``columns``, or a list
-            of conditions such as ``[["x", ">", 20]]``; null counts as False.
+        filter: a ``pyarrow.compute`` expression, or a list of conditions such as ``[["x", ">", 20]]``; null
+            counts as False. Files and row groups without a matching row are not read.
         partitioning: "hive" makes columns from the names of folders (``year=2024/lang=en/``): int64 if all
-            values are integers, else text. If left out, only columns that ``columns`` or ``filter`` names,
-            and that no file has, are made.
-        storage_options: more options for the fsspec file system, besides those of ``list_files``.
-        errors: "strict" raises where text that is not UTF-8 is first decoded; "replace" puts U+FFFD in its
-            place, as Python does.
-        index: where to keep what the footers say, so that the next start reads only those of files that
-            have changed: a file that ends in ".arrow", or a folder. True: in the cache folder (see
-            ``tp.cache``). False: nowhere. If left out: in the cache folder, if the files are remote, or 64
-            or more.
+            values are integers, else text. If left out, only those that ``columns`` or ``filter`` name.
+        storage_options: more options for the fsspec file system; never shown or saved.
+        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
+        index: where to keep the footers for later starts: a file that ends in ".arrow" or a folder, True for
+            the cache folder, False for nowhere. If left out, the cache folder for remote files and for 64
+            files or more.
 
     Raises:
         ConfigError: an option is invalid.
         UnreadableError: names all files that are not Parquet, each with the reason; later, the place that
             cannot be decoded.
-        SchemaError: a file lacks a column, or has it in a type that does not fit; the filter does not fit
-            the columns; folders' names do not make the same columns for all files.
+        SchemaError: a file lacks a column, or has it in a type that does not fit; the filter does not fit the
+            columns; names of folders differ in their columns.
         DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet as pq, trainpipes as tp
@@ -102,7 +91,6 @@ class ReadParquet(FileReader):
         return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
-        """The rows of the files that the stages below list and let through."""
         asker, filter = str(self), checked_filter(self.filter, self.name)
         hive, replaces = self.partitioning == "hive", self.errors == "replace"
         wanted = wanted_files(self.listed(files), self.columns, filter, hive, asker)
@@ -151,7 +139,6 @@ class ReadParquet(FileReader):
 def _noted(
     layouts: Sequence[RowGroupLayout], folders: FolderColumns, unread: Any
 ) -> list[RowGroupLayout]:
-    """Row groups with what names of folders give them, and which are not read."""
     if not folders and unread is None:
         return list(layouts)
     found, first = [], 0

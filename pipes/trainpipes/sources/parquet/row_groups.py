@@ -1,5 +1,3 @@
-"""Parquet as a format: a block is a row group, which is decoded as a stream, about 1 MiB at a time."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -38,8 +36,6 @@ CHANGED = "it changed while it was read"
 
 
 class RowGroups(Format):
-    """Row groups of Parquet files."""
-
     name = "Parquet"
     blocks_called, known_by_blocks, places_blocks = "row groups", True, True
     fetches_parts = True
@@ -91,7 +87,6 @@ class RowGroups(Format):
     def _with_folders(
         self, batch: pa.RecordBatch, layout: RowGroupLayout, name: str
     ) -> pa.RecordBatch:
-        """Rows with all columns, in order, and text that is UTF-8 if that is asked for."""
         found = []
         for field in self.schema:
             place = batch.schema.get_field_index(field.name)
@@ -137,8 +132,6 @@ class RowGroups(Format):
 
 
 class ParquetFile:
-    """An open file."""
-
     def __init__(
         self, format: RowGroups, data: FileBytes, layout: RowGroupLayout, held: int | None = None
     ) -> None:
@@ -173,17 +166,14 @@ class ParquetFile:
 
     @property
     def _is_certain(self) -> bool:
-        """Whether all that is fetched is certain to be of the file that was listed."""
         return self._remote is not None and self._data.checked
 
     def fetch(self, row_groups: Sequence[int]) -> None:
-        """Fetch row groups of a remote file before they are read."""
         assert self._remote is not None
         self._expect(row_groups)
         self._remote.fetch()
 
     def batches(self, row_group: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group."""
         metadata, rows = self._parquet.metadata, int(self._layout.rows[row_group])
         if self._remote is not None and row_group not in self._expected:
             self._expect([row_group])
@@ -199,8 +189,7 @@ class ParquetFile:
             yield batch
 
     def _expect(self, row_groups: Sequence[int]) -> None:
-        """Tell a remote file what will be read: these row groups; and the footer, if some time has passed
-        since it was looked at."""
+        """Tell a remote file the row groups to come, and after some time the footer."""
         assert self._remote is not None
         ranges: list[tuple[int, int]] = []
         for number in row_groups:
@@ -216,7 +205,6 @@ class ParquetFile:
         return self._layout.size - self._layout.footer, self._layout.size
 
     def _read_footer(self) -> bytes:
-        """The footer of the open file, if it is still the one that was scanned."""
         start, stop = self._footer_range()
         footer = b""
         if self._remote is not None or self._handle.size() == stop:
@@ -228,7 +216,6 @@ class ParquetFile:
 
 
 def _ranges(metadata: Any, row_group: int, leaves: list[int]) -> list[tuple[int, int]]:
-    """Where the columns of a row group lie in the file."""
     group = metadata.row_group(row_group)
     ranges = []
     for leaf in leaves:

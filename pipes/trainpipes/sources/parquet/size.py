@@ -1,5 +1,3 @@
-"""How much memory rows of a Parquet file will need as Arrow, told from the footer alone."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,12 +18,10 @@ def leaves_of(metadata: Any, columns: Sequence[str] | None) -> list[int]:
 
 
 def leaf_paths(metadata: Any) -> list[str]:
-    """Paths of the Parquet columns, those of nested ones with dots."""
     return [metadata.schema.column(n).path for n in range(metadata.num_columns)]
 
 
 def leaves_among(paths: Sequence[str], columns: Sequence[str] | None) -> list[int]:
-    """Places in ``paths`` of those that belong to these columns."""
     if columns is None:
         return list(range(len(paths)))
     return [
@@ -36,19 +32,9 @@ def leaves_among(paths: Sequence[str], columns: Sequence[str] | None) -> list[in
 
 
 def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> list[float]:
-    """Bytes of a row group's columns in Arrow memory, of each.
-
-    Exact up to padding for numbers, and for text that was written without a dictionary, which is as
-    large as its pages uncompressed. Of other text the footer does not say how long it is: that is the
-    size of the dictionary over the number of its entries, which follows from the bits of an index
-    (compressed index pages are about as large as uncompressed ones), within a factor of two. The least and
-    the greatest value bound it, where the writer noted them. Text written as deltas of its neighbours
-    comes out too small.
-
-    Args:
-        metadata: a ``pyarrow.parquet.FileMetaData``.
-        row_group: which one.
-        leaves: numbers of the columns; they must have passed ``Probe.check``.
+    """Bytes of each of a row group's columns in Arrow memory: exact for numbers and plain text. For text with
+    a dictionary it is the dictionary's size over its entries, told from an index's bits and bounded by the
+    extremes: within a factor of two. Delta-encoded text comes out too small. Call ``Probe.check`` first.
     """
     group, schema = metadata.row_group(row_group), metadata.schema
     rows = group.num_rows
@@ -71,7 +57,6 @@ def _leaf_bytes(chunk: Any, leaf: Any, rows: int) -> float:
 
 
 def _text_bytes(chunk: Any, values: float) -> float:
-    """Bytes of all values of a column chunk of text or bytes, without offsets."""
     statistics = chunk.statistics
     if statistics is not None and statistics.has_null_count:
         values -= min(values, statistics.null_count)
@@ -97,7 +82,6 @@ def _text_bytes(chunk: Any, values: float) -> float:
 
 
 def _ends(statistics: Any) -> list[int]:
-    """Bytes of the least and the greatest value, where the writer noted them and they have any."""
     if statistics is None or not statistics.has_min_max:
         return []
     # As they are: to be text, they would have to be UTF-8.

@@ -1,5 +1,3 @@
-"""Which files and columns a reader of Parquet needs, told from names of folders and one footer."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,16 +26,6 @@ from trainpipes.stages.columns import columns_of
 
 @dataclass(frozen=True)
 class WantedFiles:
-    """What is to be read.
-
-    Args:
-        files: without those of which no row can pass the filter, by their folders' names; one at least.
-        left_out: how many these are.
-        columns: names of columns, with those of the filter; None for all.
-        folders: columns that folders' names may make.
-        by_footers: whether what footers say of row groups can tell more of the filter.
-    """
-
     files: FileList
     left_out: int
     columns: list[str] | None
@@ -52,7 +40,6 @@ def wanted_files(
     hive: bool,
     asker: str,
 ) -> WantedFiles:
-    """What is to be read of some files; see ``ParquetSource``."""
     folders = FolderColumns({})
     if hive or columns is not None or filter is not None:
         folders = FolderColumns.of(files.names, asker, hive)
@@ -87,7 +74,6 @@ def wanted_files(
 
 
 def _schema_of(files: FileList, file: int) -> pa.Schema | None:
-    """The schema of a file; None if it cannot be read, which is said when all are."""
     try:
         footer = parse_footer(read_footer(open_bytes(files, file)))
         schema = footer.schema.to_arrow_schema()
@@ -97,10 +83,7 @@ def _schema_of(files: FileList, file: int) -> pa.Schema | None:
 
 
 class ChosenColumns(RunStage):
-    """Keeps the columns that were chosen, and not those that only a filter asked for.
-
-    In: rows of a reader. Out: the same rows. Cursor: none of its own. Costs nothing.
-    """
+    """Keeps the chosen columns, without those that only a filter asked for."""
 
     needs_columns = True
 

@@ -1,5 +1,3 @@
-"""Blocks of remote files that are fetched before they are read."""
-
 from __future__ import annotations
 
 import os
@@ -55,7 +53,6 @@ class Ahead(Generic[Opened]):
         self._go_on()
 
     def __contains__(self, block: int) -> bool:
-        """Whether a row group is opened ahead."""
         return block in self._futures
 
     def _go_on(self) -> None:
@@ -75,8 +72,7 @@ class Ahead(Generic[Opened]):
         _held[key] = own
 
     def take(self, block: int) -> Opened | None:
-        """A row group that was opened ahead; None for one that was not expected, or that could not be
-        reached then. Raises what opening it raised."""
+        """A row group that was opened ahead; None if it was not, or was out of reach."""
         if block in self._upcoming:
             while self._upcoming.popleft() != block:
                 pass

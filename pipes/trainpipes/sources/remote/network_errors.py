@@ -1,7 +1,7 @@
 """What an error of an fsspec file system says about the server: whether to try again, and what to tell.
 
-Some hide it: fsspec's HTTP file system reports a 503 as ``FileNotFoundError``. So all errors that led to one
-are looked at, and the packages are not imported.
+fsspec's HTTP file system reports a 503 as ``FileNotFoundError``, so all errors that led to one are looked
+at.
 """
 
 from __future__ import annotations
@@ -66,21 +66,13 @@ SHOWN = 300
 
 
 class OtherVersionError(Exception):
-    """A reply is of another version of the file than the one that was listed; says how it differs."""
-
     status = 412
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What is to be made of an error.
-
-    Args:
-        kind: "passing": try again; "access": credentials are missing, wrong or expired; "rejected": the
-            server says no for another reason; "changed": the file is not what was asked for; "missing": there
-            is no such file; "other": it is not about the server.
-        text: the error in a line.
-        wait: seconds that the server asks to wait.
+    """An error's kind ("passing" is tried again; "access" is about credentials; "rejected" by the server for
+    another reason; "changed" and "missing" are about the file; "other" not about the server) and text.
     """
 
     kind: Literal["passing", "access", "rejected", "changed", "missing", "other"]
@@ -89,7 +81,7 @@ class Failure:
 
 
 def understand(error: Exception, handled: BaseException | None = None) -> Failure:
-    """What an error is about: of all that led to it, a status of the server tells most."""
+    """The cause of an error; of all in its chain, a server's status tells most."""
     chain = list(_chain(error, handled))
     for one in chain:
         if isinstance(one, ssl.SSLCertVerificationError):
@@ -122,7 +114,6 @@ def understand(error: Exception, handled: BaseException | None = None) -> Failur
 
 
 def _chain(error: BaseException | None, end: BaseException | None) -> Iterator[BaseException]:
-    """An error, the one that led to it, and so on up to ``end``."""
     seen = set()
     while error is not None and error is not end and id(error) not in seen:
         seen.add(id(error))

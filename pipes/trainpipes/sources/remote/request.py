@@ -1,6 +1,5 @@
-"""How one try of a request begins, and what makes it one of a certain version of the file.
-
-It can be given up: coroutines are cancelled, and other calls run in a thread of their own, which is left.
+"""How one try of a request begins, for a certain version of the file. It can be given up: coroutines are
+cancelled, and other calls are left in a thread of their own.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from trainpipes.sources.remote.network_errors import OtherVersionError
 
 
 def is_checked(system: Any, version: str) -> bool:
-    """Whether each reply is compared with a version: on S3 and over HTTP, by what the listing said of
-    the file, such as ``ETag="5d41"``."""
+    """Whether each reply is compared with a version, such as ``ETag="5d41"``: on S3 and over HTTP."""
     return _reader(system, version) is not None
 
 
 def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[Any]:
-    """Call a method of a file system."""
     coroutine = _coroutine(system, method)
     if coroutine is None:
         return _in_thread(partial(getattr(system, method), *arguments, **options))
@@ -33,7 +30,7 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[A
 def begin_ranges(
     system: Any, path: str, ranges: Sequence[tuple[int, int]], version: str, size: int
 ) -> Future[Any]:
-    """Fetch ranges side by side; an error stands in the place of one that could not be."""
+    """Fetch ranges side by side; a failure is an error in its place."""
     fetch: Any = _reader(system, version)
     if fetch is not None:
         return _begin_all(
@@ -48,8 +45,7 @@ def begin_ranges(
 
 
 def begin_files(system: Any, files: Sequence[tuple[str, str, int]], most: int) -> Future[Any]:
-    """Fetch files of these paths, versions and sizes whole, so many at a time; an error stands in place of
-    one that could not be."""
+    """Fetch whole files by path, version and size; a failure is an error in its place."""
     parts = [
         partial(_reader(system, version), system, path, (0, size), version, size)
         for path, version, size in files
@@ -75,18 +71,16 @@ def _begin_all(
 
 
 def try_once(system: Any) -> None:
-    """Have a file system leave it to the layer above to try again; s3fs would do so, too."""
+    """Turn off a file system's own retries."""
     if _is(system, "S3FileSystem"):
         system.retries = 1
 
 
 def _is(system: Any, name: str) -> bool:
-    """Whether a file system is of a class, which need not be imported."""
     return any(cls.__name__ == name for cls in type(system).__mro__)
 
 
 def _reader(system: Any, version: str) -> Any:
-    """What fetches a range of a version; None where replies do not tell theirs."""
     key = version.partition("=")[0]
     if _is(system, "S3FileSystem") and key == "ETag":
         return _from_s3
@@ -145,7 +139,6 @@ def _compare_size(listed: int, content_range: str | None) -> None:
 
 
 def _coroutine(system: Any, method: str) -> Callable[..., Coroutine[Any, Any, Any]] | None:
-    """The coroutine function behind a method of a file system, if fsspec made the one of the other."""
     found: Any = getattr(getattr(system, method), "__wrapped__", None)
     if not inspect.iscoroutinefunction(found):
         return None

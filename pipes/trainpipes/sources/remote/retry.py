@@ -1,7 +1,6 @@
-"""Requests to file systems on other machines: the one place that waits for servers, and tries again.
+"""Requests to remote file systems: the one place that waits for servers, and tries again.
 
-What may pass is tried again after 0.25 s, 0.5 s, 1 s, ... up to 8 s, or after what the server asks for. A
-request that is made again gives the same bytes or fails, so rows never depend on it.
+A request that is made again gives the same bytes or fails, so rows never depend on it.
 """
 
 from __future__ import annotations
@@ -54,16 +53,15 @@ _last_message = -math.inf
 
 @dataclass(frozen=True)
 class Retry:
-    """How long requests to servers are tried again: to list files, and to read them.
+    """How long requests to servers are made again, for listing and reading files.
 
-    What may pass (no answer, a connection that breaks off, 408, 429, 5xx) is tried again after 0.25 s,
+    Failures that may pass (no answer, a broken connection, 408, 429, 5xx) are tried again after 0.25 s,
     0.5 s, ... up to 8 s, or when the server says (``Retry-After``). Denied access and missing files are
     errors at once.
 
     Args:
-        deadline: seconds from the first try of a request to an ``UnreachableError``, more than 0. A
-            single try has a quarter of them, at most 30 s; a request of several MB has a second more for
-            each 64 KiB.
+        deadline: seconds from a request's first try to an ``UnreachableError``, more than 0. A single try has
+            a quarter of them, at most 30 s, and a second more for each 64 KiB of a large request.
 
     >>> import trainpipes as tp
     >>> tp.list_files("s3://bucket/rows", retry=tp.Retry(deadline=600))
@@ -82,7 +80,7 @@ class Retry:
 
     @staticmethod
     def of(value: Any, option: str) -> Retry:
-        """An option that says how long: a ``Retry``, or a dict with its arguments as in a config."""
+        """The value of an option: a ``Retry``, or a dict of its arguments as in a config."""
         if isinstance(value, Mapping) and value.keys() <= {"deadline"}:
             value = Retry(**value)
         if not isinstance(value, Retry):
@@ -95,18 +93,14 @@ class Stopped(Exception):
 
 
 class Requests:
-    """Requests of a reader or a listing, from any thread."""
-
     def __init__(self, seconds: float = RETRY_SECONDS) -> None:
         self._seconds = seconds
         self._stopped = threading.Event()
 
     def stop(self) -> None:
-        """End the requests that are under way, and refuse others."""
         self._stopped.set()
 
     def call(self, system: Any, method: str, path: str, **options: Any) -> Any:
-        """What a method of a file system gives for a path: ``info``, ``ls``, ``cat_file``."""
         long = method in ("ls", "find", "cat_file")
         found, _ = self._until_done(
             _name(system, path),
@@ -118,7 +112,6 @@ class Requests:
         return found
 
     def put(self, system: Any, local: str, path: str) -> None:
-        """Send a file of this machine."""
         limit = try_seconds(self._seconds) + os.path.getsize(local) / SLOWEST
         self._until_done(
             _name(system, path),
@@ -135,7 +128,7 @@ class Requests:
         size: int,
         version: str = "",
     ) -> tuple[list[bytes], int]:
-        """Several ranges of a file, at once, and how many times they were asked for."""
+        """Several ranges of a file, and how many times they were asked for."""
         parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again
 
         def begin_try() -> Future[Any]:
@@ -162,8 +155,7 @@ class Requests:
         return [_checked(parts[one], one[1] - one[0], name) for one in ranges], tries
 
     def files(self, system: Any, files: Sequence[tuple[str, str, int]], most: int) -> list[Any]:
-        """Small files by path, version (which replies tell) and size, so many at a time; errors of those that
-        cannot be had. They are not asked for again."""
+        """Small files by path, version and size, or errors; without retries."""
         limit = try_seconds(self._seconds) + sum(size for _, _, size in files) / SLOWEST
         try:
             found: list[Any] = self._result(begin_files(system, files, most), limit)
@@ -217,7 +209,6 @@ class Requests:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _result(self, future: Future[Any], seconds: float) -> Any:
-        """What comes of a try; cancelled if it takes too long."""
         end = time.monotonic() + seconds
         try:
             while not future.done():
@@ -291,7 +282,6 @@ class Requests:
 
 
 def try_seconds(seconds: float) -> float:
-    """Seconds for one try of a request that is tried again for so long."""
     return min(TRY_SECONDS, seconds / 4)
 
 

@@ -1,7 +1,7 @@
-"""The members of a tar archive, and the samples that they make: told by their headers, in one pass.
+"""The members of a tar archive, and the samples that they make, by their headers in one pass.
 
-See POSIX pax for the format, and https://github.com/webdataset/webdataset for what a sample is: members that
-follow each other and have one name up to the first dot. Called by any thread.
+For the format see POSIX pax. A sample (https://github.com/webdataset/webdataset) is members that follow
+each other and have one name up to the first dot.
 """
 
 from __future__ import annotations
@@ -26,35 +26,27 @@ KEY = re.compile(r"^((?:.*/|)[^./][^./]*)\.([^/]*)$")
 
 
 class Archive(Forward):
-    """The bytes of an archive, as ``tarfile`` asks for them.
-
-    Attributes:
-        last: those that were read last.
-    """
-
     last = b""
 
     def tell(self) -> int:
         return self.at
 
     def read(self, size: int) -> bytes:
-        """The next bytes, of a header or a name; fewer at the end."""
         if size > MOST_NAME:
             raise BadFileError(f"damaged: a name of {size:,} bytes at byte {self.at:,}")
         self.last = self.take(size)
         return self.last
 
     def seek(self, at: int) -> None:
-        """Pass over bytes."""
         if at < self.at:
             raise BadFileError(f"damaged: a member of less than no bytes at byte {self.at:,}")
         self.skip(at - self.at)
 
 
 def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
-    """The samples that members make, of which name, place and size are given: ``keys`` of the samples, and
-    ``counts`` of their members; ``kinds``, extensions without the dot; and of each member ``kind_of``, the
-    number of its extension, ``starts`` and ``sizes`` of its content."""
+    """Samples of members (name, place, size): ``keys``, ``counts``; ``kinds``, extensions; of members
+    ``kind_of``, ``starts``, ``sizes``.
+    """
     keys: list[str] = []
     counts: list[int] = []
     kinds: dict[str, int] = {}
@@ -89,11 +81,7 @@ def samples_of(members: Iterable[tuple[str, int, int]]) -> dict[str, Any]:
 
 
 def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
-    """Regular files of an archive, in one pass: name, where the content begins, and its size.
-
-    Raises:
-        BadFileError: it is none, is cut short, or holds what it should not; says what.
-    """
+    """Regular files of an archive: name, first byte and size."""
     stream: Any = file
     archive: Any  # whose members are no public name
     try:
@@ -132,7 +120,7 @@ def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_name(name: str) -> None:
-    """Raise if a member's name is no text, or leads out of the folder that an archive is unpacked in."""
+    """Raise for a name that is no text, or leads out of the folder."""
     try:
         name.encode()
     except UnicodeEncodeError as error:
@@ -145,11 +133,8 @@ def _check_name(name: str) -> None:
 
 
 def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
-    """The members that an index beside an archive lists, as ``wds2idx`` of DALI writes it; None if it is none
-    that can be relied on.
-
-    The index has a version and the number of samples; then a line for each sample, with extension, place,
-    bytes and name of each member.
+    """The members by an index of ``wds2idx`` (DALI): version and number of samples, then a line of extension,
+    place, bytes and name for each sample. None if it cannot be relied on.
     """
     head, *lines = text.splitlines() or [""]
     if head.split() != ["v1.2", str(len(lines))]:
@@ -172,7 +157,6 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
 
 
 def is_header(header: bytes, size: int) -> bool:
-    """Whether this is the header of a member of so many bytes."""
     told = header[124:136].strip(b"\0 ")
     short = told.isdigit() and size < 8**11
     return header[257:262] == b"ustar" and (not short or int(told, 8) == size)

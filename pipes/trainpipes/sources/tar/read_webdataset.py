@@ -1,5 +1,3 @@
-"""``read_webdataset``: samples of tar archives. The stage."""
-
 from __future__ import annotations
 
 import os
@@ -35,33 +33,28 @@ LARGE = 64 << 20
 
 
 class ReadWebdataset(FileReader):
-    """Reads the samples of tar archives in the layout of WebDataset: consecutive members with the same name
-    up to the first dot are a sample, such as ``0001.jpg`` and ``0001.cls``.
+    """Reads the samples of tar archives in WebDataset's layout: consecutive members with one name up to the
+    first dot, such as ``0001.jpg`` and ``0001.cls``.
 
-    A folder stands for its ``.tar`` files, also compressed. Rows are Arrow, with the key as ``__key__`` and a
-    column of bytes for each extension: ``decode_image`` or a ``map`` decodes them. Members without an
-    extension, hidden ones, folders and links are skipped.
-
-    The headers of all members are read once; an archive that is compressed or on a server is read whole for
-    that, unless ``wds2idx`` has written an index beside it (``0.idx`` for ``0.tar``). A compressed archive is
-    one block: to reach a sample, all before it is decompressed. Samples of local archives that are not
-    compressed can be chosen by number (``shuffle(scope="global")``, ``shuffle(sampler=...)``).
+    Rows are Arrow, with the key as ``__key__`` and a column of bytes for each extension, which
+    ``decode_image`` or a ``map`` decodes. Members without an extension, hidden ones, folders and links are
+    skipped. Archives may be compressed; to reach a sample, all before it is then decompressed. A compressed
+    or remote archive is read once for its headers, unless an index of ``wds2idx`` lies beside it. Samples of
+    plain local archives can be chosen by number (``shuffle(scope="global")``).
 
     Args:
         columns: extensions, and ``"__key__"``; None for those of the first sample.
         missing: for a sample that lacks a member, "raise" raises; "null" puts a null in its place, with
             columns of all extensions in all archives unless ``columns`` names some.
         text: extensions whose members are UTF-8 text, and come as text, such as ``["txt"]``.
-        block_rows: samples in a block (a shuffle permutes blocks first); if left out, as many as make about 4
-            MB.
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
-        index: where to keep what the headers say: a file that ends in ".arrow", a folder, True for the cache
-            folder, or False for nowhere. If left out: the cache folder, if the files are remote, 64 or more,
-            or 64 MB or more.
+        block_rows: samples in a block (a shuffle permutes blocks first); if left out, about 4 MB.
+        storage_options: more options for the fsspec file system; never shown or saved.
+        index: where to keep the headers for later starts; see ``read_parquet``. If left out, also for
+            64 MB or more.
 
     Raises:
-        UnreadableError: names all files that are no archives, or whose members' names lead out of the folder
-            they are unpacked in, each with the reason.
+        UnreadableError: names all files that are no archives, or whose members would be unpacked outside of
+            their folder, each with the reason.
         SchemaError: a sample lacks a member that others have; names it.
         DataChangedError: a file has changed since it was listed.
 
@@ -97,7 +90,6 @@ class ReadWebdataset(FileReader):
         self._set(text=tuple(text))
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        """The samples of the files that the stages below list and let through."""
         asker, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
         store.complete(
@@ -135,7 +127,6 @@ class ReadWebdataset(FileReader):
         )
 
     def _type(self, name: str, found: Sequence[Members]) -> pa.DataType:
-        """The type of a column: a large one if a member needs it."""
         is_text = name in (*self.text, KEY)
         most = max(
             (int(each.sizes[name].max(initial=0)) for each in found if name != KEY), default=0
@@ -146,6 +137,5 @@ class ReadWebdataset(FileReader):
 
 
 def _sample_bytes(layout: Members) -> IntArray:
-    """Bytes of each sample of an archive."""
     none = np.zeros(len(layout.keys), dtype=np.int64)
     return sum((np.maximum(each, 0) for each in layout.sizes.values()), none)

@@ -1,7 +1,6 @@
 """Samples of tar archives as rows: a column of bytes for each extension.
 
-The index keeps where each member lies, whatever columns are asked for. A layout for reading has the columns
-of one stage, in blocks of about 4 MB.
+The index holds all members; a layout for reading has one stage's columns, in blocks of about 4 MB.
 """
 
 from __future__ import annotations
@@ -52,14 +51,7 @@ MOST_MEMBER = (1 << 31) - 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Members(Layout):
-    """Where the members of an archive's samples lie.
-
-    Args:
-        compression: what it is compressed with; "" for nothing.
-        keys: of the samples, text ``[rows]``.
-        starts: where each sample's member begins, decompressed, int64 ``[rows]``, by extension.
-        sizes: its bytes; -1 where there is none.
-    """
+    """Members of samples by extension: first byte (decompressed) and size, -1 for none, int64 ``[rows]``."""
 
     compression: str
     keys: pa.Array
@@ -67,7 +59,6 @@ class Members(Layout):
     sizes: dict[str, IntArray]
 
     def span(self, rows: IntArray) -> tuple[IntArray, IntArray]:
-        """Where the members of samples begin and end, with their headers; those close together as one."""
         begins, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for starts, sizes in zip(self.starts.values(), self.sizes.values(), strict=True):
             there = rows[sizes[rows] >= 0]
@@ -82,12 +73,6 @@ class Members(Layout):
 
 
 class TarSamples(Format):
-    """Samples of tar archives.
-
-    Args:
-        schema: columns and types of the rows.
-    """
-
     name = "tar archives"
     random_access = True
     fit = "archives that are on this machine and not compressed"
@@ -98,7 +83,6 @@ class TarSamples(Format):
         self.again = ReadAgain()
 
     def scan(self, file: FileBytes, samples: dict[str, Any] | None = None) -> Layout:
-        """Look at an archive, of which an index beside it may tell the samples."""
         if not file.size:
             raise BadFileError("empty: 0 bytes")
         kind = kind_by_content(bytes(file.read([(0, min(file.size, 16))])[0]))
@@ -186,7 +170,6 @@ def _rows_of(layout: Layout, block: int) -> IntArray:
 
 
 def _content(data: Any, layout: Members, rows: IntArray) -> tuple[IntArray, list[memoryview]]:
-    """Bytes of an archive in which samples lie, and where these begin."""
     begin, end = layout.span(rows)
     if not len(begin):
         return begin, []
@@ -205,7 +188,6 @@ def _content(data: Any, layout: Members, rows: IntArray) -> tuple[IntArray, list
 def _check_headers(
     parts: Sequence[memoryview], number: IntArray, starts: IntArray, sizes: IntArray
 ) -> None:
-    """Raise unless the first and last of these members are where the index says."""
     there = np.flatnonzero(sizes >= 0)
     for n in there[[0, -1]].tolist() if len(there) else []:
         begin = int(starts[n]) - BLOCK
@@ -224,7 +206,7 @@ def _check_text(column: pa.Array, name: str) -> None:
 
 
 def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
-    """Edges of ranges of rows of no more than so many bytes, if they have more than one."""
+    """Edges of ranges of rows with at most so many bytes, or one row."""
     edges, total = [0], 0
     for row, size in enumerate(sizes.tolist()):
         if total and total + size > most:
@@ -235,7 +217,6 @@ def cut_by_bytes(sizes: IntArray, most: int) -> IntArray:
 
 
 def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
-    """The samples of an archive by the index that lies beside it; None if there is none that fits."""
     file, path, data = job.file, files.paths[job.file], job.data
     if not path.endswith(".tar") or not data.size:
         return None
@@ -264,8 +245,7 @@ def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
 def members_in(
     store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str
 ) -> list[Members]:
-    """Where the members of all archives lie that are of the chosen columns; SchemaError where a sample lacks
-    one, unless that may be null."""
+    """Where the members of all archives lie; SchemaError where a sample lacks one, unless it may be null."""
     layouts = store.layouts()
     archives = [unpacked(layout.extra) for layout in layouts]
     kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))
@@ -298,7 +278,6 @@ def members_in(
 
 
 def _members(layout: Layout, archive: dict[str, Any], chosen: Sequence[str]) -> Members:
-    """Where the members of an archive lie that are of these columns, by rows."""
     kinds, rows = archive["kinds"], len(archive["keys"])
     row_of = np.repeat(np.arange(rows, dtype=np.int64), archive["counts"])
     starts, sizes = {}, {}
@@ -322,7 +301,6 @@ def _refuse(
     archives: Sequence[dict[str, Any]],
     asker: str,
 ) -> None:
-    """Raise if there are samples that differ from the others, by archive."""
     count = sum(map(len, rows))
     if not count:
         return

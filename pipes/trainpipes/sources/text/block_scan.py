@@ -1,8 +1,3 @@
-"""Cuts a file of text into pieces of whole rows: reads it once, and notes where each piece is.
-
-A piece is what is parsed at once: some MB, or more if a row is longer. Held are about 2 MB of the file.
-"""
-
 from __future__ import annotations
 
 import zlib
@@ -29,26 +24,13 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def check_of(data: bytes | memoryview) -> int:
-    """A checksum of a piece's first and last 1,024 bytes: cheap enough for every read."""
+    """A checksum of the first and last 1,024 bytes: cheap enough for every read."""
     return zlib.crc32(data[-END_BYTES:], zlib.crc32(data[:END_BYTES]))
 
 
 def scan(
     stream: Stream, compression: str, form: TextFormat, path: str, size: int, block_rows: int | None
 ) -> Layout:
-    """The pieces of a file; see ``TextLayout``.
-
-    Args:
-        stream: its decompressed bytes, from the first one.
-        compression: what it is compressed with; "" for nothing, and it can be read from anywhere.
-        form: says where rows end.
-        path: the file's name.
-        size: its bytes.
-        block_rows: rows in a block, which no piece goes beyond.
-
-    Raises:
-        BadFileError: it is no such file.
-    """
     head, whole, start = b"", False, None
     while start is None:
         more = stream.read()
@@ -90,15 +72,7 @@ def scan(
 
 @dataclass(frozen=True)
 class _Mark:
-    """A place in a file.
-
-    Args:
-        at: bytes before it.
-        rows: rows before it.
-        lines: line feeds between it and the first row.
-        line: the line, from 1, in which the next row begins.
-        tail: the last bytes before it.
-    """
+    """A place in a file: rows and lines before it, and the last bytes before it."""
 
     at: int
     rows: int
@@ -108,13 +82,6 @@ class _Mark:
 
 
 class _Scan:
-    """A scan on its way.
-
-    Attributes:
-        pieces: of each where it ends, its rows, line feeds and checksum, and the member that it is read from:
-            where that begins in the file, and in the decompressed bytes.
-    """
-
     def __init__(
         self,
         entries: list[Entry] | None,
@@ -132,14 +99,12 @@ class _Scan:
         self._head = b""  # the first bytes of the piece
 
     def add(self, chunk: bytes) -> None:
-        """Go on with the next bytes."""
         data = np.frombuffer(chunk, np.uint8)
         newlines = np.flatnonzero(data == 10)
         stops = self._cutter.stops(data, newlines)
         before = self._end
 
         def mark(row: int, stop: int) -> _Mark:
-            """The place behind a row of these bytes."""
             lines = before.lines + int(np.searchsorted(newlines, stop))
             tail = (before.tail + chunk[max(0, stop - END_BYTES) : stop])[-END_BYTES:]
             line = self._line + lines + _blank_lines(chunk, stop)
@@ -164,7 +129,6 @@ class _Scan:
         self._end = mark(len(stops) - 1, len(chunk))
 
     def _last_row(self, stops: IntArray) -> int:
-        """The number of the row in the bytes at hand that is the last one of the piece."""
         begin, before = self._begin, self._end
         last = int(np.searchsorted(stops, begin.at + PIECE_BYTES - before.at))
         if self._block_rows is None:
@@ -173,7 +137,6 @@ class _Scan:
         return min(last, begin.rows + left - before.rows - 1)
 
     def _close(self, end: _Mark) -> None:
-        """Note the piece that ends here."""
         begin, entries = self._begin, self._entries
         size, entry = end.at - begin.at, (begin.at, begin.at)
         if entries is not None:
@@ -186,7 +149,6 @@ class _Scan:
         self._begin = end
 
     def finish(self) -> None:
-        """Close the last piece, at the end of the file."""
         try:
             more = self._cutter.finish()
         except BadFileError as error:
@@ -198,6 +160,5 @@ class _Scan:
 
 
 def _blank_lines(chunk: bytes, start: int) -> int:
-    """Line feeds from a place on, before anything of a row."""
     text = chunk[start : start + END_BYTES]
     return text.count(b"\n", 0, len(text) - len(text.lstrip(b", \t\r\n")))

@@ -1,7 +1,7 @@
 """Files of text as blocks of rows: what ``read_json``, ``read_csv`` and ``read_text`` have in common.
 
-A file is read once, by ``block_scan``, which cuts it into pieces of some MB that can be parsed by themselves.
-A block is one piece; with ``block_rows``, or in a compressed file that cannot be entered everywhere, several.
+``block_scan`` cuts a file into pieces of some MB. A block is one piece; with ``block_rows``, or in a
+compressed file that cannot be entered everywhere, several.
 """
 
 from __future__ import annotations
@@ -35,16 +35,6 @@ LARGE = 4
 
 
 class TextBlocks(Format):
-    """Blocks of rows of text.
-
-    Args:
-        form: where rows end, and how they are parsed.
-        schema: columns and types to hold to; None while they are looked for.
-        strict: whether a column that is not in the schema is an error.
-        replace: put U+FFFD in place of what is not UTF-8.
-        block_rows: rows in a block; None to cut by bytes.
-    """
-
     known_by_blocks = True
 
     def __init__(
@@ -61,7 +51,6 @@ class TextBlocks(Format):
         self.again = ReadAgain()
 
     def scan(self, file: FileBytes, progress: Progress | None = None) -> Layout:
-        """Cut a file into pieces, with progress by bytes."""
         head = bytes(file.read([(0, min(file.size, 16))])[0])
         compression, named = kind_by_content(head), kind_by_name(file.name)
         if named and not compression and file.size:  # Arrow writes nothing where there are no rows
@@ -98,7 +87,6 @@ class TextBlocks(Format):
         yield from self.table(data, block).to_batches()
 
     def table(self, file: TextFile, number: int) -> pa.Table:
-        """The rows of a piece."""
 
         def parse(text: bytes) -> pa.Table | None:
             found = self.form.parse(text, file.layout.head, self.schema, self.strict)
@@ -107,14 +95,13 @@ class TextBlocks(Format):
         return self._parsed(file, number, parse)
 
     def infer(self, file: TextFile, number: int) -> tuple[pa.Schema, list[float]]:
-        """The columns and types of a piece's rows, and the bytes of each column in memory."""
         found: tuple[pa.Schema, list[float]] = self._parsed(
             file, number, lambda text: self.form.infer(text, file.layout.head)
         )
         return found
 
     def _parsed(self, file: TextFile, number: int, parse: Callable[[bytes], Any]) -> Any:
-        """What is made of the text of a piece; an error where that is none, or None."""
+        """What ``parse`` makes of a piece; an error or None where it fails."""
         text, problem = file.content(number), None
         if not is_utf8(text):
             if not self.replace:

@@ -1,7 +1,5 @@
-"""Integers that a column of floats would round: refused where the column's type was found, not given.
-
-Arrow takes integers from 2^63 on, and those beside fractions, for float64: ids that differ may become
-equal.
+"""Refuses integers that an inferred column of floats would round: Arrow takes those from 2^63 on, and those
+beside fractions, for float64, so different ids may become equal.
 """
 
 from __future__ import annotations
@@ -30,16 +28,6 @@ Values = Iterable[tuple[str, Any]]
 
 
 def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Values]) -> None:
-    """Raise where a float column does not hold an integer.
-
-    Args:
-        table: the rows.
-        data: what they were parsed from.
-        written: gives the values of some rows as they are written.
-
-    Raises:
-        pyarrow.ArrowInvalid: it has; names the column and the integer.
-    """
     large = {
         field.name: np.unique(_large_floats(table.column(field.name))) for field in table.schema
     }
@@ -56,7 +44,6 @@ def refuse_rounded(table: pa.Table, data: bytes, written: Callable[[Rows], Value
 
 
 def values_of_lines(lines: bytes, count: int, rows: Rows) -> Iterator[tuple[str, Any]]:
-    """Values with long integers in lines of JSON, of which there are so many."""
     found = [line for line in lines.split(b"\n") if line.strip()]
     if len(found) != count:
         return  # not an object on each line, which is said elsewhere
@@ -69,7 +56,6 @@ def values_of_lines(lines: bytes, count: int, rows: Rows) -> Iterator[tuple[str,
 def values_of_cells(
     as_text: Callable[[list[str]], pa.Table], rows: Rows
 ) -> Iterator[tuple[str, Any]]:
-    """Long integers in cells of CSV, whose columns are given as they are written."""
     texts = as_text(list(rows))
     for name, numbers in rows.items():
         for cell in texts.column(name).take(to_arrow(numbers)).to_pylist():
@@ -78,7 +64,7 @@ def values_of_cells(
 
 
 def _large_floats(column: Any) -> IntArray:
-    """The rows of a column that hold a float of 2^53 or more, or of that below zero, int64."""
+    """Rows with a float of 2^53 or more, positive or negative, int64."""
     kind = column.type
     types = pa.types
     if types.is_floating(kind):
@@ -96,7 +82,6 @@ def _large_floats(column: Any) -> IntArray:
 
 
 def _rounded(value: Any, kind: pa.DataType) -> int | None:
-    """An integer within a value that its type would round; None if there is none."""
     if pa.types.is_floating(kind):
         whole = isinstance(value, int) and not isinstance(value, bool)
         return value if whole and float(str(value)) != value else None  # float(value) may overflow

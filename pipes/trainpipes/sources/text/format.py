@@ -1,5 +1,3 @@
-"""The interface of a text format: where its rows end, and how they are parsed."""
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -22,33 +20,18 @@ FEED, RETURN, SPACE, TAB = 10, 13, 32, 9
 
 
 class Cutter(Protocol):
-    """Finds where rows end, in the bytes of a file that it is given one part after the other."""
+    """Finds where rows end, in consecutive parts of a file."""
 
     def stops(self, data: Bytes, newlines: IntArray) -> IntArray:
-        """Where rows end in the next part: the places behind them, int64 ``[rows]``.
-
-        Args:
-            data: the part, uint8 ``[bytes]``.
-            newlines: places of its line feeds, int64.
-        """
+        """The places behind the rows that end in this part, int64; ``newlines`` are its line feeds."""
         ...
 
     def finish(self) -> bool:
-        """Whether what follows the last stop is a row, too, at the end of the file.
-
-        Raises:
-            BadFileError: the file is cut off.
-        """
+        """Whether a row follows the last stop, at the end of the file."""
         ...
 
 
 class LineCutter:
-    """Rows are lines.
-
-    Args:
-        filled: whether lines of nothing but white space are none.
-    """
-
     def __init__(self, filled: bool) -> None:
         self._filled_only = filled
         self._more = False  # the line at hand has something
@@ -69,13 +52,7 @@ class LineCutter:
 def filled_lines(
     data: Bytes, newlines: IntArray, begun: bool
 ) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], bool]:
-    """Which lines hold more than white space, bool ``[lines]``, and whether what follows the last does.
-
-    Args:
-        data: bytes of lines.
-        newlines: where they end.
-        begun: whether something of the first line was before these bytes.
-    """
+    """Which lines hold more than white space, bool ``[lines]``, and whether the rest does."""
     starts = np.append(0, newlines + 1)
     ends = np.append(newlines, len(data))
     filled = starts < ends
@@ -89,13 +66,7 @@ def filled_lines(
 
 @dataclass(frozen=True)
 class Start:
-    """What the first bytes of a file say.
-
-    Args:
-        at: where the first row begins.
-        names: of its columns, where the file says them.
-        kind: how rows are written, where a format has several ways: what stands between cells, or "array".
-    """
+    """The first row's place, the columns' names, and the delimiter or "array", by the first bytes."""
 
     at: int = 0
     names: tuple[str, ...] = ()
@@ -104,17 +75,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat(ABC):
-    """A format of rows in text.
-
-    Args:
-        max_row_bytes: of a row at most: what has more is no text, or made to fill the memory.
-
-    Attributes:
-        name: as messages call it.
-        rule: what a row is, for messages.
-        reader: the stage that reads it.
-        between: bytes that may stand before and behind a row.
-        names_columns: whether every file says which columns it has, so that it can lack one.
+    """A format of rows in text; ``rule`` says in messages what a row is, and bytes of ``between`` may
+    surround one. With ``names_columns`` a file may lack a column.
     """
 
     name: ClassVar[str]
@@ -127,28 +89,19 @@ class TextFormat(ABC):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The options on which the ends of rows and the inferred types depend; of JSON types."""
+        """The options that rows' ends and inferred types depend on, of JSON types."""
         return {
             name: value for name, value in vars(self).items() if name not in ("exact", "column")
         }
 
     @property
     def fixed_schema(self) -> pa.Schema | None:
-        """The schema that all rows of the format have; None where they say it themselves."""
+        """The schema of all rows; None where they show it."""
         return None
 
     @abstractmethod
     def start(self, head: bytes, whole: bool, path: str) -> Start | None:
-        """Where the rows of a file begin; None if its first bytes do not say, and more are to be shown.
-
-        Args:
-            head: the first bytes.
-            whole: whether they are all.
-            path: the file's name.
-
-        Raises:
-            BadFileError: it is no file of this format.
-        """
+        """Where the rows of a file begin; None if more bytes must be seen. Raises BadFileError."""
 
     @abstractmethod
     def cutter(self, start: Start) -> Cutter:
@@ -158,16 +111,8 @@ class TextFormat(ABC):
     def parse(
         self, data: bytes, start: Start, schema: pa.Schema | None, strict: bool = False
     ) -> pa.Table:
-        """Rows as columns.
-
-        Args:
-            data: whole rows.
-            start: what the file's first bytes said.
-            schema: columns to read, and types to hold to; None to find them.
-            strict: whether a column that is not in the schema is an error; else it is left out.
-
-        Raises:
-            pyarrow.ArrowException: they are no rows of this format and of these types.
+        """Rows as columns, of inferred types if ``schema`` is None; only ``strict`` refuses other columns.
+        Raises pyarrow.ArrowException.
         """
 
     def infer(self, data: bytes, start: Start) -> tuple[pa.Schema, list[float]]:
@@ -181,17 +126,8 @@ class TextFormat(ABC):
         return field
 
     def read_none(self, schema: pa.Schema) -> None:  # noqa: B027  (formats whose types are fixed)
-        """Read no rows with these types.
-
-        Raises:
-            pyarrow.ArrowNotImplementedError: one cannot be read.
-        """
+        """Read no rows with these types."""
 
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        """A field that holds the values of two.
-
-        Raises:
-            pyarrow.ArrowException: there is none.
-        """
         pair = [pa.schema([one]), pa.schema([other])]
         return pa.unify_schemas(pair, promote_options="permissive").field(0)

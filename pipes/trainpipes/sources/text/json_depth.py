@@ -1,7 +1,7 @@
-"""How deep the rows of JSON nest: what nests deeper than Arrow can pass on is refused.
+"""Refuses rows of JSON that nest deeper than Arrow can pass on.
 
-Lines of many brackets are looked at before Arrow parses them, which takes minutes where thousands of these
-nest, and ends the process where more do. Of the others, the types that Arrow has found tell.
+Lines of many brackets are checked before Arrow parses them, which takes minutes for thousands of nested
+ones, and ends the process for more. For other lines, the types that Arrow found are checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ OTHERS = bytes(byte for byte in range(256) if byte not in b'{}[]"')
 
 
 def check_depth(lines: bytes) -> None:
-    """Raise where a row nests too deep. About 0.2 ms a MB, a twelfth of what parsing short rows takes."""
     if not lines:
         return
     view = np.frombuffer(lines, np.uint8)
@@ -47,7 +46,6 @@ def check_depth(lines: bytes) -> None:
 
 
 def check_types(types: Iterable[pa.DataType], lines: bytes) -> None:
-    """Raise where the columns found in some rows nest too deep."""
     level, deep = list(types), 0
     while level := [kind.field(n).type for kind in level for n in _fields(kind)]:
         deep += 1
@@ -72,7 +70,6 @@ def _depth(lines: bytes) -> IntArray:
 
 
 def refuse_deep(depth: IntArray) -> None:
-    """Raise if brackets nest too deep: ``depth`` is that behind each of them."""
     if len(depth) and depth.max() > MOST_DEPTH:
         raise pa.ArrowInvalid(
             f"it nests deeper than {MOST_DEPTH} brackets and braces, the most that is read; keep such a "

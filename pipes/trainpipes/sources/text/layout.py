@@ -1,5 +1,3 @@
-"""The pieces of a file of text, as they are kept, and as they are read."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,18 +16,8 @@ from trainpipes.sources.text.format import Start
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextLayout(Layout):
-    """The pieces of a file.
-
-    Args:
-        compression: what it is compressed with; "" for nothing.
-        head: what its first bytes say.
-        lines: line feeds before each piece, int64 ``[pieces]``.
-        checks: checksum of each, by ``check_of``.
-        entries: where in the file the member begins that each is read from.
-        places: where in the decompressed bytes that is.
-        size: bytes of the file.
-        sampled: rows whose types were found, and bytes of these in memory, of each column; None if no types
-            were looked for.
+    """The pieces of a file: line feeds before each, int64; checksums; where its member begins in the file and
+    decompressed; and the rows whose types were found, with their bytes by column.
     """
 
     compression: str
@@ -43,7 +31,6 @@ class TextLayout(Layout):
 
     @staticmethod
     def of(layout: Layout) -> TextLayout:
-        """The layout that an index keeps."""
         extra = unpacked(layout.extra)
         lines = extra.pop("lines")
         extra["lines"] = extra.pop("lines_before") + np.cumsum(lines) - lines
@@ -53,15 +40,12 @@ class TextLayout(Layout):
         )
 
     def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
-        """The layout with the types of so many rows, and bytes of each of their columns, to be kept."""
         extra = packed(**{**unpacked(self.extra), "sampled": [rows, list(sizes)]})
         return Layout(self.rows, self.start, self.stop, schema, extra)
 
     def first_pieces(self, block_rows: int | None) -> IntArray:
-        """Numbers of the pieces that blocks begin with, and that of all.
-
-        Without ``block_rows``, a block ends after the first piece that has a member's beginning within the
-        block, so that less than a block must be decompressed to come to a block's first row. A file of one
+        """First pieces of blocks, and their number. Without ``block_rows`` a block ends after the first piece
+        in which a member begins, so that less than a block is decompressed to reach a row; a file of one
         member is one block.
         """
         count = len(self.rows)
@@ -76,31 +60,16 @@ class TextLayout(Layout):
         return np.array([*found, count], dtype=np.int64)
 
     def edges(self, block_rows: int | None) -> IntArray:
-        """The first row of each block, and the number of rows."""
         found: IntArray = np.append(0, np.cumsum(self.rows))[self.first_pieces(block_rows)]
         return found
 
 
 class TextFile:
-    """An open file of text.
-
-    Args:
-        data: its bytes.
-        layout: its pieces.
-        again: counts what is decompressed only to reach later bytes.
-    """
-
     def __init__(self, data: FileBytes, layout: TextLayout, again: ReadAgain) -> None:
         self._data, self.layout, self.name = data, layout, data.name
         self._stream = Decompressed(data, layout.compression, again) if layout.compression else None
 
     def content(self, number: int) -> bytes:
-        """The bytes of a piece, decompressed.
-
-        Raises:
-            OtherBytesError: they are not what they were.
-            BadFileError: they cannot be decompressed.
-        """
         layout = self.layout
         start, stop = int(layout.start[number]), int(layout.stop[number])
         if self._stream is None:
@@ -115,6 +84,5 @@ class TextFile:
         return data
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._stream is not None:
             self._stream.close()

@@ -1,8 +1,7 @@
-"""``read_csv``: records of cells, of which a quoted one may hold line ends and delimiters. The stage, and the
-format.
+"""``read_csv``: the stage and the format.
 
-Arrow parses. Where a record ends is found by NumPy: at a line end with an even number of quotes before it,
-where quotes stand as they should, and else quote by quote.
+Arrow parses. NumPy finds where a record ends: at a line end with an even number of quotes before it, where
+quotes stand as they should, else quote by quote.
 """
 
 from __future__ import annotations
@@ -48,31 +47,26 @@ LONG_CELL = 64 << 10
 
 
 class ReadCsv(TextReader):
-    r"""Reads CSV and TSV files, and those with other delimiters.
+    r"""Reads CSV, TSV and similar files as Arrow rows. They may be compressed (.gz, .zst, .bz2, .xz).
 
-    Each file's first line names its columns. A cell in quotes may hold delimiters, line ends, and quotes,
-    which are written twice. An empty cell is null, and ``""`` is the empty text. Empty lines are skipped.
-    Rows come as Arrow. Files may be compressed (.gz, .zst, .bz2, .xz); their first bytes tell. They are read
-    once to make an index of blocks of about 4 MB, which is kept. See docs/formats.md.
-
-    Types (integers, floats, booleans, dates, times, text) are inferred from the first block of up to 16
-    files, and fixed from then on: a row that does not fit is an error that names the file and the line.
+    Each file's first line names its columns. A quoted cell may hold delimiters, line ends, and quotes, which
+    are written twice. An empty cell is null, ``""`` the empty text. Empty lines are skipped. For the index
+    see docs/formats.md.
 
     Args:
         columns: names of columns; None for all; then all files must have the same columns.
-        delimiter: one character; if left out, a tab in files that end in .tsv and .tab, a comma in others.
+        delimiter: one character; if left out, a tab in .tsv and .tab files, a comma in others.
         quote: the quote character; None if cells are not quoted.
         column_names: names of the columns, for files without a header line.
-        null_values: texts of unquoted cells that mean null, such as ``["", "NA"]``.
+        null_values: unquoted cells that mean null, such as ``["", "NA"]``.
         schema: columns and types to read, instead of inferring them; other columns are left out.
-        infer: "first" infers types from the first blocks; "all" from all rows, and widens types that differ.
-        block_rows: rows in a block; if left out, as many as make about 4 MB.
-        max_row_bytes: bytes of a row at most; a file with a longer one is refused, by its line.
+        infer: "first" infers types from the first block of up to 16 files; "all" from all rows, and widens
+            types that differ. A row that does not fit later is an error.
+        block_rows: rows in a block; if left out, about 4 MB.
+        max_row_bytes: a file with a longer row is refused.
         errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", a folder, True for the cache folder, or
-            False for nowhere. If left out: the cache folder, if the files are remote, 64 or more, or 4 MiB
-            or more.
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        index: where to keep the index: a path, True for the cache folder, False for nowhere.
+        storage_options: more options for the fsspec file system; never shown or saved.
 
     Raises:
         ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from CSV.
@@ -133,15 +127,12 @@ class ReadCsv(TextReader):
 
 
 def _is_mark(value: Any) -> bool:
-    """Whether a value is one byte that can stand between cells or around one."""
     return isinstance(value, str) and len(value) == 1 and value.isascii() and value not in "\r\n"
 
 
 def delimiter_of(path: str) -> str:
-    """The delimiter of a file, by its name.
-
-    >>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
-    (',', '\\t')
+    r""">>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
+    (',', '\t')
     """
     name = without_query(path).lower()
     for ending in SUFFIXES.values():
@@ -151,16 +142,6 @@ def delimiter_of(path: str) -> str:
 
 @dataclass(frozen=True)
 class Csv(TextFormat):
-    """Cells between delimiters.
-
-    Args:
-        delimiter: between cells; None for a tab in .tsv and .tab files, a comma in others.
-        quote: what cells are quoted by; None for nothing.
-        names: names of columns, of files without a line of them; None to take each file's first line.
-        nulls: cells that are null where they are not quoted.
-        exact: whether integers that floats would round are refused.
-    """
-
     name: ClassVar[str] = "CSV"
     rule: ClassVar[str] = (
         "a row has a cell for each column, and quotes around cells with delimiters"
@@ -277,7 +258,6 @@ class Csv(TextFormat):
         return pa.field(field.name, pa.string()) if field.type == pa.null() else field
 
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        """All cells are text, so that text holds what nothing else does."""
         types = pa.types
         numbers = all(types.is_integer(f.type) or types.is_floating(f.type) for f in (one, other))
         if numbers or one.type.equals(other.type):
@@ -297,16 +277,8 @@ def _longest(texts: Any) -> int:
 
 
 class RecordCutter:
-    """Rows are records: lines, where line ends in quoted cells do not count. Empty lines are no records.
-
-    A cell is quoted if a quote is its first byte; within it, two quotes stand for one. So does Arrow read it.
-
-    Args:
-        delimiter: what stands between cells.
-        quote: what cells are quoted by; None for nothing.
-
-    Attributes:
-        inside: whether what was read ends within a quoted cell.
+    """Rows are records. Like Arrow: a cell is quoted if a quote is its first byte, and two quotes in it stand
+    for one.
     """
 
     def __init__(self, delimiter: str, quote: str | None) -> None:
@@ -340,7 +312,6 @@ class RecordCutter:
         return found
 
     def _quoted(self, data: Bytes, quotes: IntArray, newlines: IntArray) -> Any:
-        """Which line ends are within quoted cells, bool ``[newlines]``."""
         # By turns, quotes begin and end cells. One that begins a cell follows a delimiter, a line's end or,
         # as the second of two that stand for one, the quote before it.
         inside = self.inside
@@ -356,7 +327,7 @@ class RecordCutter:
         return (np.searchsorted(quotes, newlines) + inside) % 2 == 1
 
     def _one_by_one(self, data: Bytes, quotes: IntArray) -> IntArray:
-        """The quotes that begin or end cells, where some are within cells that are not quoted."""
+        """The quotes that begin or end cells, where others are within unquoted cells."""
         edges: list[int] = []
         ended = -1 if self._ended else -2
         for at in quotes.tolist():

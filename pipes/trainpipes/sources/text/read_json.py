@@ -1,7 +1,7 @@
-"""``read_json``: objects on lines of their own, or in one array, as rows. The stage, and the format.
+"""``read_json``: the stage and the format.
 
-Arrow parses lines. Where an array's objects end is found by NumPy, from quotes and brackets; its commas are
-made line ends then, which JSON has none of within texts.
+Arrow parses lines. NumPy finds from quotes and brackets where an array's objects end; its commas are then
+made line ends, which texts in JSON cannot hold.
 """
 
 from __future__ import annotations
@@ -56,28 +56,22 @@ _NONE = np.zeros(0, np.int64)
 
 
 class ReadJson(TextReader):
-    r"""Reads JSON files: an object on each line, or one array of objects.
+    r"""Reads JSON files as Arrow rows: an object on each line, or one array of objects.
 
-    Rows come as Arrow; objects within objects are structs, arrays are lists. Files may be compressed (.gz,
-    .zst, .bz2, .xz); their first bytes tell. They are read once to make an index of blocks of about 4 MB,
-    which is kept. See docs/formats.md.
-
-    Columns and types are inferred from the first block of up to 16 files, and fixed from then on: a row that
-    does not fit is an error that names the file and the line. A field that a row lacks is null.
+    Objects within objects are structs, arrays are lists; a field that a row lacks is null. Files may be
+    compressed (.gz, .zst, .bz2, .xz). For the index see docs/formats.md.
 
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. Other fields are left out.
             None for all; then a field that the first blocks do not have is an error.
         schema: columns and types to read, instead of inferring them; other fields are left out.
-        infer: "first" infers columns and types from the first blocks; "all" from all rows, and widens types
-            that differ.
-        block_rows: rows in a block; if left out, as many as make about 4 MB.
-        max_row_bytes: bytes of a row at most; a file with a longer one is refused, by its line.
+        infer: "first" infers columns and types from the first block of up to 16 files; "all" from all rows,
+            and widens types that differ. A row that does not fit later is an error.
+        block_rows: rows in a block; if left out, about 4 MB.
+        max_row_bytes: a file with a longer row is refused.
         errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", a folder, True for the cache folder, or
-            False for nowhere. If left out: the cache folder, if the files are remote, 64 or more, or 4 MiB
-            or more.
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        index: where to keep the index: a path, True for the cache folder, False for nowhere.
+        storage_options: more options for the fsspec file system; never shown or saved.
 
     Raises:
         ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from JSON.
@@ -109,12 +103,6 @@ class ReadJson(TextReader):
 
 @dataclass(frozen=True)
 class Json(TextFormat):
-    """JSON lines, or an array of objects.
-
-    Args:
-        exact: whether integers that floats would round are refused.
-    """
-
     name: ClassVar[str] = "JSON"
     rule: ClassVar[str] = "a row is one object, whole on its line or in the file's one array"
     reader: ClassVar[str] = "read_json"
@@ -165,11 +153,11 @@ class Json(TextFormat):
         return super().infer(data, start)
 
     def as_written(self, field: pa.Field) -> pa.Field:
-        """Arrow takes some texts for times, and JSON has none."""
+        """Text, where Arrow has taken it for times, which JSON does not have."""
         return _mapped(field, lambda kind: pa.string() if pa.types.is_timestamp(kind) else kind)
 
     def _refuse_sparse(self, data: bytes, start: Start) -> None:
-        """Raise if the rows have so many different fields that a column for each would fill the memory."""
+        """Raise for so many different fields that their columns would fill the memory."""
         most = CELLS_PER_BYTE * max(len(data), PIECE_BYTES)
         step = max(len(data) // SAMPLES, SAMPLE_BYTES)
         sample = b" ".join(data[at : at + SAMPLE_BYTES] for at in range(0, len(data), step))
@@ -195,12 +183,7 @@ class Json(TextFormat):
 
 
 class ArrayCutter:
-    """Rows are the objects of an array, of which the first bracket has been read.
-
-    Attributes:
-        quotes: where texts begin and end in what was read last.
-        depths: how deep it nests behind each bracket and comma.
-    """
+    """Rows are the objects of an array, behind its first bracket."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -219,7 +202,6 @@ class ArrayCutter:
         return found
 
     def places(self, data: Bytes) -> tuple[IntArray, IntArray]:
-        """Where objects end in the next bytes, and the commas between them."""
         if self._ended:
             self._nothing_more(data)
             return _NONE, _NONE
@@ -240,7 +222,6 @@ class ArrayCutter:
         return seen[top & (change < 0)], seen[top & (change == 0)]
 
     def _quotes(self, data: Bytes) -> IntArray:
-        """Where texts begin and end: at quotes with an even number of backslashes before them."""
         slashes = np.flatnonzero(data == ord("\\"))
         begins = np.append(True, np.diff(slashes) > 1)
         first = slashes[np.maximum.accumulate(np.where(begins, np.arange(len(slashes)), 0))]
@@ -270,7 +251,6 @@ class ArrayCutter:
 
 
 def _as_lines(data: bytes) -> bytes:
-    """Objects of an array as lines."""
     view = np.frombuffer(data, np.uint8).copy()
     cutter = ArrayCutter()
     _, commas = cutter.places(view)
@@ -284,12 +264,6 @@ def _as_lines(data: bytes) -> bytes:
 
 
 def _cells(values: Iterable[Any], length: int) -> int:
-    """Values of all columns of some objects, and of what is in them, nulls too.
-
-    Args:
-        values: the objects; others have no fields.
-        length: how long a column of them is.
-    """
     fields: dict[str, list[Any]] = {}
     items: list[Any] = []
     for value in values:
@@ -308,7 +282,6 @@ def _readable(kind: pa.DataType) -> pa.DataType:
 
 
 def _mapped(field: pa.Field, to: Callable[[pa.DataType], pa.DataType]) -> pa.Field:
-    """A field with other types at its leaves, and plain lists for others."""
     kind, types = field.type, pa.types
     if types.is_struct(kind):
         return field.with_type(

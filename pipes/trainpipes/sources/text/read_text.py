@@ -1,8 +1,3 @@
-"""``read_text``: lines, paragraphs or whole text files as rows. The stage, and the format.
-
-Lines are cut by Arrow and NumPy, with no Python object for each.
-"""
-
 from __future__ import annotations
 
 import os
@@ -33,23 +28,19 @@ Unit = Literal["line", "paragraph", "document"]
 
 
 class ReadText(TextReader):
-    r"""Reads text files: a row for each line, for each paragraph, or for each file.
+    r"""Reads text files: a row for each line, paragraph or file, with one column of text.
 
-    Rows come as Arrow, with one column of text. Files may be compressed (.gz, .zst, .bz2, .xz); their first
-    bytes tell. They are read once to make an index of blocks of about 4 MB, which is kept. See
-    docs/formats.md.
+    Files may be compressed (.gz, .zst, .bz2, .xz). For the index see docs/formats.md.
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
             between blank ones, joined by ``\n``. "document": the whole file as it is.
         output_column: the name of the column.
-        block_rows: rows in a block; if left out, as many as make about 4 MB.
-        max_row_bytes: bytes of a row at most; a file with a longer one is refused, by its line.
+        block_rows: rows in a block; if left out, about 4 MB.
+        max_row_bytes: a file with a longer row is refused.
         errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the index: a file that ends in ".arrow", a folder, True for the cache folder, or
-            False for nowhere. If left out: the cache folder, if the files are remote, 64 or more, or 4 MiB
-            or more.
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        index: where to keep the index: a path, True for the cache folder, False for nowhere.
+        storage_options: more options for the fsspec file system; never shown or saved.
 
     Raises:
         ConfigError: an option is invalid.
@@ -85,13 +76,6 @@ class ReadText(TextReader):
 
 @dataclass(frozen=True)
 class PlainText(TextFormat):
-    """Text.
-
-    Args:
-        unit: what a row is.
-        column: the name of the column that rows are in.
-    """
-
     name: ClassVar[str] = "text"
     reader: ClassVar[str] = "read_text"
 
@@ -122,8 +106,6 @@ class PlainText(TextFormat):
 
 
 class _ParagraphCutter:
-    """Rows are filled lines that follow each other; a line of white space ends one."""
-
     def __init__(self) -> None:
         self._more = False  # the line at hand has something
         self._open = False  # the line before it had
@@ -150,7 +132,6 @@ class _DocumentCutter:
 
 
 def _texts(content: bytes, offsets: IntArray) -> pa.Array:
-    """Texts that lie one after the other."""
     if len(content) > MOST_ROW_BYTES:  # once U+FFFD has taken the place of single bytes
         raise pa.ArrowInvalid(f"the text has {len(content):,} bytes, and Arrow holds 2 GB")
     kept = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(content)]

@@ -1,5 +1,3 @@
-"""Finds the row that is wrong in a piece that cannot be read, and says why, with file and line."""
-
 from __future__ import annotations
 
 import re
@@ -22,7 +20,7 @@ ARROW = re.compile(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*")
 
 
 def is_utf8(data: bytes) -> bool:
-    """Whether bytes are UTF-8; 30 µs a MB of ASCII, 0.3 to 2 ms of other text.
+    """30 µs a MB of ASCII, 0.3 to 2 ms of other text.
 
     >>> is_utf8("é".encode()), is_utf8("é".encode("latin-1"))
     (True, False)
@@ -37,7 +35,6 @@ def is_utf8(data: bytes) -> bool:
 
 
 def bad_utf8(file: TextFile, piece: int, form: TextFormat, data: bytes) -> UnreadableError:
-    """The error for a piece that is not UTF-8."""
     layout, at = file.layout, 0
     try:
         data.decode("utf-8")
@@ -63,13 +60,11 @@ def bad_row(
     schema: pa.Schema | None,
     strict: bool,
 ) -> TrainpipesError | None:
-    """The error for a piece that was not read with this schema; None if all of its rows are as they should
-    be."""
+    """The error for an unreadable piece; None if all rows are valid."""
     layout, start = file.layout, file.layout.head
     stops = _stops(form, data, start)
 
     def problem(count: int) -> str:
-        """What is wrong with the first rows; "" if nothing is."""
         try:
             found = form.parse(data[: stops[count - 1]], start, schema, strict)
         except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -105,7 +100,6 @@ def bad_row(
 
 
 def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
-    """Where the rows of a piece end."""
     view = np.frombuffer(data, np.uint8)
     cutter = form.cutter(start)
     stops: list[int] = cutter.stops(view, np.flatnonzero(view == FEED)).tolist()
@@ -120,7 +114,6 @@ def _stops(form: TextFormat, data: bytes, start: Start) -> list[int]:
 def _drift(
     form: TextFormat, row: bytes, start: Start, schema: pa.Schema, strict: bool
 ) -> str | None:
-    """How a row that cannot be read differs from the schema; None if it is no row of this format."""
     try:
         found, _ = form.infer(row, start)
     except (pa.ArrowException, UnicodeDecodeError):
@@ -129,7 +122,7 @@ def _drift(
 
 
 def unlike(found: pa.Schema, schema: pa.Schema, strict: bool, above: str = "") -> str | None:
-    """How the types of a row differ from those that it should have; None if nothing is seen.
+    """How a row's types differ from the schema; None if they do not.
 
     >>> unlike(pa.schema([("a", pa.string())]), pa.schema([("a", pa.int64())]), True)
     "column 'a' is string here, and should be int64"

@@ -1,6 +1,3 @@
-"""What ``read_json``, ``read_csv`` and ``read_text`` share: what they open, and the columns and types of it,
-which are found in the first blocks or in all, and fixed from then on."""
-
 from __future__ import annotations
 
 import json
@@ -38,13 +35,6 @@ SAMPLED_FILES, SIZED_FILES = 16, 4
 
 
 class TextReader(FileReader):
-    """A stage that reads rows of text.
-
-    A class below this one has the options ``block_rows``, ``max_row_bytes``, ``errors``, ``index`` and
-    ``storage_options``; and ``columns``, ``schema`` and ``infer`` if the rows of its format say which columns
-    they have.
-    """
-
     has_blocks = True
     free = FileReader.free | {"max_row_bytes"}
 
@@ -56,7 +46,6 @@ class TextReader(FileReader):
 
     @property
     def most_row_bytes(self) -> int:
-        """Bytes of a row at most."""
         return byte_count(self.options["max_row_bytes"], f"{self.name}(max_row_bytes)")
 
     @property
@@ -65,7 +54,6 @@ class TextReader(FileReader):
         """The format of the files."""
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
-        """The rows of the files that the stages below list and let through."""
         form, given, asker = self.form, self.options, str(self)
         columns, schema = given.get("columns"), given.get("schema")
         infer, block_rows = given.get("infer", "first"), given["block_rows"]
@@ -98,7 +86,6 @@ class TextReader(FileReader):
 
 
 def _progress(said: str, size: Callable[[int], int]) -> Callable[[list[int]], Progress]:
-    """What counts the bytes of files, whose sizes are -1 where they are not known."""
 
     def progress(missing: list[int]) -> Progress:
         sizes = [size(file) for file in missing]
@@ -116,7 +103,7 @@ def schema_of(
     schema: pa.Schema | None,
     infer: Infer,
 ) -> tuple[pa.Schema, float | None]:
-    """The schema of the chosen columns, and bytes of an average row of them in memory; None without rows."""
+    """The schema of the chosen columns, and bytes of an average row in memory, or None."""
     files, form = store.files, blocks.form
     if form.names_columns:
         _check_names(files, layouts, asker, columns if schema is None else schema.names)
@@ -159,7 +146,6 @@ def schema_of(
 def _check_names(
     files: FileList, layouts: Sequence[TextLayout], asker: str, columns: Sequence[str] | None
 ) -> None:
-    """Raise unless each file has the columns that are wanted, or all have the same ones."""
     first = layouts[0].head.names
     for path, names in zip(files.names, (each.head.names for each in layouts), strict=True):
         if columns is not None:
@@ -188,7 +174,6 @@ def _look(
     wanted: Sequence[int],
     most: int | None,
 ) -> None:
-    """Find the columns and types of files, in so many pieces of each."""
     form = blocks.form
 
     def scan(job: Scan) -> Layout:
@@ -221,7 +206,6 @@ def _look(
 
 
 def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str) -> pa.Schema:
-    """One schema that holds the values of all."""
     fields: dict[str, tuple[pa.Field, str]] = {}
     for path, schema in found:
         for field in schema:
@@ -241,7 +225,6 @@ def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str
 
 
 def _row_bytes(files: FileList, layouts: Sequence[TextLayout], blocks: TextBlocks) -> float | None:
-    """Bytes of an average row in memory, told from the first piece of some files."""
     rows, size = 0, 0.0
     for number in range(0, len(files), -(-len(files) // SIZED_FILES) or 1):
         if len(layouts[number].rows):

@@ -1,9 +1,3 @@
-"""``read_bytes``: a row for each file.
-
-The stage; its source, which the thread that plans makes and several threads read; and a reader, for one
-thread at a time.
-"""
-
 from __future__ import annotations
 
 import hashlib
@@ -39,15 +33,14 @@ BLOCK_ROWS = 256
 
 
 class ReadBytes(FileReader):
-    """Reads whole files: each file is a row.
+    """Reads whole files: a row for each, with ``path`` and ``bytes``.
 
-    Rows have ``path`` and ``bytes``. A file is read when its batch is made, so that a shuffle's buffer costs
-    8 bytes a file; rows can be chosen by number. Many small files on a server are slow, with a request for
-    each: put them in tar archives, and use ``read_webdataset``.
+    A file is read when its batch is made, so a shuffle's buffer costs 8 bytes a file. Many small remote files
+    are slow: put them in tar archives, and use ``read_webdataset``.
 
     Args:
         block_rows: files in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        storage_options: more options for the fsspec file system; never shown or saved.
 
     Raises:
         DataChangedError: a file has changed since it was listed.
@@ -68,24 +61,12 @@ class ReadBytes(FileReader):
     storage_options: Mapping[str, Any] | None = None
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
-        """The files that the stages below list and let through."""
         return WholeFiles(self.listed(files, ("",)), None, self.block_rows, str(self))
 
 
 class WholeFiles(FileBlocks, RandomAccessSource):
-    """One row for each file: its path, its bytes, and what is known of it besides. Can be pickled.
-
-    Unlike in other formats a block is of several files, and nothing is looked at before it is read: there may
-    be millions.
-
-    Args:
-        files: which, in the order of the rows.
-        more: columns of what is known besides, a row for each file; None for nothing.
-        block_rows: files of a block.
-        asker: the stage, for messages.
-
-    Attributes:
-        schema: Arrow schema of every table that comes out.
+    """A row for each file. A block is several files, which are opened when they are read: there may be
+    millions.
     """
 
     by_number = True
@@ -112,7 +93,6 @@ class WholeFiles(FileBlocks, RandomAccessSource):
             )
 
     def rows(self, block: int) -> range:
-        """The files of a block."""
         return range(*self._begins[block : block + 2].tolist())
 
     def reader(self) -> WholeFilesReader:
@@ -132,7 +112,6 @@ class WholeFiles(FileBlocks, RandomAccessSource):
         return found if self.more is None else found | {"labels": table_digest(self.more)[:16]}
 
     def block_key(self, block: int) -> Any:
-        """The files by their names below the common root, sizes, and times of change or etags."""
         rows, digest = self.rows(block), hashlib.sha256()
         for n in rows:
             about = (self._relative_names[n], int(self.sizes[n]), self.files.stamps[n])
@@ -148,13 +127,6 @@ class WholeFiles(FileBlocks, RandomAccessSource):
 
 
 class WholeFilesReader:
-    """Reads files one after the other; those on other machines are fetched ahead, several side by side.
-
-    Args:
-        source: the files.
-        coming: numbers of those that will be read next, where that is known.
-    """
-
     def __init__(self, source: WholeFiles, coming: Sequence[int] = ()) -> None:
         self._source, self._files = source, source.files
         self._requests = Requests(source.files.retry_seconds)
@@ -165,7 +137,6 @@ class WholeFilesReader:
         self._expect(coming)
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Say which blocks will be read next, in order."""
         self._expect([n for block in blocks for n in self._source.rows(block)])
 
     def _expect(self, numbers: Sequence[int]) -> None:
@@ -174,11 +145,9 @@ class WholeFilesReader:
             self._ahead.expect(dict.fromkeys(there))
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
-        """Rows ``start`` to ``stop`` of a block."""
         return self.take(self._source.rows(block)[start:stop])
 
     def take(self, numbers: Sequence[int]) -> pa.Table:
-        """Files by their numbers."""
         sizes = self._files.sizes[np.asarray(numbers, dtype=np.int64)]
         contents: Iterator[memoryview] = map(self._taken, numbers)
         if (sizes < 0).any():  # a server tells them with the bytes
@@ -218,7 +187,6 @@ class WholeFilesReader:
             return self._content(file) if found is None else found
 
     def _content(self, file: int) -> memoryview:
-        """The bytes of a file that is the one that was listed; in any thread."""
         data = open_bytes(self._files, file, self._requests)
         return data.read([(0, data.size)])[0]
 

@@ -1,8 +1,3 @@
-"""``read_images``: a row for each image, with its class or labels.
-
-The stage; what it opens is made by the thread that plans.
-"""
-
 from __future__ import annotations
 
 import os
@@ -42,17 +37,16 @@ class ReadImages(FileReader):
     """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
 
     A folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``, ``.bmp``, ``.pgm``, ``.tif``,
-    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``; with ``labels="folder"`` also ``class``, the name
-    of the image's folder in the folder that was listed, and ``label``, the number of that class in the order
-    of the names. Rows then come class by class, as in torchvision's ``ImageFolder``. ``decode_image`` decodes
-    them, after the shuffle.
+    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``; with ``labels="folder"`` also ``class``, the
+    folder's name, and ``label``, its number by name, and come class by class as in torchvision's
+    ``ImageFolder``. ``decode_image`` decodes them, after the shuffle.
 
     Args:
         labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,
-            ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the folder that was
-            listed; the CSV's other columns are added to each image. None for neither.
+            ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the listed folder; its
+            other columns are added to each image. None for neither.
         block_rows: images in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system; neither shown nor part of a state.
+        storage_options: more options for the fsspec file system; never shown or saved.
 
     Raises:
         ConfigError: an image lies in no folder of a class.
@@ -88,7 +82,6 @@ class ReadImages(FileReader):
         self._set(labels=labels)
 
     def open_files(self, files: Sequence[Stage]) -> WholeFiles:
-        """The images that the stages below list and let through."""
         listed = self.listed(files)
         more = None
         if self.labels == "folder":
@@ -98,7 +91,6 @@ class ReadImages(FileReader):
         return WholeFiles(listed, more, self.block_rows, str(self))
 
     def _by_csv(self, files: FileList, below: list[str]) -> pa.Table:
-        """The rows of the CSV that belong to the files."""
         path = str(self.labels)
         table = _read_csv(path, self.storage_options or {}, files.retry_seconds)
         column = next((name for name in NAMES if name in table.column_names), None)
@@ -135,14 +127,12 @@ class ReadImages(FileReader):
 
 
 def _below(stage: Stage, files: FileList) -> list[str]:
-    """Names of the files below the folder that was listed."""
     assert isinstance(stage, ListFiles)
     urls = [stage.urls] if isinstance(stage.urls, str) else stage.urls
     return names_below(urls, files.known_names()) or files.relative_names()
 
 
 def _by_folder(files: FileList, below: list[str], asker: str) -> tuple[FileList, pa.Table]:
-    """The files class by class, and their classes."""
     loose = next((n for n, name in enumerate(below) if "/" not in name), None)
     if loose is not None:
         raise ConfigError(

@@ -1,9 +1,3 @@
-"""The rows that the stages below a ``cache()`` make of each block: made once, kept on disk, memory-mapped.
-
-A file holds a row group, or a part of a large one. One process at a time makes a file; the others meanwhile
-make what else they need.
-"""
-
 from __future__ import annotations
 
 import time
@@ -37,10 +31,8 @@ THERE = "trainpipes:there"
 
 
 class DropHoles(RunStage):
-    """Leaves out the rows that a stage below the cache has dropped.
-
-    Where rows are dealt before a condition is asked of them, they are counted as they stand in the files:
-    so a cache of what it lets through has holes until then.
+    """Leaves out rows that a stage below the cache has dropped: where rows are dealt by their places in the
+    files, a cache of what a condition lets through has holes until then.
     """
 
     keeps_rows = False
@@ -59,8 +51,6 @@ class DropHoles(RunStage):
 
 
 def with_holes(table: pa.Table, places: IntArray, rows: int) -> pa.Table:
-    """``rows`` rows, of which those at ``places`` are the table's and all others null, and a column that
-    says so."""
     found = np.full(rows, -1, dtype=np.int64)
     found[places] = np.arange(len(places))
     there = to_arrow(found >= 0)
@@ -97,8 +87,6 @@ class _File:
 
 
 class BlockCache:
-    """What stages make of a source's blocks, kept on disk."""
-
     def __init__(
         self,
         source: RowSource,
@@ -136,7 +124,6 @@ class BlockCache:
         self._too_large: set[str] = set()
 
     def describe(self) -> str:
-        """Where the cache is, and how much of these rows is in it."""
         found = total = size = 0
         for block, length in enumerate(self._source.lengths.tolist()):
             for file in self._files(block, 0, length):
@@ -159,7 +146,6 @@ class BlockCache:
         return schema
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
-        """The rows that are left of rows ``start`` to ``stop`` of each block."""
         files = [file for stretch in wanted for file in self._files(*stretch)]
         found = {file: self._find(file) for file in files}
         missing = [file for file in files if found[file] is None]
@@ -174,7 +160,6 @@ class BlockCache:
         return Block(join_payloads(tables), np.concatenate([block.ids for block in blocks]))
 
     def _wanted(self, file: _File, block: Block) -> Block:
-        """The rows of a file's that are wanted, with holes where they are."""
         ids = self._firsts[file.block] + np.arange(file.start, file.stop, dtype=np.int64)
         low, high = np.searchsorted(block.ids, (ids[0], ids[-1] + 1)).tolist()
         block = block.slice(low, high)
@@ -184,7 +169,6 @@ class BlockCache:
         return Block(with_holes(block.data, block.ids - ids[0], len(ids)), ids)
 
     def _files(self, block: int, start: int, stop: int) -> Iterator[_File]:
-        """The files that rows ``start`` to ``stop`` of a block lie in."""
         source = self._source
         length = int(source.lengths[block])
         size = (source.row_bytes or 0.0) * length
@@ -208,7 +192,6 @@ class BlockCache:
                 yield _File(block, begin, end, max(start, begin), min(stop, end), digest)
 
     def _find(self, file: _File) -> Block | None:
-        """The rows of a file, if it is there and whole."""
         path, about = entry_path(self._root, file.digest), {"rows": file.digest}
         table = checked_file.read(path, about, known=self._whole)
         if table is None:
@@ -271,7 +254,6 @@ class BlockCache:
     # Where it cannot be kept
 
     def _make_room(self, file: _File, size: int) -> bool:
-        """Make room for a file of this size under ``max_bytes``; whether there is."""
         most = self._max_bytes
         if most is None:
             return True

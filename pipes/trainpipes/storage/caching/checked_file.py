@@ -1,7 +1,7 @@
-"""Arrow streams with a checksum behind them: they are whole, or as good as not there.
+"""Arrow streams with a checksum behind them: whole, or as good as not there.
 
-A file's schema says what it is about. Read, it is memory-mapped. What was cut short or damaged is removed,
-with one warning; what is another file, or another user's, is taken for missing.
+Damaged files are removed, with one warning; other files, and another user's, are taken for missing. What
+is read is memory-mapped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class ForeignError(OSError):
 
 
 def size_of(table: pa.Table, about: dict[str, Any]) -> int:
-    """Bytes of the file that ``write`` would make of a table."""
     sink = pa.MockOutputStream()
     with pa.ipc.new_stream(sink, _with_about(table.schema, about)) as writer:
         writer.write_table(table)
@@ -50,7 +49,6 @@ def size_of(table: pa.Table, about: dict[str, Any]) -> int:
 
 
 def trailer(content: bytes | memoryview | mmap.mmap) -> bytes:
-    """What stands behind these bytes."""
     return MAGIC + zlib.crc32(content).to_bytes(4, "little")
 
 
@@ -61,7 +59,6 @@ def write(
     *,
     own: bool = True,
 ) -> int:
-    """Write tables of one schema to a file as they come."""
     written = 0
 
     def fill(handle: int) -> None:
@@ -145,7 +142,6 @@ def read(
 
 
 def _mapped(path: Path, handle: int, size: int) -> pa.Buffer:
-    """The bytes of an open file. They hold no handle of it, as Python's own maps would."""
     if not size:
         return pa.py_buffer(b"")
     again = f"{HANDLES}/{handle}" if os.path.exists(f"{HANDLES}/{handle}") else os.fspath(path)
@@ -154,7 +150,6 @@ def _mapped(path: Path, handle: int, size: int) -> pa.Buffer:
 
 
 def _parsed(content: pa.Buffer, trusted: bool) -> tuple[pa.Table, Any]:
-    """The rows of a file's bytes, and what it is about."""
     if not trusted:
         view = memoryview(content)
         if bytes(view[-TRAILER:]) != trailer(view[:-TRAILER]):
@@ -167,7 +162,6 @@ def _parsed(content: pa.Buffer, trusted: bool) -> tuple[pa.Table, Any]:
 
 
 def _drop_file(path: Path, found: os.stat_result) -> None:
-    """Remove a file that is damaged, and say so once."""
     with suppress(OSError):
         if os.path.samestat(found, os.lstat(path)):  # no other one has come in its place
             os.unlink(path)

@@ -1,8 +1,7 @@
-"""What functions and objects do and hold, as a digest: the same in every process, another one after an edit.
+"""Digests of what functions and objects do and hold: the same in every process, another one after an edit.
 
-A function is its code, its defaults, what it closes over, and what its global names stand for. An object is
-its class and its state, as it would be pickled; one that cannot be pickled is refused, and ``version=``
-stands for it. Of installed packages, names and versions count.
+A function is its code, defaults, closure and global names. An object is its class and its pickled state,
+or ``version=`` where it cannot be pickled. Of installed packages, names and versions count.
 """
 
 from __future__ import annotations
@@ -61,8 +60,9 @@ def is_installed(module: str) -> bool:
 
 
 def used_by(function: FunctionType) -> dict[str, Any]:
-    """What the global names that a function reads stand for, by name; of modules of the user's own, what
-    it uses of them. Names that it sets itself are left out: they count calls, or keep results."""
+    """The values of the global names that a function reads. Names that it sets itself are left out: they
+    count calls, or keep results.
+    """
     space = function.__globals__
     steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
     for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
@@ -78,7 +78,6 @@ def used_by(function: FunctionType) -> dict[str, Any]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function, and of those within it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -88,7 +87,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 def _parts(
     path: str, value: Any, attributes: set[str], seen: set[int]
 ) -> Iterator[tuple[str, Any]]:
-    """A value by its name; of a module, what these names stand for in it and in modules within it."""
     if not isinstance(value, ModuleType):
         yield path, value
     elif id(value) not in seen and not is_installed(value.__name__):
@@ -102,8 +100,6 @@ class _UnknownError(Exception):
 
 
 class Contents:
-    """Digests of values, each of which is looked at once."""
-
     def __init__(self, asker: str, strict: bool) -> None:
         self._asker = asker
         self._strict = strict
@@ -112,7 +108,6 @@ class Contents:
         self._where: list[str] = []
 
     def digest(self, value: Any, name: str) -> str:
-        """The digest of an option of a stage."""
         self._where = [name]
         try:
             with warnings.catch_warnings():  # of what can soon no more be pickled
@@ -130,7 +125,6 @@ class Contents:
             ) from error
 
     def of(self, value: Any) -> str:
-        """A digest of 32 hexadecimal digits."""
         if type(value) in PLAIN:
             return _hash(f"{type(value).__name__} {value!r}")
         key = id(value)
@@ -147,7 +141,6 @@ class Contents:
         return found
 
     def _each(self, values: Mapping[str, Any]) -> list[Any]:
-        """The digests of named values. If one fails, its name is left in ``_where``."""
         found = []
         for name, value in values.items():
             self._where.append(name)
@@ -249,8 +242,9 @@ def _hash(text: str) -> str:
 
 
 def _name(value: Any) -> str:
-    """Module and qualified name, and the version of an installed package. The script that was started is a
-    module of another name in processes that it spawns."""
+    """Module and qualified name, and the version of an installed package. A spawned process has the started
+    script under another name.
+    """
     module = getattr(value, "__module__", None) or ""
     module = "__main__" if module == "__mp_main__" else module
     release = getattr(sys.modules.get(module.partition(".")[0]), "__version__", "")
@@ -262,7 +256,6 @@ def _kind(value: Any) -> str:
 
 
 def digest_of(*parts: Any) -> str:
-    """A SHA-256 digest of values of JSON types, in hexadecimal."""
     # The script that was started is a module of another name in processes that it spawns, and objects
     # lie elsewhere in each.
     text = json.dumps(parts).replace("__mp_main__.", "__main__.")
@@ -271,7 +264,6 @@ def digest_of(*parts: Any) -> str:
 
 
 def cache_key(stages: Sequence[Stage], asker: str, *, strict: bool = True) -> list[Any]:
-    """What identifies stages and what they do, of JSON types."""
     try:
         release = version("trainpipes")
     except PackageNotFoundError:  # run from its sources
@@ -281,7 +273,6 @@ def cache_key(stages: Sequence[Stage], asker: str, *, strict: bool = True) -> li
 
 
 def _done_by(stage: Stage, contents: Contents) -> dict[str, str]:
-    """What a class of the user's own does, and each option that is known by its name or text only."""
     identity = stage.identity()
     found = {
         name: contents.digest(value, f"{stage.name}({name})")

@@ -1,7 +1,7 @@
 """Files and locks for their owner alone: made beside their place and renamed.
 
-They lie in a folder of mode 0700 that is one's own, such as ``rows`` of a cache. The folder of a cache may
-itself be a link of its user's. Files that another user has put there all the same, and links, are not used.
+They lie in one's own folder of mode 0700, such as ``rows`` of a cache; the cache's folder may be a link.
+Files of other users, and links, are not used.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ def make_file(path: Path, fill: Callable[[int], None], *, own: bool = True) -> N
 
 
 def _new_file(path: Path, flags: int, own: bool) -> int:
-    """A handle of a file that is made, and first the folder that it is in, of mode 0700."""
     for again in _attempts():
         try:
             if own:
@@ -125,7 +124,6 @@ class FileLock:
         self._beaten = -1e9
 
     def take(self) -> bool:
-        """Take it if nobody has it."""
         handle = _new_file(self._path, 0, own=True)
         taken = True
         try:
@@ -165,14 +163,12 @@ class FileLock:
                 os.utime(self._path)
 
     def silent(self) -> float:
-        """Seconds since its holder last went on."""
         try:
             return time.time() - os.stat(self._path).st_mtime
         except OSError:
             return 0.0
 
     def leave(self) -> None:
-        """Let the next one have it."""
         if self._handle is not None:
             with suppress(OSError):
                 os.unlink(self._path)

@@ -64,7 +64,6 @@ def _laid_out(row: Any) -> tuple[Layout, tuple[str, ...], list[Any]]:
 
 
 def of_arrays(arrays: Any) -> tuple[int, Iterator[Arrays]]:
-    """How many rows arrays have, and the rows. Nothing is copied."""
     whole = of_batch(arrays, 0)
     size = sum(column.nbytes for column in whole.columns if isinstance(column, np.ndarray))
     row_bytes = size // max(1, len(whole))
@@ -74,8 +73,6 @@ def of_arrays(arrays: Any) -> tuple[int, Iterator[Arrays]]:
 
 
 def of_batches(batches: Iterable[Any]) -> Iterator[Arrays]:
-    """Several rows at a time: tables, or arrays, tensors or lists of values ``[rows, ...]`` in a dict, a
-    tuple or alone."""
     row = 0
     for batch in batches:
         part = of_batch(batch, row)
@@ -126,8 +123,6 @@ def _column(name: str, value: Any, first_row: int) -> Array | Ragged:
 
 
 def of_rows(rows: Iterable[Any], ragged: Collection[str] = (), first: int = 0) -> Iterator[Arrays]:
-    """Rows one by one, from number ``first`` on: dicts, tuples, arrays, lists or numbers. They are copied, so
-    that a buffer may be filled again. ``ragged`` names columns of arrays that may differ in length."""
     model: tuple[Layout, tuple[str, ...]] | None = None
     cells: list[list[tuple[Array, bool]]] = []
     size = 0
@@ -200,7 +195,6 @@ def _rounded(values: Iterable[Any]) -> int | None:
 
 
 def _exact(number: int | None, name: str, row: int) -> None:
-    """Refuse an integer that becoming a float would change."""
     if number is not None:
         raise bad_row(
             row, name,

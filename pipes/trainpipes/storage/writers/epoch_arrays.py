@@ -27,8 +27,6 @@ Named = tuple[
 
 
 class ArrayGroups:
-    """Blocks of rows, cut anew. Used by one thread."""
-
     #: Nobody can begin between two rows of these.
     cursor = None
 
@@ -54,7 +52,6 @@ class ArrayGroups:
         return self.columns
 
     def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
-        """The next rows of one block, and how many bytes they have, about; None where there are no more."""
         while self._block is None or self._used == len(self._block):
             block, is_first = next(self._blocks, None), self.columns is None
             if block is None:

@@ -58,8 +58,6 @@ class EpochRows(EpochRuns):
         return row_schema(self.plan, self.asker)
 
     def some(self) -> pa.Table | None:
-        """The next rows as they come, however many; None where there are no more. Memory of other rows may
-        lie between theirs."""
         if (self._table is None or self.used == len(self._table)) and not self._advance():
             return None
         assert self._table is not None
@@ -73,7 +71,6 @@ class EpochRows(EpochRuns):
         return self._schema
 
     def group(self, most: int, most_bytes: int | None) -> tuple[pa.Table, int] | None:
-        """The next rows, and how many bytes they have; None where there are no more."""
         parts: list[pa.RecordBatch] = []
         rows = size = 0
         step = FIRST_ROWS
@@ -94,7 +91,6 @@ class EpochRows(EpochRuns):
         return pa.Table.from_batches(parts, self._schema).combine_chunks(), size
 
     def _take(self, rows: int) -> pa.RecordBatch | None:
-        """So many rows, or fewer at the end; None after the last."""
         parts = []
         while rows:
             if self._table is None or self.used == len(self._table):
@@ -125,7 +121,6 @@ class EpochRows(EpochRuns):
 
 
 def check_columns(first: pa.Schema, found: pa.Schema, asker: str, where: str = "") -> None:
-    """Raise SchemaError where rows have other columns than the first ones."""
     if not found.equals(first):
         got, had = (", ".join(f"{f.name}: {f.type}" for f in schema) for schema in (found, first))
         raise SchemaError(

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class EpochRuns:
-    """The runs of one epoch of a pipeline. ``used`` counts the rows of the last one that were taken. They are
-    dealt to shards, of which ``open`` takes one, if ``dealt``. Used by one thread.
-
-    Pickles before it is opened, with the source: who reads it elsewhere need not list files again.
-    """
+    """The runs of one epoch of a pipeline."""
 
     def __init__(
         self,
@@ -83,7 +79,6 @@ class EpochRuns:
         raise NotImplementedError
 
     def know_columns(self) -> Any:
-        """Find the columns by the first rows, so that all who read parts of them have the same."""
         raise NotImplementedError
 
     @property
@@ -99,7 +94,8 @@ class EpochRuns:
 
     def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
         """Begin at a row, where positions follow by arithmetic (``plan.counted``), and read no further ahead
-        than the window of row ``stop``. Whoever asks stops there."""
+        than the window of row ``stop``.
+        """
         last = self.cursor_at(max(start, stop - 1), epoch)
         key = WindowKey(last["epoch"], 0, last["window"])
         self._open(self.cursor_at(start, epoch), epoch, 0, key, start)
@@ -128,7 +124,6 @@ class EpochRuns:
 
     @property
     def cursor(self) -> dict[str, Any]:
-        """The position after the rows taken so far, of JSON types."""
         placed = self._placed
         assert placed is not None
         return placed.cursor(placed.first + self.used)
@@ -140,7 +135,6 @@ class EpochRuns:
         return found
 
     def next_run(self) -> Payload | None:
-        """The rows of the next run; None after the last."""
         assert self._runs is not None
         try:
             found = self._runs.next()

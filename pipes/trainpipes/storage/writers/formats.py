@@ -51,28 +51,25 @@ def write_parquet(
 ) -> Manifest:
     """Write the rows of one epoch to Parquet files, in order and without ``sharding_filter``.
 
-    A file appears when it is whole. After a kill the same call goes on after the last whole file and gives
-    the same files; when all are there, it does nothing. Memory is the pipeline's plus a row group for each
-    worker.
+    After a kill the same call goes on after the last whole file and gives the same files; when all are there,
+    it does nothing. Memory is the pipeline's plus a row group for each worker.
 
     Args:
         folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json"
             with counts, columns and checksums, which appears last.
         row_group_size: rows in each row group; if left out, 8 MiB of rows in memory, and 16,384 rows at most.
         rows_per_file: rows in each file; or
-        num_files: number of files of about as many rows, where rows are counted. If both are left out, a file
-            ends after 512 MiB of rows in memory.
+        num_files: number of files, where rows are counted. If both are left out, 512 MiB of rows in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         overwrite: whether to remove what was written there before.
         executor: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, where rows are
-            counted and ``num_files`` or ``rows_per_file`` is given; None for this thread. The bytes are the
-            same.
+            counted and ``num_files`` or ``rows_per_file`` is given; None for this thread.
         storage_options: of the folder's file system.
 
     Raises:
         ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files or those of
-            another pipeline, is part of the input, is written to by another process, or cannot be written; or
-            the executor cannot know which rows are whose.
+            another pipeline, is part of the input, or cannot be written; or the executor cannot know which
+            rows are whose.
         DataChangedError: the input has changed since the work was begun, or a file since it was written.
         SchemaError: rows have no columns, or not all the same.
         WorkerError: a worker process has died.
@@ -140,8 +137,7 @@ def write_json(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
-    become text. Compressed files have a member or frame every 4 MiB, so that reading can begin within them.
-    ``orjson`` is used where it is installed, which is faster.
+    become text. Compressed files can be read from every 4 MiB. ``orjson`` is used where it is installed.
 
     Args:
         compression: "gzip", "zstd" or None.
@@ -175,7 +171,6 @@ def _check_rows(rows: int | None, caller: str) -> None:
 def table_group(
     most: int, most_bytes: int | None, rows: EpochRows, left: int | None, _: int
 ) -> Group | None:
-    """The next rows of a file that has room for ``left``."""
     return rows.group(min(most, left or most), most_bytes)
 
 
@@ -185,8 +180,6 @@ class _TableFile:
 
 
 class ParquetFile(_TableFile):
-    """One file; each group of rows is a row group, whose pages have checksums."""
-
     def __init__(self, form: ParquetForm, file: OutputFile, schema: pa.Schema) -> None:
         super().__init__(schema)
         kept = schema.with_metadata(form.metadata)
@@ -207,7 +200,6 @@ class ParquetForm:
     metadata: dict[bytes, bytes] | None = None
 
     def even(self, row_bytes: float) -> ParquetForm:
-        """The same with row groups of as many rows as have those bytes."""
         if self.size is None:
             return self
         return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
@@ -231,8 +223,6 @@ def parquet_form(
 
 
 class _Arrow(_TableFile):
-    """One file; each group of rows is a record batch."""
-
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
         super().__init__(schema)
         options = pa.ipc.IpcWriteOptions(compression=compression)

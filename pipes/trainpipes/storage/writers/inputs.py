@@ -21,7 +21,8 @@ SERVERS = ("endpoint_url", "host", "port", "account_name")
 
 def about_inputs(source: Any) -> dict[str, str]:
     """What a manifest says of the files that a source reads: "inputs", a checksum of their sizes, and of
-    their times or etags. Nothing where there are no files."""
+    their times or etags.
+    """
     stamps: list[object] = []
     for files in file_lists(source):
         for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):
@@ -30,7 +31,6 @@ def about_inputs(source: Any) -> dict[str, str]:
 
 
 def file_lists(source: Any) -> Iterator[FileList]:
-    """The files of a source, and of those that it puts together, in order."""
     files, mixed = getattr(source, "files", None), getattr(source, "sources", None)
     if isinstance(files, FileList):
         yield files

@@ -24,7 +24,6 @@ class NoJson(Exception):
 
 
 def lines_of(table: pa.Table) -> bytes:
-    """Rows as JSON objects, a line each. Dates, times and decimals are text as Arrow writes it."""
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
         kind = _json_type(field.type, field.name)
@@ -64,7 +63,6 @@ def _encoder() -> Callable[[Any], bytes]:
 
 
 def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
-    """The type that a column is cast to, whose Python values JSON has forms for."""
     if isinstance(kind, pa.BaseExtensionType):
         return _json_type(kind.storage_type, column)
     if is_.is_dictionary(kind):

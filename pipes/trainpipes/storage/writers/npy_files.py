@@ -25,8 +25,6 @@ from trainpipes.storage.writers.array_blocks import Arrays, bad_row
 
 @dataclass(frozen=True)
 class ArrayColumns:
-    """The columns of all parts, as the first rows show them."""
-
     layout: Layout
     columns: tuple[Column, ...]
     named: Mapping[str, np.dtype[Any]]
@@ -99,8 +97,6 @@ def _as_ragged(given: Array | Ragged, name: str, row: int) -> Ragged:
 
 
 class NpyFile:
-    """A ``.npy`` file; its header is written again when its length is known."""
-
     def __init__(self, file: OutputFile, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.rows = 0
         self._file, self._dtype, self._shape = file, dtype, shape
@@ -109,7 +105,6 @@ class NpyFile:
 
     @property
     def crc32(self) -> int:
-        """Of the values, without the header."""
         return self._file.check
 
     def write(self, array: Array) -> None:
@@ -122,8 +117,7 @@ class NpyFile:
 
 
 class ColumnFile:
-    """A column's values, and the offsets of a ragged one. Where dtype and shape are not known, they are those
-    of the first row that is not empty."""
+    """A column's values, and the offsets of a ragged one."""
 
     def __init__(
         self, column: Column, named: np.dtype[Any] | None, part: OutputFile, ending: str

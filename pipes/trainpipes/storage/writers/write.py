@@ -33,9 +33,7 @@ class FileWriter(Protocol):
 
     def write(self, group: Any, first_row: int) -> None: ...
 
-    def close(self) -> None:
-        """Write what comes after the last rows."""
-        ...
+    def close(self) -> None: ...
 
 
 #: Rows, and how many bytes they have.
@@ -102,7 +100,6 @@ def write(
     executor: Executor | None,
     storage_options: Mapping[str, Any] | None,
 ) -> Manifest:
-    """Write the rows of a pipeline's first epoch, which ``rows`` opens; see ``write_parquet``."""
     caller = form.caller
     workers = checked_executor(executor, caller, Threads(1))
     with workers:  # before anything is read: Ray starts processes
@@ -208,8 +205,6 @@ def _in_turn(
 
 
 class _Reader:
-    """Gives a worker the rows; each its own. Pickles."""
-
     def __init__(self, rows: EpochRuns, alone: bool) -> None:
         self._rows, self._alone = rows, alone
         self._at: int | None = None
