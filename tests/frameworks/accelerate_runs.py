@@ -276,6 +276,7 @@ def kept(folder: str) -> dict[str, Any]:
         break
     found["left"] = [accelerator.gradient_state.in_dataloader, ours.epoch]
     accelerator.save_state(folder)
+    accelerator.wait_for_everyone()  # the first rank writes the states of objects
     other = Accelerator(cpu=True)
     loader(pipeline("counted"), other)
     try:
