@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(tp.ConfigError, match=r"must be a trainpipes.Loader, got from_"):
         save(shuffled(), tmp_path)  # type: ignore[arg-type]
     checkpoint = Checkpoint.from_directory(tmp_path)
-    with pytest.raises(tp.StateError, match=r"has no trainpipes\.json: write"):
+    with pytest.raises(tp.StateError, match=r"has no trainpipes\.json: call"):
         load(data, checkpoint)
     with pytest.raises(tp.ConfigError, match=r"for a folder write ray\.train\.Checkpoint"):
         load(data, str(tmp_path))  # type: ignore[arg-type]
