@@ -134,16 +134,17 @@ class LocalBytes(FileBytes):
         self.version = " ".join(map(str, self._listed))
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found, handle = [], os.open(self.name, FLAGS)
+        handle = os.open(self.name, FLAGS)  # half the time of open()
         try:
-            with open(handle, "rb") as file:
-                for start, stop in ranges:
-                    file.seek(start)
-                    found.append(memoryview(file.read(stop - start)))
+            found = [memoryview(_read_at(handle, start, stop)) for start, stop in ranges]
+            about = os.fstat(handle)
         except OSError:
             self.check()  # a pipe in place of the file
             raise
-        self.check()
+        finally:
+            os.close(handle)
+        if self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
+            self.check()
         if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
             raise changed(Place(self.name), "it has become shorter")
         return found
@@ -162,6 +163,16 @@ class LocalBytes(FileBytes):
             about = None
         if about is None or self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
             check_unchanged(self._files, self._file, Place(self.name))  # which says what it is
+
+
+def _read_at(handle: int, start: int, stop: int) -> bytes:
+    found = os.pread(handle, stop - start, start)
+    while len(found) < stop - start:  # more than a single read gives
+        more = os.pread(handle, stop - start - len(found), start + len(found))
+        if not more:
+            break
+        found += more
+    return found
 
 
 def as_bytes(view: memoryview) -> bytes:
