@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -100,6 +101,7 @@ def check(name: str, files: tp.Pipeline, put: Callable[[bytes], None]) -> None:
     pipe = reader(files)
     rows = iter(pipe)
     found = [number(next(rows))]
+    time.sleep(0.02)  # times of change are told in steps of some milliseconds
     put(write(new))
     with pytest.raises(tp.DataChangedError, match=f"rows.{name}.*has changed"):
         found.extend(map(number, chain(rows, pipe)))  # what was read ahead of time is old
