@@ -89,7 +89,9 @@ def test_a_worker_of_small_batches_waits_for_one_of_large_ones() -> None:
         ahead.append((MADE[0] - number // 2, MADE[1] - number // 2))
     assert list(MADE) == [rows // 2, rows // 2]
     heavy, light = (max(counts) for counts in zip(*ahead, strict=True))
-    assert heavy <= 16  # 2 batches in a message, where there could be 8
+    assert (
+        heavy <= 8 + 2 * 5
+    )  # 2 batches in a message, where there could be 8; the worker makes a few ahead
     assert light <= 8 * 5  # of 120: prefetch_factor messages and some that have arrived
 
 
