@@ -274,7 +274,7 @@ class Tokenize(Tokenizes):
         side = self.truncation_side
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
-            segments = [self._engine.encode_rows(texts[name], numbers) for name in names]
+            segments = [self._engine.encode(texts[name], numbers) for name in names]
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             if output == "input_ids" and self._labelled is not None:
