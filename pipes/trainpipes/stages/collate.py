@@ -95,7 +95,6 @@ def _cutting(values: Array, edges: Sequence[int]) -> Callable[[int], torch.Tenso
 
 
 def _cells(column: pa.ChunkedArray) -> Array | list[Any]:
-    """The rows of a column: an array, where torch would stack them."""
     array = one_chunk(column)
     wide = None if array.null_count else WIDE.get(str(dtype_of(array.type)))
     if wide is not None:
@@ -199,7 +198,6 @@ def with_same_keys(rows: Sequence[Any]) -> list[Any]:
 
 
 def unfit(rows: Sequence[Any]) -> BadCell:
-    """What of a batch torch's ``default_collate`` does not take."""
     number = next((n for n, row in enumerate(rows) if not collates(rows[0], row)), 0)
     first, row, where = rows[0], rows[number], "a row"
     if isinstance(first, Mapping) and isinstance(row, Mapping):
@@ -233,7 +231,6 @@ def collates(first: Any, other: Any) -> bool:
 
 
 def size_of(value: Any) -> list[int] | None:
-    """The shape of an array, or of a list by itself; None for what has none."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return list(value.shape)
     return [len(value)] if isinstance(value, list | tuple) else None

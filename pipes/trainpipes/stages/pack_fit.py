@@ -50,7 +50,6 @@ class Placing:
         return Placing(self.document[piece], self.start[piece], self.length[piece], bounds)
 
     def pieces(self, first: int, stop: int, documents: Block) -> Pieces:
-        """Which rows the pieces of packed rows ``first`` to ``stop`` are of."""
         bounds = self.bounds[first : stop + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         document, epoch = self.document[pieces], documents.epoch
@@ -69,10 +68,8 @@ def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, Int
     """
     counts = -(-lengths // capacity)
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
-    number = np.arange(len(document), dtype=np.int64) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )
-    start = number * capacity
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    start = (np.arange(len(document), dtype=np.int64) - firsts) * capacity
     return document, start, np.minimum(lengths[document] - start, capacity)
 
 
@@ -247,7 +244,6 @@ class Documents:
 def rows_of(
     documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int
 ) -> pa.Table:
-    """Packed rows ``first`` to ``stop``: fixed-size lists of ``length`` numbers."""
     low, high = int(placing.bounds[first]), int(placing.bounds[stop])
     lengths = placing.length[low:high]
     from_ = documents.starts[placing.document[low:high]] + placing.start[low:high]
@@ -293,8 +289,6 @@ def rows_of(
     for name, values in documents.columns.items():
         if name not in columns:
             columns[name] = column(values, 0)
-    made = {
-        name: pa.FixedSizeListArray.from_arrays(to_arrow(values), length)
-        for name, values in columns.items()
-    }
-    return pa.table(made)
+    arrays = {name: to_arrow(values) for name, values in columns.items()}
+    lists = pa.FixedSizeListArray.from_arrays
+    return pa.table({name: lists(array, length) for name, array in arrays.items()})
