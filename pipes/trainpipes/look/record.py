@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
@@ -70,29 +70,18 @@ def record(iteration: IterationState, loader: Mapping[str, Any] | None = None) -
 
 
 def _stage(stage: Stage) -> dict[str, Any]:
-    options = {k: v for k, v in stage.resolved_options.items() if k != "storage_options"}
-    return {
-        "stage": stage.name,
-        **{name: _option(value, name, stage.holds_data) for name, value in options.items()},
-    }
+    found: dict[str, Any] = {"stage": stage.name}
+    for name, value in stage.resolved_options.items():
+        if stage.holds_data and isinstance(value, list | tuple | dict) and not _joins(value):
+            found[name] = f"{type(value).__name__} of {len(value):,} rows"  # "data" tells of them
+        elif name != "storage_options":
+            found[name] = plain(value, name)
+    return found
 
 
-def _option(value: Any, name: str, holds_data: bool) -> Any:
-    if isinstance(value, Pipeline):
-        return [_stage(stage) for stage in arrange(value.stages).stages]
-    if isinstance(value, Stage):
-        return _stage(value)
-    if isinstance(value, dict) and _has_pipelines(value.values()):
-        return {str(key): _option(one, name, holds_data) for key, one in value.items()}
-    if isinstance(value, tuple) and _has_pipelines(value):
-        return [_option(one, name, holds_data) for one in value]
-    if holds_data and isinstance(value, list | tuple | dict):  # rows, which "data" tells of
-        return f"{type(value).__name__} of {len(value):,} rows"
-    return plain(value, name)
-
-
-def _has_pipelines(values: Iterable[Any]) -> bool:
-    return any(isinstance(one, Pipeline) for one in values)
+def _joins(value: Any) -> bool:
+    inner = list(value.values()) if isinstance(value, dict) else value
+    return isinstance(inner, list | tuple) and any(isinstance(one, Pipeline) for one in inner)
 
 
 def _files(data: Any) -> int | None:
@@ -152,39 +141,35 @@ def plain(value: Any, name: str = "") -> Any:
     {'size': [224, 224], 'dtype': 'torch.float32', 'password': '(left out)'}
     """
     found = _plain(value, name)
-    if isinstance(found, list | dict) and len(text := json.dumps(found)) > MOST:
-        return (
-            f"{len(found):,} {'items' if isinstance(found, list) else 'entries'}, {_digest(text)}"
-        )
+    is_list = isinstance(found, list)
+    if (is_list or isinstance(found, dict)) and not _joins(value):
+        text = json.dumps(found)
+        if len(text) > MOST:
+            return f"{len(found):,} {'items' if is_list else 'entries'}, {_digest(text)}"
     return found
 
 
 def _plain(value: Any, name: str = "") -> Any:
-    if value is not None and not isinstance(value, bool) and is_secret(name):
-        return LEFT_OUT
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, str):
-        return hidden(str(value))
+    if is_secret(name):
+        return LEFT_OUT
+    if isinstance(value, str | os.PathLike):
+        return hidden(str(os.fspath(value)))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, Mapping):
-        kept = {str(k): v for k, v in value.items() if k != "storage_options"}
-        return {k: _plain(v, k) for k, v in kept.items()}
+        return {str(k): _plain(v, str(k)) for k, v in value.items() if k != "storage_options"}
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
+    if isinstance(value, Pipeline):
+        return [_stage(stage) for stage in arrange(value.stages).stages]
+    if isinstance(value, Stage):
+        return _stage(value)
     if isinstance(value, torch.dtype | torch.device | np.dtype | pa.DataType):
         return str(value)
-    if isinstance(value, pa.Schema):
-        return {field.name: str(field.type) for field in value}
-    if isinstance(value, pa.Table | pa.RecordBatch):
-        return f"{type(value).__name__} of {len(value):,} rows"
     if getattr(value, "func", None) is not None and hasattr(value, "keywords"):  # a partial
         named = zip(argument_names(value), value.args, strict=True)
         return {
