@@ -82,8 +82,9 @@ class Explanation:
         """What a run trains on, to be logged with it: plain JSON types. Reads nothing more.
 
         - ``fingerprint``: equal for pipelines that take each other's states, and for no others.
-        - ``stages``: each with all of its options. Functions by module and name, tokenizers by name and
-          content, arrays by their content.
+        - ``pipeline``: the stages as text, with the options that were given.
+        - ``stages``: each as a state knows it, with the options that batches depend on. Functions by module
+          and name, tokenizers and arrays by their content.
         - ``data``: files, rows, a fingerprint, and what it is made of.
         - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is not
           known in advance. ``num_shards``, ``batch_size``, ``world_size``.
@@ -95,7 +96,7 @@ class Explanation:
         There are no ``storage_options``, no credentials of a URL, and no values under names such as
         ``api_key``. ``position["state"]`` is None where the state itself holds such a value.
         """
-        return record(self._iteration, self._loader)
+        return record(self._pipeline, self._iteration, self._loader)
 
     def __str__(self) -> str:
         width = max(len(label) for label, _ in self.lines)
