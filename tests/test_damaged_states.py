@@ -84,6 +84,7 @@ assert len(compiled) > 100
 """
 
 
+@pytest.mark.slow
 def test_damaged_states_are_refused_where_python_leaves_out_assertions(tmp_path: Path) -> None:
     script = [WITHOUT_ASSERTIONS, mutants.__file__, str(tmp_path), "200"]
     command = [sys.executable, "-W", "ignore", "-c", *script]
