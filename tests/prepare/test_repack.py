@@ -259,7 +259,11 @@ print(most - base)
 
 @pytest.mark.parametrize(
     ("options", "rows"),
-    [({"shuffle": True}, 25_000), ({"shuffle": True}, 100), ({"sort": "n"}, 25_000)],
+    [
+        ({"shuffle": True}, 25_000),
+        pytest.param({"shuffle": True}, 100, marks=pytest.mark.slow),
+        pytest.param({"sort": "n"}, 25_000, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_memory_stays_at_the_limit(options: dict[str, Any], rows: int, tmp_path: Path) -> None:

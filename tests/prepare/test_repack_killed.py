@@ -45,7 +45,9 @@ def test_killed_at_any_time_the_command_goes_on_to_the_same_rows(tmp_path: Path)
         time.sleep(draw.uniform(0, 0.5))
         running.send_signal(signal.SIGKILL)
         kills += running.wait() == -signal.SIGKILL
-    done = subprocess.run([*command, "out", *options], cwd=tmp_path, env=environment())
+    done = subprocess.run(
+        [*python(), *command[1:], "out", *options], cwd=tmp_path, env=environment()
+    )
     assert done.returncode == 0
     assert kills
     whole = repack(tmp_path / "rows.parquet", tmp_path / "whole", shuffle=True, num_files=1)

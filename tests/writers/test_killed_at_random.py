@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from interpreters import python
 from unfinished import contents
 
 #: What is run and killed: a writer's name, what does the work, the folder of the rows, the output.
@@ -61,6 +62,12 @@ def start(script: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, str(script), *words], env=environment)
 
 
+def run(script: Path, *words: str) -> None:
+    """Without being killed."""
+    environment = {**os.environ, "TRAINPIPES_CACHE": "off"}
+    subprocess.run([*python(), str(script), *words], env=environment, check=True)
+
+
 @pytest.mark.parametrize(("name", "executor"), CASES[:4])
 def test_after_kills_the_files_are_those_of_one_that_was_not_killed(
     name: str, executor: str, tmp_path: Path
@@ -80,7 +87,7 @@ def check_kills(name: str, executor: str, kills: int, folder: Path) -> None:
     script = folder / "script.py"
     script.write_text(PROGRAM)
     whole, out = folder / "whole", folder / "out"
-    assert start(script, name, "1", rows, str(whole)).wait() == 0
+    run(script, name, "1", rows, str(whole))
     rng, expected, done = random.Random(f"{name} {executor}"), contents(whole), 0
     tasks = len({file.partition(".")[0] for file in expected})
     for _ in range(3 * kills):
@@ -107,7 +114,7 @@ def check_kills(name: str, executor: str, kills: int, folder: Path) -> None:
         if done == kills:
             break
     assert done
-    assert start(script, name, executor, rows, str(out)).wait() == 0
+    run(script, name, executor, rows, str(out))
     assert contents(out) == expected
 
 
