@@ -25,9 +25,8 @@ from trainpipes.sources.compressed.streams import (
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
-from trainpipes.sources.text.block_scan import PIECE_BYTES, scan
+from trainpipes.sources.text.block_scan import PIECE_BYTES, TextFile, TextLayout, scan
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.layout import TextFile, TextLayout
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 
 #: How much larger than a piece a compressed block is, at which ``explain()`` says how to make it smaller.

@@ -21,10 +21,9 @@ from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import chosen, same_names
-from trainpipes.sources.text.block_scan import PIECE_BYTES
+from trainpipes.sources.text.block_scan import PIECE_BYTES, TextLayout
 from trainpipes.sources.text.blocks import TextBlocks
 from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
-from trainpipes.sources.text.layout import TextLayout
 
 Infer = Literal["first", "all"]
 
