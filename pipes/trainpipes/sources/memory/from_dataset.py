@@ -5,10 +5,9 @@ from dataclasses import KW_ONLY
 from operator import length_hint
 from typing import Any
 
-import pyarrow as pa
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from trainpipes._internal.checks import checked_schema, require
+from trainpipes._internal.checks import Schema
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
@@ -51,18 +50,14 @@ class FromDataset(Source):
     sampler: Iterable[Any] | None = None
     _: KW_ONLY
     batch_sampler: Iterable[Any] | None = None
-    schema: pa.Schema | None = None
+    schema: Schema | None = None
 
     def check(self) -> None:
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
-        given, what = type(dataset).__name__, "from_dataset(dataset) takes"
-        if isinstance(dataset, IterableDataset):
-            raise ConfigError(
-                f"{what} a map-style dataset, got {given}, which is an IterableDataset: use "
-                "from_iterable(dataset)"
-            )
-        if not hasattr(dataset, "__getitem__"):
-            raise ConfigError(f"{what} an object with __len__ and __getitem__, got {given}")
+        streams = isinstance(dataset, IterableDataset)
+        way = "from_iterable(dataset) reads an IterableDataset" * streams
+        good = hasattr(dataset, "__getitem__") and not streams
+        self._require(good, "dataset", "an object with __len__ and __getitem__", way)
         if sampler is not None and batch_sampler is not None:
             raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
         for one in (sampler, batch_sampler):
@@ -72,13 +67,10 @@ class FromDataset(Source):
                     "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
                 )
         keys = self.keys
-        if keys is None and not isinstance(dataset, Sized):
-            raise ConfigError(
-                f"from_dataset(dataset) needs len(dataset), and {given} has none: give a sampler"
-            )
+        sized = keys is not None or isinstance(dataset, Sized)
+        self._require(sized, "dataset", "an object with a length", "else give a sampler")
         good = keys is None or isinstance(keys, Iterable)
-        require(good, "from_dataset(sampler)", "an iterable of indices", keys)
-        checked_schema(self.schema, "from_dataset(schema)")
+        self._require(good, "sampler", "an iterable of indices")
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
                 "from_dataset(schema) is of rows, and a batch_sampler gives lists of them"

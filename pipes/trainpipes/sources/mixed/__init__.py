@@ -2,8 +2,7 @@
 
 fair_queue   whose turn it is, so that each has its share after any number of turns
 mix_weights  weights as users give them, checked and made exact
-mix_source   one source in it; the only module here that knows how the shards of a pipeline are read
-mix_runs     one shard of the mix: whose turn it is
+mix_runs     one shard of the mix: whose turn it is, and what each source gives
 mixture      several sources as one: their numbers of rows, and what reads them in one process
 mix          the stage
 """

@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.checks import ColumnName
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
@@ -61,17 +62,10 @@ class ReadNumpy(FileReader):
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
-    output_column: str = "array"
+    output_column: ColumnName = "array"
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
-
-    def check(self) -> None:
-        super().check()
-        if not isinstance(self.output_column, str) or not self.output_column:
-            raise ConfigError(
-                f"read_numpy(output_column) is the name of an .npy file's rows, got {self.output_column!r}"
-            )
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))

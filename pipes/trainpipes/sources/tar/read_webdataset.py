@@ -8,10 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import several
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import column_names
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import cut_evenly
@@ -82,12 +80,7 @@ class ReadWebdataset(FileReader):
 
     def check(self) -> None:
         super().check()
-        text = [self.text] if isinstance(self.text, str) else self.text
-        if not several(text) or not all(isinstance(name, str) for name in text):
-            raise ConfigError(
-                f'read_webdataset(text) takes extensions such as ["txt"], got {shown(self.text)}'
-            )
-        self._set(text=tuple(text))
+        self._set(text=tuple(column_names(self.text, "read_webdataset(text)", least=0)))
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         asker, listed = str(self), self.listed(files)

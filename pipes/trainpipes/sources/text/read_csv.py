@@ -11,18 +11,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from trainpipes._internal.checks import column_names, repeated, several
+from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.secrets import without_query
-from trainpipes._internal.text import shown
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_cells
@@ -86,7 +84,7 @@ class ReadCsv(TextReader):
     delimiter: str | None = None
     quote: str | None = '"'
     column_names: Sequence[str] | None = None
-    null_values: Sequence[str] = ("",)
+    null_values: Annotated[Sequence[str], Each(text)] = ("",)
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
@@ -97,20 +95,13 @@ class ReadCsv(TextReader):
 
     def check(self) -> None:
         super().check()
-        for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
-            if value is not None and not _is_mark(value):
-                raise ConfigError(
-                    f"read_csv({name}) is one ASCII character that ends no line, or None, got {shown(value)}"
-                )
-        if self.quote is not None and self.quote in (self.delimiter or ",\t"):
-            raise ConfigError(
-                "read_csv(delimiter, quote) are two different characters, got "
-                f"{shown(self.delimiter)} and {self.quote!r}"
-            )
-        nulls = self.null_values
-        if not several(nulls) or not all(isinstance(one, str) for one in nulls):
-            raise ConfigError(f"read_csv(null_values) is a list of texts, got {shown(nulls)}")
-        self._set(null_values=tuple(nulls))
+        for name in ("delimiter", "quote"):
+            value = self.options[name]
+            good = value is None or _is_mark(value)
+            self._require(good, name, "one ASCII character that ends no line, or None")
+        other = self.quote is None or self.quote not in (self.delimiter or ",\t")
+        self._require(other, "quote", "another character than the delimiter")
+        self._set(null_values=tuple(self.null_values))
         if self.column_names is not None:
             self._set(column_names=column_names(self.column_names, "read_csv(column_names)"))
 

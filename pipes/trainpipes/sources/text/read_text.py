@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_name
+from trainpipes._internal.checks import ColumnName
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.format import (
     BOM,
@@ -58,16 +58,12 @@ class ReadText(TextReader):
 
     unit: Unit = "line"
     _: KW_ONLY
-    output_column: str = "text"
+    output_column: ColumnName = "text"
     block_rows: int | None = None
     max_row_bytes: int | str = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
-
-    def check(self) -> None:
-        super().check()
-        column_name(self.output_column, "read_text(output_column)")
 
     @property
     def form(self) -> PlainText:
