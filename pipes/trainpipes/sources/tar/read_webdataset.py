@@ -51,8 +51,7 @@ class ReadWebdataset(FileReader):
             64 MB or more.
 
     Raises:
-        UnreadableError: names all files that are no archives, or whose members would be unpacked outside of
-            their folder, each with the reason.
+        UnreadableError: names all files that are no archives, each with the reason.
         SchemaError: a sample lacks a member that others have; names it.
         DataChangedError: a file has changed since it was listed.
 
