@@ -5,16 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
-from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from trainpipes.testing import check_resume, digest
@@ -284,48 +282,30 @@ def test_each_row_is_read_once_and_a_resume_reads_little() -> None:
         assert sum(rows for _, rows in log) <= 2 * 40 + 2  # a window of each shard
 
 
-class Served(MemoryFileSystem):
-    """Files in memory that count as those of a server, of which every byte that is fetched is counted."""
-
-    protocol = "served"
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-    fetched: ClassVar[int] = 0
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(path.replace("served://", "memory://"))
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any):
-        found = super().cat_file(path, start, end, **kwargs)
-        Served.fetched += len(found)
-        return found
-
-
-def test_blocks_of_remote_files_that_are_cut_alike_are_fetched_as_by_each_alone() -> None:
-    fsspec.register_implementation("served", Served, clobber=True)
+def test_blocks_of_remote_files_that_are_cut_alike_are_fetched_as_by_each_alone(
+    counted: Any,
+) -> None:
     rng = np.random.default_rng(1)
     for name, group in (("a", 400), ("b", 400), ("c", 390)):
         noise = pa.array(rng.bytes(32) for _ in range(8_000))
         sink = pa.BufferOutputStream()
         rows = table(name, 8_000).append_column(f"{name}_noise", noise)
         pq.write_table(rows, sink, row_group_size=group)
-        Served().pipe_file(f"/d/{name}.parquet", sink.getvalue().to_pybytes())
-    a, b, c = (tp.read_parquet(f"served://d/{name}.parquet", index=False) for name in "abc")
+        counted.pipe_file(f"/d/{name}.parquet", sink.getvalue().to_pybytes())
+    a, b, c = (tp.read_parquet(f"counted://d/{name}.parquet", index=False) for name in "abc")
 
     def fetched(pipe: tp.Pipeline, *names: str) -> int:
         pipe = pipe.sharding_filter(2).shuffle(1_000, seed=1)
         len(pipe)
-        Served.fetched = 0
+        counted.fetched = 0
         assert together(pipe, *names)
-        return Served.fetched
+        return counted.fetched
 
     alone = fetched(a, "a") + fetched(b, "b")
     assert fetched(a.zip(b), "a", "b") < 1.01 * alone
     assert (
         alone < fetched(a.zip(c), "a", "c") < 2 * alone
     )  # of c, most blocks for both of their sides
-    Served.store.clear()
 
 
 # The record

@@ -57,21 +57,13 @@ class _Batches(Iterator[list[int]]):
     def __init__(self, sampler: BatchSampler) -> None:
         self._draws: Any = iter(sampler.sampler)
         self._size, self._drop_last = sampler.batch_size, sampler.drop_last
+        self.state_dict, self.load_state_dict = self._draws.state_dict, self._draws.load_state_dict
 
     def __next__(self) -> list[int]:
         batch = list(islice(self._draws, self._size))
         if not batch or (self._drop_last and len(batch) < self._size):
             raise StopIteration
         return batch
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the next batch starts."""
-        state: dict[str, Any] = self._draws.state_dict()
-        return state
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a state was taken."""
-        self._draws.load_state_dict(state)
 
 
 class DistributedSampler(RowSampler):

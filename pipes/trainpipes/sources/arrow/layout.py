@@ -1,11 +1,8 @@
 """Where the record batches of an Arrow file or stream lie, and their row counts, by their headers.
 
-A stream is a schema, then dictionaries and record batches, each a header (a flatbuffer) and a body; a file
-is a stream with a footer that lists them (https://arrow.apache.org/docs/format/Columnar.html).
-
 A flipped bit can hide a field of a flatbuffer, which then reads as no batches or no rows. So what is said
-twice is compared: listed messages lie side by side up to the footer, its schema is that of the first
-message, and each batch counts its rows for itself and each column.
+twice (https://arrow.apache.org/docs/format/Columnar.html) is compared: listed messages lie side by side up
+to the footer, its schema is that of the first message, and each batch counts its rows for each column, too.
 """
 
 from __future__ import annotations

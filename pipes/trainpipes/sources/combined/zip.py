@@ -198,11 +198,7 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
 
 
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
-    """The first source at whose blocks' ends the fewest rows of others are decoded twice.
-
-    >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
-    1
-    """
+    """The first source at whose blocks' ends the fewest rows of others are decoded twice."""
 
     def again(cuts: IntArray) -> int:
         total = 0

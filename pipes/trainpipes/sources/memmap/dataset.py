@@ -75,7 +75,6 @@ class MemmapDataset(Dataset[Any]):
 
     ``ds[i]`` is a row: a dict of tensors, or a tuple where ``write_memmap`` was given no names; ``ds[i:j]``
     and ``ds[array]`` stack each column to ``[rows, ...]``, a ragged one to a list of tensors. All are copies.
-    Processes of a machine share what was read; a pickle holds no rows.
 
     Args:
         path: a folder of ``write_memmap``; a folder of such folders, a glob or a list of them. With

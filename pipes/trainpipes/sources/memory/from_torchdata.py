@@ -122,12 +122,8 @@ _making = threading.Lock()
 class FromTorchdata(Source):
     """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
 
-    The position is the node's state, of JSON types, tuples, bytes, arrays and tensors. For each epoch after
-    the first the node is reset after one item of the epoch before was read, which is how torchdata counts
-    epochs.
-
-    Only for one rank without workers. Otherwise read the same files by ``list_files``, or the same data by
-    ``from_dataset``.
+    The position is the node's state, of JSON types, tuples, bytes, arrays and tensors. Only for one rank
+    without workers; otherwise read the same data by ``list_files`` or ``from_dataset``.
 
     Args:
         node: the node, of which nothing was read before.

@@ -78,15 +78,14 @@ class Mix(MixingSource):
         weight_by: "rows" or "tokens": what shares are counted in.
         column: with ``weight_by="tokens"``, a column of lists, whose lengths count, or of token counts. An
             empty row counts as one token.
-        temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``. Above 1,
-            small sources come more often.
+        temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
         max_epochs: how many times each source may be read in an epoch of the mix, by name or one number for
             all. Its share then goes to the other sources. No limit if left out.
         stop: where an epoch of the mix ends, in each shard:
 
-            - "all_exhausted": when each source was read once. Shorter ones start again, in another order.
-            - "first_exhausted": when the first source ends (with its ``max_epochs``): no row comes twice.
-            - "repeat": never. Count steps, as with ``repeat()``.
+            - "all_exhausted": when each source was read once; shorter ones start again.
+            - "first_exhausted": when the first source ends (with its ``max_epochs``).
+            - "repeat": never, as with ``repeat()``.
         schedule: a list of ``(draws, weights)`` that change the weights during an epoch; draws are rows (or
             tokens) of all shards together. ``weights`` hold until the first.
         interpolation: of the schedule: "constant", or "linear" in 64 small steps.

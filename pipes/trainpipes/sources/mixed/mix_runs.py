@@ -1,8 +1,4 @@
-"""One shard of a mix.
-
-A run is made of stretches, within which no source runs out of ready rows. Rows are gathered source by
-source and put in order at once.
-"""
+"""One shard of a mix. A run is made of stretches, within which no source runs out of ready rows."""
 
 from __future__ import annotations
 

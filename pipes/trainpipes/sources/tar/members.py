@@ -1,7 +1,5 @@
-"""The members of a tar archive, and the samples that they make, by their headers in one pass.
-
-For the format see POSIX pax. A sample (https://github.com/webdataset/webdataset) is members that follow
-each other and have one name up to the first dot.
+"""The members of a tar archive, by their headers in one pass. Those that follow each other and have one name
+up to the first dot are a sample (https://github.com/webdataset/webdataset).
 """
 
 from __future__ import annotations

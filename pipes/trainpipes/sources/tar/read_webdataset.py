@@ -34,11 +34,11 @@ class ReadWebdataset(FileReader):
     """Reads the samples of tar archives in WebDataset's layout: consecutive members with one name up to the
     first dot, such as ``0001.jpg`` and ``0001.cls``.
 
-    Rows are Arrow, with the key as ``__key__`` and a column of bytes for each extension, which
-    ``decode_image`` or a ``map`` decodes. Members without an extension, hidden ones, folders and links are
-    skipped. Archives may be compressed; to reach a sample, all before it is then decompressed. A compressed
-    or remote archive is read once for its headers, unless an index of ``wds2idx`` lies beside it. Samples of
-    plain local archives can be chosen by number (``shuffle(scope="global")``).
+    Rows are Arrow, with the key as ``__key__`` and a column of bytes for each extension. Members without an
+    extension, hidden ones, folders and links are skipped. To reach a sample of a compressed archive, all
+    before it is decompressed. A compressed or remote archive is read once for its headers, unless an index of
+    ``wds2idx`` lies beside it. Samples of plain local archives can be chosen by number
+    (``shuffle(scope="global")``).
 
     Args:
         columns: extensions, and ``"__key__"``; None for those of the first sample.

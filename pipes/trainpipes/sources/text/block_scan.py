@@ -168,7 +168,7 @@ def _blank_lines(chunk: bytes, start: int) -> int:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextLayout(Layout):
-    """The pieces of a file: line feeds before each, int64; checksums; where its member begins in the file and
+    """Of each piece the line feeds before it, its checksum, and where its member begins in the file and
     decompressed; and the rows whose types were found, with their bytes by column.
     """
 
@@ -197,8 +197,7 @@ class TextLayout(Layout):
 
     def first_pieces(self, block_rows: int | None) -> IntArray:
         """First pieces of blocks, and their number. Without ``block_rows`` a block ends after the first piece
-        in which a member begins, so that less than a block is decompressed to reach a row; a file of one
-        member is one block.
+        in which a member begins.
         """
         count = len(self.rows)
         found = [0] if count else []

@@ -1,7 +1,5 @@
-"""Files of text as blocks of rows: what ``read_json``, ``read_csv`` and ``read_text`` have in common.
-
-``block_scan`` cuts a file into pieces of some MB. A block is one piece; with ``block_rows``, or in a
-compressed file that cannot be entered everywhere, several.
+"""Files of text as blocks of rows. A block is a piece of some MB; with ``block_rows``, or in a compressed
+file that cannot be entered everywhere, several.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""``read_csv``: the stage and the format.
-
-Arrow parses. NumPy finds where a record ends: at a line end with an even number of quotes before it, where
-quotes stand as they should, else quote by quote.
+"""Arrow parses CSV. NumPy finds where a record ends: at a line end with an even number of quotes before it,
+where quotes stand as they should, else quote by quote.
 """
 
 from __future__ import annotations
@@ -48,8 +46,7 @@ class ReadCsv(TextReader):
     r"""Reads CSV, TSV and similar files as Arrow rows. They may be compressed (.gz, .zst, .bz2, .xz).
 
     Each file's first line names its columns. A quoted cell may hold delimiters, line ends, and quotes, which
-    are written twice. An empty cell is null, ``""`` the empty text. Empty lines are skipped. For the index
-    see docs/formats.md.
+    are written twice. An empty cell is null, ``""`` the empty text. Empty lines are skipped.
 
     Args:
         columns: names of columns; None for all; then all files must have the same columns.
@@ -57,20 +54,8 @@ class ReadCsv(TextReader):
         quote: the quote character; None if cells are not quoted.
         column_names: names of the columns, for files without a header line.
         null_values: unquoted cells that mean null, such as ``["", "NA"]``.
-        schema: columns and types to read, instead of inferring them; other columns are left out.
-        infer: "first" infers types from the first block of up to 16 files; "all" from all rows, and widens
-            types that differ. A row that does not fit later is an error.
-        block_rows: rows in a block; if left out, about 4 MB.
-        max_row_bytes: a file with a longer row is refused.
-        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the index: a path, True for the cache folder, False for nowhere.
-        storage_options: more options for the fsspec file system; never shown or saved.
-
-    Raises:
-        ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from CSV.
-        UnreadableError: a line is broken or not UTF-8 (names it), or a file is cut off.
-        SchemaError: a file lacks a column; later, a row does not fit the schema.
-        DataChangedError: a file has changed since it was listed.
+        schema, infer, block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``, with
+            the same errors.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"

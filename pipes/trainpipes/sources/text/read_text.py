@@ -30,22 +30,13 @@ Unit = Literal["line", "paragraph", "document"]
 class ReadText(TextReader):
     r"""Reads text files: a row for each line, paragraph or file, with one column of text.
 
-    Files may be compressed (.gz, .zst, .bz2, .xz). For the index see docs/formats.md.
+    Files may be compressed (.gz, .zst, .bz2, .xz).
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
             between blank ones, joined by ``\n``. "document": the whole file as it is.
         output_column: the name of the column.
-        block_rows: rows in a block; if left out, about 4 MB.
-        max_row_bytes: a file with a longer row is refused.
-        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the index: a path, True for the cache folder, False for nowhere.
-        storage_options: more options for the fsspec file system; never shown or saved.
-
-    Raises:
-        ConfigError: an option is invalid.
-        UnreadableError: a file cannot be decompressed, or is not UTF-8.
-        DataChangedError: a file has changed since it was listed.
+        block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``, with the same errors.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "notes.txt"
