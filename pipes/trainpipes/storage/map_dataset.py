@@ -104,10 +104,7 @@ class MapDataset(Dataset[dict[str, Any]]):
         return python_rows(self.table.take(to_arrow(np.array(list(map(index, indices)), np.int64))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "about": self._about}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self._table, self._about = state["path"], None, state["about"]
+        return {**vars(self), "_table": None}
 
     def __repr__(self) -> str:
         return f"MapDataset({self.path!r})"

@@ -113,8 +113,6 @@ def tells_start(state: Any) -> bool:
 
 #: Keys of a position that is told by the start of epoch 0, and by how many epochs follow.
 FIRST, EPOCHS = "first", "epochs"
-#: Epochs of which it is known where they start.
-REMEMBERED = 64
 _places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
@@ -215,16 +213,15 @@ class NodePlace:
             if not self._starts:
                 self.node.reset(None)
                 self._starts[0] = self.state()
-            known = max(number for number in self._starts if number <= epoch)
-            if known < epoch:
+            if epoch not in self._starts:
+                known = max(number for number in self._starts if number <= epoch)
                 self._leave()
                 self.go(self._starts[known])
-            for number in range(known + 1, epoch + 1):
-                self._next_epoch()
-                now, told = self.state(), {FIRST: self._starts[0], EPOCHS: number}
-                self._starts[number] = now if tells_start(now) else told
-                if len(self._starts) > REMEMBERED:
-                    del self._starts[sorted(self._starts)[1]]
+                for _ in range(known, epoch):
+                    self._next_epoch()
+                first, now = self._starts[0], self.state()
+                told = now if tells_start(now) else {FIRST: first, EPOCHS: epoch}
+                self._starts = {0: first, epoch: told}
             return self._starts[epoch]
 
     def turn(self, reader: NodeReader) -> None:

@@ -4,7 +4,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -89,17 +89,17 @@ class ReadNumpy(FileReader):
         )
 
 
+@dataclass(eq=False)
 class NumpyFormat(Format):
     name = "NumPy"
     random_access = by_number = True
     fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"
 
-    def __init__(
-        self, output_column: str, columns: Sequence[str] | None, block_rows: int | None, asker: str
-    ) -> None:
-        self._output_column, self._columns = output_column, columns
-        self._block_rows, self._asker = block_rows, asker
+    _output_column: str
+    _columns: Sequence[str] | None
+    _block_rows: int | None
+    _asker: str
 
     def rows_of_block(self, arrays: Mapping[str, StoredArray]) -> int:
         row_bytes = sum(array.row_bytes for array in arrays.values())

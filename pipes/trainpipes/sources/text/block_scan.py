@@ -49,7 +49,8 @@ def scan(
             raise BadFileError(f"not {form.name}: its first {len(head):,} bytes hold no line end")
     line = head.count(b"\n", 0, start.at) + 1
     entries = stream.entries if compression else None
-    found = _Scan(entries, form.cutter(start), start.at, line, block_rows, form.max_row_bytes)
+    begin = _Mark(start.at, 0, 0, line, b"")
+    found = _Scan(entries, form.cutter(start), begin, block_rows, form.max_row_bytes)
     found.add(head[start.at :])
     while chunk := stream.read():
         found.add(chunk)
@@ -83,21 +84,19 @@ class _Mark:
     tail: bytes
 
 
+@dataclass
 class _Scan:
-    def __init__(
-        self,
-        entries: list[Entry] | None,
-        cutter: Cutter,
-        at: int,
-        line: int,
-        block_rows: int | None,
-        most: int,
-    ) -> None:
+    _entries: list[Entry] | None
+    _cutter: Cutter
+    _begin: _Mark  # of the piece at hand
+    _block_rows: int | None
+    _most: int
+
+    def __post_init__(self) -> None:
         self.pieces: list[tuple[int, ...]] = []
-        self._entries, self._cutter = entries, cutter
-        self._line, self._block_rows, self._most = line, block_rows, most
-        # Where the piece at hand begins, the last row ends, and what was read ends.
-        self._begin = self._row = self._end = _Mark(at, 0, 0, line, b"")
+        # Where the last row ends, and what was read.
+        self._row = self._end = self._begin
+        self._line = self._begin.line
         self._head = b""  # the first bytes of the piece
 
     def add(self, chunk: bytes) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,21 +32,18 @@ from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 LARGE = 4
 
 
+@dataclass(eq=False)
 class TextBlocks(Format):
     known_by_blocks = True
 
-    def __init__(
-        self,
-        form: TextFormat,
-        schema: pa.Schema | None = None,
-        strict: bool = False,
-        replace: bool = False,
-        block_rows: int | None = None,
-    ) -> None:
-        self.form, self.schema, self.strict = form, schema, strict
-        self.replace, self.block_rows = replace, block_rows
-        self.name = form.name
-        self.again = ReadAgain()
+    form: TextFormat
+    schema: pa.Schema | None = None
+    strict: bool = False
+    replace: bool = False
+    block_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.again = self.form.name, ReadAgain()
 
     def scan(self, file: FileBytes, progress: Progress | None = None) -> Layout:
         head = bytes(file.read([(0, min(file.size, 16))])[0])

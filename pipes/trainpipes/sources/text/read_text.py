@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal
@@ -25,6 +26,8 @@ from trainpipes.sources.text.format import (
 from trainpipes.sources.text.text_reader import TextReader
 
 Unit = Literal["line", "paragraph", "document"]
+#: Lines that follow each other and have something.
+PARAGRAPH = re.compile(rb"(?:^[ \t\r]*[^ \t\r\n][^\n]*\n?)+", re.MULTILINE)
 
 
 class ReadText(TextReader):
@@ -134,14 +137,5 @@ def _lines(data: bytes) -> pa.Array:
 
 
 def _paragraphs(data: bytes) -> pa.Array:
-    view = np.frombuffer(data, np.uint8)
-    newlines = np.flatnonzero(view == FEED)
-    filled, more = filled_lines(view, newlines, False)
-    edges = np.diff(np.concatenate([[False], filled, [more], [False]]).astype(np.int8))
-    starts = np.append(0, newlines + 1)[np.flatnonzero(edges == 1)]
-    ends = np.append(newlines, len(data))[np.flatnonzero(edges == -1) - 1]
-    depth = np.zeros(len(data) + 1, np.int8)
-    depth[starts] += 1
-    depth[ends] -= 1
-    inside = np.cumsum(depth[:-1], dtype=np.int8).astype(np.bool_)
-    return _texts(view[inside].tobytes(), np.append(0, np.cumsum(ends - starts)))
+    found = [part.rstrip(b"\n") for part in PARAGRAPH.findall(data)]
+    return _texts(b"".join(found), np.cumsum([0, *map(len, found)]))
