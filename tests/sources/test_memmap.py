@@ -102,6 +102,12 @@ def test_several_arrays_keep_their_shapes_and_belong_together(tmp_path):
     assert data[[5, 5, 2]][1].tolist() == [5, 5, 2]
     assert data[10:20:3][1].tolist() == [10, 13, 16, 19]
     assert data[torch.tensor([1, 2])][0].shape == (2, 3, 4)
+    for index in (40, -41, [0, 99]):
+        with pytest.raises(IndexError, match="of 40"):
+            data[index]
+    for index in ("a", 1.0, [[1]], [0.5]):
+        with pytest.raises(TypeError, match="rows are chosen by"):
+            data[index]
 
 
 def test_rows_of_a_generator_may_be_ragged(tmp_path):
@@ -588,45 +594,34 @@ def cut_short(name: str, size: int) -> Callable[[Path], Any]:
 OFFSETS = np.cumsum([0, *(n % 7 for n in range(50))])
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a missing file": (moved("image.npy", False), "image.npy .*it is missing"),
-    "missing offsets": (moved("tokens.offsets.npy", False), "tokens.offsets.npy .*it is missing"),
     "a missing header": (moved("json", False), "part-00000.json .*it is missing"),
     "a link": (moved("image.npy", True), "image.npy .*it is a link"),
     "no manifest": (lambda f: (f / "_manifest.json").unlink(), "no _manifest.json"),
     "a short file": (cut_short("image.npy", 300), "was cut short: it has 300 bytes of 428"),
     "a short header": (cut_short("image.npy", 100), "image.npy .*must begin"),
-    "an empty file": (cut_short("n.npy", 0), "n.npy .*must begin"),
     "more bytes": (cut_short("n.npy", 999), "has grown"),
     "another shape": (written("image.npy", np.zeros((50, 3, 2), np.uint8)), "must begin.*50, 2, 3.*50, 3, 2"),
     "fewer rows": (written("n.npy", np.zeros(49, int)), r"must begin.*\(50,\).*\(49,\)"),
     "another dtype": (written("n.npy", np.zeros(50)), "must begin.*<i8.*<f8"),
-    "another byte order": (written("n.npy", np.zeros(50, ">i8")), "must begin.*<i8.*>i8"),
     "Fortran's order": (
         written("image.npy", np.asfortranarray(np.zeros((50, 2, 3), np.uint8))), "fortran_order': True"
     ),
     "an archive": (written("n.npy", b"PK\3\4" + bytes(600)), "must begin"),
-    "a pickle": (written("n.npy", pickle.dumps(np.zeros(50))), "must begin"),
     "offsets that go down": (
         written("tokens.offsets.npy", np.r_[OFFSETS[:20], OFFSETS[20] - 99, OFFSETS[21:]]), "offset 20 is"
     ),
     "offsets that begin late": (written("tokens.offsets.npy", np.r_[1, OFFSETS[1:]]), "offset 0 is 1"),
-    "offsets below 0": (written("tokens.offsets.npy", np.r_[0, -5, OFFSETS[2:]]), "offset 1 is -5"),
     "offsets outside": (written("tokens.offsets.npy", np.r_[OFFSETS[:-1], 10**9]), "offset 50 is 1000000000"),
-    "more offsets": (written("tokens.offsets.npy", np.r_[OFFSETS, OFFSETS[-1]]), r"must begin.*\(52,\)"),
     "no JSON": (written("_manifest.json", b"{"), "_manifest.json .*no manifest"),
-    "no text": (written("_manifest.json", b"\xff\xfe"), "_manifest.json .*no manifest"),
     "deep JSON": (written("_manifest.json", b"[" * 100_000), "_manifest.json .*no manifest"),
-    "a list": (written("_manifest.json", b"[1]"), "_manifest.json .*no manifest"),
     "somebody else's manifest": (written("_manifest.json", b'{"name": "x"}'), "_manifest.json .*no manifest"),
     "another checksum": (written("json", b"{}"), "part-00000.json .*checksum differs"),
     "other rows than in the manifest": (
         changed(lambda m: m.update(rows=7, columns=m["columns"][:1])), "7 rows, and 50 by the manifest"
     ),
     "a column too many": (column(0, color="red"), "color"),
-    "a count more": (column(0, values=151), r"must begin.*\(151,\)"),
     "a huge shape": (column(1, shape=[2**62, 2**62]), "must begin"),
     "a file above": (named_file("../elsewhere.json"), "it names other files"),
-    "a file by its whole path": (named_file("/etc/passwd"), "it names other files"),
-    "a file that is a number": (named_file(7), "it names other files"),
 }  # fmt: skip
 
 
@@ -692,18 +687,6 @@ def test_what_is_no_memory_map_is_refused(tmp_path):
         tp.read_memmap([tmp_path / "1", tmp_path / "2"])
 
 
-def test_rows_that_are_not_there_are_refused(tmp_path):
-    data = tp.write_memmap(tmp_path / "x", {"a": np.arange(5)})
-    for index in (5, -6, [0, 9]):
-        with pytest.raises(IndexError, match="of 5"):
-            data[index]
-    for index in ("a", 1.0, [[1]], [0.5]):
-        with pytest.raises(TypeError, match="rows are chosen by"):
-            data[index]
-    with pytest.raises(tp.SchemaError, match="no column 'b'"):
-        tp.read_memmap(tmp_path / "x", columns=["b"])
-
-
 # Reading
 
 
@@ -714,6 +697,8 @@ def test_columns_are_chosen_and_ordered_by_name(tmp_path):
     data = tp.read_memmap(tmp_path / "x", columns=["c", "a"])
     assert list(data[1]) == ["c", "a"]
     assert list(next(iter(tp.from_memmap(tmp_path / "x", columns=["b"])))) == ["b"]
+    with pytest.raises(tp.SchemaError, match="no column 'd'"):
+        tp.read_memmap(tmp_path / "x", columns=["d"])
 
 
 def test_several_files_are_one_after_the_other(tmp_path):
@@ -845,19 +830,6 @@ def test_a_bare_file_that_grows_is_noticed(tmp_path):
     np.arange(200, dtype=np.uint16).tofile(tmp_path / "x")
     with pytest.raises(tp.DataChangedError, match="has grown"):
         data[0]
-
-
-def test_threads_share_one_map(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
-    data = tp.write_memmap(tmp_path / "x", {"a": np.arange(5000), "b": np.arange(5000)})
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(20):
-            fresh = pickle.loads(pickle.dumps(data))
-            found = list(
-                pool.map(lambda n, d=fresh: int(d[n]["a"] + d[n]["b"]), range(0, 5000, 500))
-            )
-            assert found == [2 * n for n in range(0, 5000, 500)]
 
 
 def test_masked_values_are_refused_with_their_row(tmp_path: Path) -> None:

@@ -221,22 +221,6 @@ def test_members_of_2_gib_and_more_come_in_a_column_of_a_large_type(tmp_path, mo
     assert list(pipe) == rows
 
 
-def test_an_index_that_is_wrong_is_not_believed(tmp_path):
-    kept = str(tmp_path / "kept.arrow")
-    path = tar(tmp_path / "x.tar", pairs(30))
-    assert len(list(tp.read_webdataset(path, index=kept))) == 30
-    (tmp_path / "kept.arrow").write_bytes(b"ARROW1 something else")
-    with pytest.raises(tp.ConfigError, match="not an index of trainpipes"):
-        list(tp.read_webdataset(path, index=kept))
-    whole = Path(kept)
-    whole.unlink()
-    expected = [digest(row) for row in tp.read_webdataset(path, index=kept)]
-    tar(path, [("other.txt", b"1"), *pairs(30)[:-2]])
-    assert [
-        digest(row) for row in tp.read_webdataset(path, ["jpg"], missing="null", index=kept)
-    ] != expected
-
-
 def test_what_is_decompressed_again_is_reported(tmp_path):
     tar(
         tmp_path / "x.tar.gz",
