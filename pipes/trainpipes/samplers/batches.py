@@ -68,8 +68,7 @@ class _Batches(Iterator[list[int]]):
 
 class DistributedSampler(RowSampler):
     """One replica's part of the rows, as torch's sampler of this name gives it; all parts are equally long.
-
-    In a pipeline it gives the order over all replicas, which ``sharding_filter`` deals to ranks.
+    In a pipeline it gives the order over all replicas.
 
     Args:
         dataset: the dataset, or a number of rows; a pipeline needs none.

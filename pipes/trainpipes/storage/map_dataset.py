@@ -164,8 +164,7 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
 
 
 def _known_by(plan: Plan) -> list[Any]:
-    """What tells the rows of a pipeline from any others, as the entries of ``cache()`` are told: all of
-    its data, its stages, and where they stand."""
+    """What tells the rows of a pipeline from any others, as for ``cache()``."""
     stages = [s for s in plan.chain.stages if s.role not in ("files", "place", "cache")]
     known: list[Any] = [json.loads(plan.identity), cache_key(stages, ASKER)]
     if plan.mixed:

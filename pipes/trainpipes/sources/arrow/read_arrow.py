@@ -33,9 +33,8 @@ class ReadArrow(FileReader):
     Hugging Face's ``datasets``.
 
     Local files are memory-mapped without a copy, and rows of uncompressed ones can be chosen by number
-    (``shuffle(scope="global")``). To replace a file that is being read, write a new one and rename it. All
-    files get one schema: types are widened where that loses nothing, and dictionary columns come as their
-    values. A folder of ``save_to_disk`` is read without the caches in it.
+    (``shuffle(scope="global")``). All files get one schema: types are widened where that loses nothing, and
+    dictionary columns come as their values.
 
     Args:
         columns: names of columns, in the order wanted; ``"a.b"`` for field ``b`` of the struct ``a``. None

@@ -41,7 +41,7 @@ UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) el
 def mapped(
     file: BinaryIO, dtype: Any, shape: tuple[int, ...], start: int = 0, step: int = 0
 ) -> Array:
-    """A plain array, ``step`` bytes from row to row: rows of ``np.memmap`` cost more than twice as much."""
+    """A plain array: rows of ``np.memmap`` cost more than twice as much."""
     if 0 in shape:
         return np.empty(shape, dtype)
     whole = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **UNTRACKED)

@@ -36,8 +36,7 @@ class FromDataset(Source):
     Args:
         dataset: the dataset; ``len(dataset)`` items.
         sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. Torch's samplers
-            draw with another seed each epoch; ``sharding_filter`` deals their keys to ranks. A resume draws
-            the epoch's keys again. For samplers of ``trainpipes.samplers`` see ``shuffle(sampler=...)``.
+            draw with another seed each epoch; ``sharding_filter`` deals their keys to ranks.
         batch_sampler: gives a list of keys for each batch, instead of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.

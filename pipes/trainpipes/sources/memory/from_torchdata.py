@@ -36,13 +36,7 @@ _KNOWN = {
 
 
 def plain(value: Any) -> Any:
-    """A copy of a state in JSON types, where they exist.
-
-    >>> plain({"n": 3, "rng": (1, 2)})
-    {'n': 3, 'rng': {'__tuple__': [1, 2]}}
-    >>> restored(plain({"n": 3, "rng": (1, 2)}))
-    {'n': 3, 'rng': (1, 2)}
-    """
+    """A copy of a state in JSON types, where they exist."""
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value) and not is_wrapped(value):
             return {key: plain(inner) for key, inner in value.items()}
@@ -100,9 +94,7 @@ def _text(data: bytes) -> str:
 
 
 def tells_start(state: Any) -> bool:
-    """Whether the state after ``reset()`` leads to that epoch's start. An iterable that starts with its first
-    item says only where it was left.
-    """
+    """Whether the state after ``reset()`` leads to that epoch's start: an iterable's may not."""
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
     below = _KNOWN.get(frozenset(state))

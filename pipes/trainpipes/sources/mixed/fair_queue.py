@@ -42,9 +42,6 @@ Ints = Sequence[int]
 def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, ...]:
     """Whole numbers with the sum ``total`` in proportion to ``weights``, by largest remainders; only a 0
     becomes 0.
-
-    >>> whole_weights([Fraction(1, 3), Fraction(2, 3)], 10)
-    (3, 7)
     """
     amount = sum(weights)
     exact = [Fraction(weight) * total / amount for weight in weights]
@@ -58,11 +55,7 @@ def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, .
 
 
 def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int:
-    """A sum D, not too large, for which the weights of all steps of a schedule are whole numbers.
-
-    >>> common_total([[Fraction(7, 10), Fraction(3, 10)]], leaves=False)
-    10
-    """
+    """A sum D, not too large, for which the weights of all steps of a schedule are whole numbers."""
     total = 1
     for weights in steps:
         amount = sum(weights)
@@ -75,9 +68,6 @@ def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int
 def phases_of(shard: int, sources: int) -> tuple[int, ...]:
     """For each source a place within its rows' time, in 1,024ths: spread over shards by van der Corput's
     sequence, over sources by the golden ratio.
-
-    >>> [phases_of(shard, 2) for shard in range(3)]
-    [(16, 1008), (528, 496), (272, 752)]
     """
     bits = int(f"{shard % PLACES:010b}"[::-1], 2)
     start = (bits + 16) % PLACES
@@ -192,11 +182,7 @@ def by_tokens(
     weights: Ints, ahead: Ints, first: int | None, lengths: Sequence[Ints], rows: int,
     tokens: int | None = None,
 ) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
-    """The sources of the next rows, and how far each source is ahead after them.
-
-    >>> by_tokens([1, 1], [0, 0], None, [[5] * 2, [1] * 9], 9)
-    ([1, 0, 1, 1, 1, 1, 1, 0], (4, -4))
-    """
+    """The sources of the next rows, and how far each source is ahead after them."""
     total = sum(weights)
     now = list(ahead)
     sources = [i for i, weight in enumerate(weights) if weight]

@@ -66,12 +66,7 @@ def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
 
 
 def steps_of(points: Schedule, linear: bool) -> Schedule:
-    """Steps of constant weights; a linear stretch becomes several, with the weights of their middles.
-
-    >>> points = [(0, {"a": Fraction(1), "b": Fraction(0)}), (128, {"a": Fraction(0), "b": Fraction(1)})]
-    >>> [(start, float(weights["b"])) for start, weights in steps_of(points, linear=True)[:3]]
-    [(0, 0.0078125), (2, 0.0234375), (4, 0.0390625)]
-    """
+    """Steps of constant weights; a linear stretch becomes several, with the weights of their middles."""
     if not linear:
         return points
     found: Schedule = []
@@ -91,11 +86,7 @@ def _shares(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
 
 
 def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fraction]:
-    """Weights in proportion to ``size ** (1 / temperature)``.
-
-    >>> {n: int(w) for n, w in by_size({"a": 900, "b": 100}, 2.0).items()}
-    {'a': 1000000, 'b': 333333}
-    """
+    """Weights in proportion to ``size ** (1 / temperature)``."""
     if temperature is None or temperature == 1:
         return {name: Fraction(size) for name, size in sizes.items()}
     most = max(sizes.values())

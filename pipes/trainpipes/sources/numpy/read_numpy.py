@@ -35,9 +35,9 @@ class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
     Rows are dicts of tensors: one for each array of an ``.npz`` file, for each field of a structured array,
-    else ``output_column``. Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are memory-mapped, and
-    their rows can be chosen by number (``shuffle(scope="global")``). Files of ``np.savez_compressed`` are
-    decompressed whole. Python objects are never loaded, since that runs code.
+    else ``output_column``. Local files that are not compressed are memory-mapped, and their rows can be
+    chosen by number (``shuffle(scope="global")``); other ``.npz`` files are read whole. Python objects are
+    never loaded.
 
     Args:
         columns: names of arrays or fields; None for all; then all files must have the same names.

@@ -107,9 +107,6 @@ def _is_mark(value: Any) -> bool:
 
 
 def delimiter_of(path: str) -> str:
-    r""">>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
-    (',', '\t')
-    """
     name = without_query(path).lower()
     for ending in SUFFIXES.values():
         name = name.removesuffix(ending)

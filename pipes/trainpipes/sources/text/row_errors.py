@@ -21,11 +21,6 @@ ARROW = re.compile(r"\s*(in row \d+|(CSV|JSON) parse error: |Row #\d+: )\s*")
 
 
 def is_utf8(data: bytes) -> bool:
-    """30 µs a MB of ASCII, 0.3 to 2 ms of other text.
-
-    >>> is_utf8("é".encode()), is_utf8("é".encode("latin-1"))
-    (True, False)
-    """
     ends = pa.py_buffer(np.array([0, len(data)]))
     text = pa.Array.from_buffers(pa.large_string(), 1, [None, ends, pa.py_buffer(data)])
     return arrays.is_utf8(text)
