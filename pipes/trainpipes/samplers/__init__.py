@@ -6,9 +6,13 @@ The names and meanings are those of ``torch.utils.data``, but an index is a pure
 ``DataLoader`` and torchdata's ``StatefulDataLoader``.
 """
 
-from trainpipes.samplers.batches import BatchSampler, DistributedSampler
-from trainpipes.samplers.row_sampler import RowSampler
-from trainpipes.samplers.uniform import RandomSampler, SequentialSampler, SubsetRandomSampler
+from trainpipes.samplers.row_sampler import BatchSampler, RowSampler
+from trainpipes.samplers.uniform import (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
 from trainpipes.samplers.weighted import WeightedRandomSampler
 
 __all__ = [
