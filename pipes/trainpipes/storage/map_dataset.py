@@ -155,11 +155,7 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
             found = MapDataset._kept(target, about)
     finally:
         lock.leave()
-    if found is None:
-        raise ConfigError(
-            f"to_map_dataset(): {target} was written, and is gone again: name another folder by {VARIABLE}, "
-            "or use to_map_dataset(path)"
-        )
+    assert found is not None, f"{target} was removed as it was written"
     return found
 
 
