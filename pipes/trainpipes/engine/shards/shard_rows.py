@@ -11,7 +11,6 @@ from trainpipes.engine.reading.windows import Windows
 from trainpipes.errors import DataError
 from trainpipes.kinds.empty_epoch_guard import EmptyEpochGuard
 
-
 #: Rows after those of a run that all shards of a process name to a source that fetches rows one by one.
 ROWS_AHEAD = 128
 
