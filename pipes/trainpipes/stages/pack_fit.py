@@ -199,13 +199,7 @@ def concat(
     ([0, 1, 2, 2], [4, 2, 2, 2], [0, 1, 3, 4], [1, 5, 9, 11])
     """
     ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    if max_documents is None:
-        count = max(0, total - skip)
-        rows = -(-count // capacity) if ended else count // capacity
-        edges = np.minimum(skip + capacity * np.arange(rows + 1, dtype=np.int64), max(skip, total))
-    else:
-        edges = _edges(ends[lengths > 0], skip, capacity, max_documents, ended)
+    edges = _edges(ends[lengths > 0], skip, capacity, max_documents, ended)
     within = ends[(ends > skip) & (ends < edges[-1])]
     cuts = np.unique(np.concatenate([edges, within]))
     document = np.searchsorted(ends, cuts[:-1], side="right").astype(np.int64)
@@ -214,15 +208,16 @@ def concat(
     return Placing(document, start, np.diff(cuts), bounds), edges
 
 
-def _edges(ends: IntArray, skip: int, capacity: int, max_documents: int, ended: bool) -> IntArray:
+def _edges(
+    ends: IntArray, skip: int, capacity: int, max_documents: int | None, ended: bool
+) -> IntArray:
     places: list[int] = ends.tolist()
-    total = places[-1] if places else 0
-    edges = [skip]
+    total, edges = places[-1] if places else 0, [skip]
     while edges[-1] < total:
-        last = bisect_right(places, edges[-1]) + max_documents - 1
         edge = edges[-1] + capacity
-        if last < len(places):
-            edge = min(edge, places[last])
+        if max_documents is not None:
+            last = bisect_right(places, edges[-1]) + max_documents - 1
+            edge = min([edge, *places[last : last + 1]])
         if edge > total and not ended:
             break
         edges.append(min(edge, total))
