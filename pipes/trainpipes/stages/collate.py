@@ -28,6 +28,8 @@ from trainpipes.kinds.blame import at_row, blame, each
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
 from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 
+#: What ``default_collate`` makes of numbers of these types.
+NUMBERS = {int: np.int64, float: np.float64, bool: np.bool_}
 #: Of columns of numbers, those that Python's hold; of others ``to_pylist`` knows what they become.
 WIDE = {
     **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), np.int64),
@@ -54,6 +56,9 @@ def stacked(rows: Any) -> Any:
 def _stacked(rows: Any) -> Any:
     kinds = set(map(type, rows))
     kind = kinds.pop() if len(kinds) == 1 else None
+    if kind in NUMBERS:
+        with suppress(OverflowError):  # of which torch has a message of its own
+            return torch.from_numpy(np.array(rows, NUMBERS[kind]))
     if kind is dict:
         return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
     alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
