@@ -86,7 +86,7 @@ class MemmapDataset(Dataset[Any]):
             others). Rows are then dicts with ``input_ids``, int64 ``[length]``; a remainder is left out.
         length: with ``dtype``, numbers in a row.
         labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``, the next tokens.
-        verify: whether to compare all data with its checksums now.
+        verify: compare all data with its checksums now.
 
     Raises:
         MissingFilesError: there is no such file.
