@@ -227,14 +227,15 @@ class MemmapDataset(Dataset[Any]):
         if len(self.files) == 1 or not len(index):
             return self.files[0].take(number, index)
         parts, back = parts_of(self.firsts, index)
-        found = [self.files[n].take(number, rows) for n, rows in parts]
+        found: list[Any] = [self.files[n].take(number, rows) for n, rows in parts]
         if back is None:
-            return found[0]
-        ragged = [part for part in found if isinstance(part, Ragged)]
-        if not ragged:
-            return np.concatenate(found)[back]
-        lengths = np.concatenate([part.lengths for part in ragged])
-        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in ragged])
+            only: Array | Ragged = found[0]
+            return only
+        if not isinstance(found[0], Ragged):
+            values: Array = np.concatenate(found)[back]
+            return values
+        lengths = np.concatenate([part.lengths for part in found])
+        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in found])
         return Ragged(values_at(values, starts[back], lengths[back]), lengths[back])
 
     def verify(self) -> None:
