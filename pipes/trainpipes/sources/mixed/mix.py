@@ -240,16 +240,6 @@ class Mix(MixingSource):
 
     # Weights
 
-    def first_and_last_shares(self) -> dict[str, tuple[float, ...]]:
-        """Each source's share at the start of an epoch and after the schedule; none where sizes decide."""
-        steps = [step for _, step in self._schedule]
-        steps = [self._weights, *steps] if self._weights else steps
-        ends = [steps[0], steps[-1]] if steps else []
-        return {
-            name: tuple(float(step[name] / sum(step.values())) for step in ends)
-            for name in self.sources
-        }
-
     def _rules(self, sizes: Mapping[str, int | None]) -> MixRules:
         names = tuple(sorted(self.sources))
         points = list(self._schedule)
