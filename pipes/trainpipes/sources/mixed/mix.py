@@ -120,11 +120,11 @@ class Mix(MixingSource):
         self._require(is_dict, "sources", "a dict of pipelines by name, one or more")
         self._set(sources=dict(self.sources))
         for name, pipeline in self.sources.items():
-            good = isinstance(name, str) and name
-            require(good, "mix(sources)", "a dict whose keys are strings", name)
+            is_name = isinstance(name, str) and name
+            require(is_name, "mix(sources)", "a dict whose keys are strings", name)
             _check_source(name, pipeline, self.stop)
         weights, schedule, limits = self._weights, self._schedule, self._max_epochs
-        good = not schedule or (schedule[0][0] == 0) == (weights is None)
+        good: Any = not schedule or (schedule[0][0] == 0) == (weights is None)
         self._require(good, "schedule", "a list that starts at 0, or later where weights are given")
         good = schedule or self.interpolation == "constant"
         self._require(good, "interpolation", '"constant" without a schedule')
