@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from interpreters import python
 from unfinished import contents
 
 #: What is run and killed: a writer's name, how many processes, the folder of the rows, the output.
@@ -61,6 +62,12 @@ def test_after_a_kill_the_files_are_those_of_one_that_was_not_killed(tmp_path: P
     check_kills("write_memmap", 1, tmp_path)
 
 
+def run(script: Path, *words: str) -> None:
+    """Without being killed."""
+    environment = {**os.environ, "TRAINPIPES_CACHE": "off"}
+    subprocess.run([*python(), str(script), *words], env=environment, check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["write_parquet", "write_json", "write_memmap", "tokenize"])
@@ -73,7 +80,7 @@ def check_kills(name: str, kills: int, folder: Path) -> None:
     script = folder / "script.py"
     script.write_text(PROGRAM)
     whole, out = folder / "whole", folder / "out"
-    assert start(script, name, "1", rows, str(whole)).wait() == 0
+    run(script, name, "1", rows, str(whole))
     rng, expected, done = random.Random(name), contents(whole), 0
     tasks = len({file.partition(".")[0] for file in expected})
     for _ in range(3 * kills):
@@ -100,7 +107,7 @@ def check_kills(name: str, kills: int, folder: Path) -> None:
         if done == kills:
             break
     assert done
-    assert start(script, name, "2", rows, str(out)).wait() == 0
+    run(script, name, "2", rows, str(out))
     assert contents(out) == expected
 
 
