@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -118,32 +117,3 @@ def wait_for_files(out: Path, files: int, process: subprocess.Popen[bytes]) -> N
         if noted >= files and (list((out / "_unfinished").glob("*.part")) or not files):
             return
         time.sleep(0.002)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("name", ["write_parquet", "write_arrow", "write_json", "write_memmap"])
-def test_two_gigabytes_take_less_than_one_of_memory(name: str, tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    folder.mkdir()
-    rng = np.random.default_rng(1)
-    for number in range(20):
-        ids = rng.integers(0, 50_000, (12_500, 100), dtype=np.int64)
-        lists = pa.ListArray.from_arrays(
-            pa.array(range(0, 1_250_001, 100), pa.int32()), ids.ravel()
-        )
-        table = pa.table({"x": pa.array(range(12_500)), "text": ["t"] * 12_500, "ids": lists})
-        for part in range(10):
-            pq.write_table(table, folder / f"{number}-{part}.parquet", row_group_size=2_500)
-    script = tmp_path / "script.py"
-    script.write_text(PROGRAM.replace("rows_per_file=997, ", ""))
-    process: Any = psutil.Popen(
-        [sys.executable, str(script), name, "1", str(folder), str(tmp_path / "out")]
-    )
-    most = 0
-    while process.poll() is None:
-        most = max(most, process.memory_full_info().uss)
-        time.sleep(0.1)
-    assert process.returncode == 0
-    assert sum(path.stat().st_size for path in (tmp_path / "out").iterdir()) > 300_000_000
-    assert most < 1_000_000_000
