@@ -21,7 +21,7 @@ def out(text: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a result for a script: one JSON value; NaN and infinity, which JSON lacks, as null."""
+    """Print one JSON value; NaN and infinity as null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     is_utf = encoding.startswith("utf")
     sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf) + "\n")

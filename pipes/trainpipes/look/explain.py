@@ -163,7 +163,6 @@ def _stage_lines(plan: Plan) -> Lines:
 
 
 def _column_lines(plan: Plan) -> Lines:
-    """The columns as far as no row has to be read to know them."""
     known, more = columns_if_known(plan), ""
     schema = getattr(plan.inputs.source, "schema", None)
     if not known and isinstance(schema, pa.Schema):
@@ -216,8 +215,7 @@ def _window_rows(plan: Plan) -> int | None:
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:
-    """Bytes of the windows that each of so many processes holds, of all sources of a mix together; None where
-    rows have no known size, or are not mixed."""
+    """Bytes of windows that each process holds; None where rows have no known size."""
     found = 0
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     window = _window_rows(plan)
