@@ -28,10 +28,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.mask_tokens import MaskTokens
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.engine import Engine
 
@@ -54,9 +52,7 @@ class KnownIds:
     """What the stages of a pipeline say of the columns that come out."""
 
     engines: dict[str, Engine | None] = field(default_factory=dict)
-    own: set[str] = field(default_factory=set)
     masked: bool = False
-    classes: set[str] = field(default_factory=set)
 
     def engine(self, name: str) -> Engine | None:
         """The tokenizer of a column; of a new name, the only one that there is."""
@@ -82,10 +78,7 @@ def _stages(inputs: Inputs) -> Iterator[Stage]:
 
 def _add(found: KnownIds, stage: Stage) -> None:
     if isinstance(stage, Tokenizes):
-        made = list(stage.id_columns)
-        if isinstance(stage, Tokenize) and len(made) > 1:
-            found.own |= set(made) - {"input_ids"}
-        for name in made:
+        for name in stage.id_columns:
             other = found.engines.get(name, stage.maker)
             same = other is not None and other.fingerprint() == stage.maker.fingerprint()
             found.engines[name] = stage.maker if same else None
@@ -93,14 +86,10 @@ def _add(found: KnownIds, stage: Stage) -> None:
         for old, new in stage.names.items():
             if old in found.engines:
                 found.engines[new] = found.engines.pop(old)
-            if old in found.own:
-                found.own = (found.own - {old}) | {new}
     elif isinstance(stage, Pack) and stage.column in found.engines:
         found.engines["input_ids"] = found.engines[stage.column]
     elif isinstance(stage, MaskTokens):
         found.masked = True
-    elif isinstance(stage, EncodeLabels):
-        found.classes.add(stage.output_column)
 
 
 # The ids of an item
@@ -134,7 +123,7 @@ def token_grids(
     values: Mapping[str, Any], known: KnownIds, of_row: bool = False
 ) -> list[TokenGrid]:
     found: list[TokenGrid] = []
-    taken = known.classes.copy()
+    taken: set[str] = set()
     for name, value in values.items():
         match = IDS.fullmatch(name)
         is_ids = match or (name in known.engines and not LABELS.fullmatch(name))
@@ -144,7 +133,7 @@ def token_grids(
             found.append(made)
             taken |= {made.labels}
     for name, value in values.items():
-        if name not in taken and LABELS.fullmatch(name) and (found or name in known.own):
+        if name not in taken and LABELS.fullmatch(name) and found:
             labels = number_grid(value)
             own = name in known.engines or (labels is not None and _stands_at_start(labels))
             if labels is not None and own and (of_row or getattr(value, "ndim", 2) > 1):
@@ -175,7 +164,7 @@ def _with_labels(
     elif positions is not None:
         made = replace(made, starts=_starts(positions[:, 1:] == 0, there))
     weight, label = beside(*LOSS_MASKS), f"{prefix}labels"
-    labels = None if label in known.own or label in known.classes else beside("labels")
+    labels = beside("labels")
     if labels is None:
         if weight is None:
             return made
