@@ -116,8 +116,8 @@ def _of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
         yield Finding("nulls", text, f"{cure}leave the column out by columns=[...]")
     empty = {}
     for name, own in chunks.items():
-        texts = [one for one in own if one.type in (pa.string(), pa.large_string())]
-        if count := sum(pc.sum(pc.equal(pc.binary_length(one), 0)).as_py() or 0 for one in texts):
+        texts = [one.drop_null() for one in own if one.type in (pa.string(), pa.large_string())]
+        if count := sum(int((to_numpy(pc.binary_length(one)) == 0).sum()) for one in texts):
             empty[name] = count / sum(map(len, own))
     if empty:
         text = f"empty texts in {_named(empty)}"
