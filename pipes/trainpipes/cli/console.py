@@ -31,9 +31,11 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     out(table([list(map(printable, row)) for row in rows], terminal_width()))
 
 
-def public_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, without private ones."""
-    return {name: inner for name, inner in vars(value).items() if not name.startswith("_")}
+def print_manifest(value: Any, **more: Any) -> None:
+    """Print what was written, without the entry of each file."""
+    left_out = ("entries", "notes")
+    fields = {k: v for k, v in vars(value).items() if k[0] != "_" and k not in left_out}
+    print_json({**fields, **more})
 
 
 def note(text: str) -> None:
