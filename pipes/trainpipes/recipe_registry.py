@@ -1,8 +1,6 @@
 """``recipe``: prebuilt pipelines by name; ``recipes``: which there are.
 
-A recipe is a function that returns a ``Pipeline``. Packages offer theirs as entry points of the group
-``trainpipes.recipes``; so does the one that comes with this library, which imports none of them
-itself.
+A recipe is a function that returns a ``Pipeline``, offered as an entry point of ``trainpipes.recipes``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Conversations in the columns of rows: ShareGPT's layout made OpenAI's, and rows without a target
-found.
+"""Conversations in rows: ShareGPT's layout made OpenAI's, and rows without a target found.
 
 >>> import trainpipes as tp
 >>> talk = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
@@ -92,9 +91,7 @@ def conversations(
 
 
 class CheckedRows(tp.RowStage):
-    """Rows that are refused, or left out, if ``look`` finds something wrong with them. "skip" puts
-    None in the column, and ``checked`` leaves the row out.
-    """
+    """Rows that ``look`` finds nothing wrong with. "skip" puts None in the column, for ``checked``."""
 
     thread_safe = True
 
@@ -184,10 +181,7 @@ class SplitPrompt(tp.RowStage):
 def to_messages(
     messages: Any, roles: Mapping[str, str] = ROLES, column: str = "messages"
 ) -> list[dict[str, Any]]:
-    """One conversation as a list of messages with "role" and "content"; None is one of no messages. A
-    "function_call" of ShareGPT, whose text is JSON, becomes a tool call; what else a message has
-    stays.
-    """
+    """One conversation as a list of messages with "role" and "content", and what else they have."""
     if messages is not None and not isinstance(messages, list | tuple):
         way = ": make lists of it with map(), as by json.loads" if isinstance(messages, str) else ""
         raise tp.SchemaError(

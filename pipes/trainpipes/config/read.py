@@ -106,8 +106,9 @@ class Reader:
             raise self._error(node, path, f"{rule}, got {node}")
         for key, one in given.items():
             if key not in _KEYS:
-                said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}"
-                raise self._error(one, joined(path, key), f"{said}; there are {', '.join(_KEYS)}")
+                said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
+                hint = f"; an option of the recipe is options.{key}" if "recipe" in given else ""
+                raise self._error(one, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
             if key == "options" and "recipe" not in given:
                 said = "options are those of a recipe: name one"
                 raise self._error(one, joined(path, key), said)

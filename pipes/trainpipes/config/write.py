@@ -246,6 +246,8 @@ def _named(value: Any, option: str) -> _Tagged:
         way = (
             'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
         )
+        if name := getattr(value, "name_or_path", ""):
+            way = f"give its name, {shown(name)}, or {way}"
     elif isinstance(value, pc.Expression):
         what = f"the expression {shown(str(value))}"
         way = (
