@@ -200,7 +200,7 @@ CALLS = iter(range(10_000))
     ("model", "noise", "lr", "said"),
     [
         (nn.Linear, None, 3e-3, None),
-        (nn.Linear, lambda batch: {"x": batch["x"] + next(CALLS)}, 3e-3, ""),
+        (nn.Linear, lambda batch: {"x": batch["x"] + next(CALLS)}, 3e-3, "^"),
         (Forgetful, None, 3e-3, "after a resume at step"),
         (nn.Linear, None, 0.0, "the loss went from"),
     ],

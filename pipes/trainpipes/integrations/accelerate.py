@@ -208,8 +208,8 @@ class AccelerateLoader(DataLoaderStateMixin):
 
 def _rows_in(batch: Any) -> int:
     """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows."""
-    parts = tree_leaves(_plain(batch), is_leaf=_is_rows)
-    found = [len(part) for part in parts if _is_rows(part)]
+    plain = dict(batch) if isinstance(batch, Mapping) else batch
+    found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
     if not found:
         raise ConfigError(
             "a batch that is filled up must have tensors, arrays or lists of rows, got "
@@ -232,11 +232,9 @@ def _filled(batch: Any, rows: int) -> Any:
             return part
         return [part[place] for place in places] if isinstance(part, list) else part[places]
 
-    return batch if have == rows else tree_map(fill, _plain(batch), is_leaf=_is_rows)
-
-
-def _plain(batch: Any) -> Any:
-    return dict(batch) if isinstance(batch, Mapping) else batch
+    if have == rows:
+        return batch
+    return tree_map(fill, dict(batch) if isinstance(batch, Mapping) else batch, is_leaf=_is_rows)
 
 
 def _is_rows(part: Any) -> bool:
