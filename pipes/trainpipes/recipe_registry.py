@@ -176,7 +176,8 @@ def _bound(
     for option, value in given.items():
         if known[option].annotation in (bool, "bool"):
             flag(value, f"{name}({option})")
-    return given | given.pop(rest or "", {})
+    more: dict[str, Any] = given.pop(rest or "", {})
+    return given | more
 
 
 def _summary(name: str) -> RecipeSummary:

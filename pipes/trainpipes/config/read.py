@@ -214,11 +214,12 @@ class Reader:
         try:
             return make(**options)
         except Exception as error:
-            name = _blamed(step, str(error), {name: options[name] for name in nodes})
-            at = (node, path) if name is None else (nodes[name], joined(prefix, name))
+            about = _blamed(step, str(error), {name: options[name] for name in nodes})
+            if about is not None:
+                node, path = nodes[about], joined(prefix, about)
             if not isinstance(error, TrainpipesError):
-                raise self._error(*at, error) from error
-            error.message = f"{self.document.at(*at)}{error.message}"
+                raise self._error(node, path, error) from error
+            error.message = f"{self.document.at(node, path)}{error.message}"
             error.path = error.path or self.document.name
             raise
 

@@ -88,8 +88,8 @@ def _dumper() -> Any:
     class Dumper(yaml.SafeDumper):
         def choose_scalar_style(self) -> Any:
             """Names after a tag need no quotes."""
-            tagged = str(self.event.tag).startswith("!")  # type: ignore[has-type]
-            return "" if tagged else super().choose_scalar_style()
+            event: Any = self.event
+            return "" if str(event.tag).startswith("!") else super().choose_scalar_style()
 
     add_scalars(Dumper)
     return Dumper
