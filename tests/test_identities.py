@@ -279,10 +279,15 @@ def identity(pipe: tp.Pipeline) -> Any:
     return found
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows")
+
+
 @pytest.mark.parametrize("name", EVERY)
-def test_a_state_knows_a_stage_by_its_options(name: str, tmp_path: Path, golden: Path) -> None:
+def test_a_state_knows_a_stage_by_its_options(name: str, folder: Path, golden: Path) -> None:
     path = golden / GOLDEN
-    found = identity(EVERY[name](tmp_path))
+    found = identity(EVERY[name](folder))
     if os.environ.get(WRITE):
         kept = json.loads(path.read_text()) if path.exists() else {}
         kept.setdefault(name, found)
