@@ -2,7 +2,7 @@
 
     python -m benchmarks --check [--install]
 
-A few minutes on 2 cores. Runs what the promises need (``promises.py``) at a small size, the suite's
+Some ten minutes on 2 cores. Runs what the promises need (``promises.py``) at a small size, the suite's
 contestants in turn with each other, and prints what is promised where, the bound, what was found, and whether
 that is enough. Ends with 1 if a promise is not kept, or cannot be measured here. Of other libraries only
 ``datasets`` and ``webdataset`` take part; ``--install`` installs them, each in an environment of its own.

@@ -38,7 +38,7 @@ class Settings:
 SETTINGS = {
     "full": Settings(FULL, 5, seconds=4.0, most=4.0, check=640, steps=20_000, cell=25, limit=240),
     "quick": Settings(QUICK, 3, seconds=0.3, most=1.0, check=300, steps=1_500, cell=12, limit=120),
-    "check": Settings(CHECK, 3, seconds=0.5, most=0.5, check=64, steps=3_000, cell=12, limit=120),
+    "check": Settings(CHECK, 5, seconds=1.5, most=1.5, check=64, steps=3_000, cell=20, limit=120),
     "tiny": Settings(TINY, 1, seconds=0.01, most=0.1, check=10, steps=20, cell=5, limit=60),
 }
 

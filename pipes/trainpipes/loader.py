@@ -21,7 +21,7 @@ from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
 from trainpipes.pipeline import Pipeline
-from trainpipes.sources.memory.packed_list import packed
+from trainpipes.sources.memory.from_dataset import packed
 from trainpipes.stages.device import Pin, To
 from trainpipes.state.merge import TIMEOUT, gather, merge_states
 

@@ -80,10 +80,6 @@ class ChatTemplate(Tokenizes):
     def runs_on(self) -> str:
         return f"{self._engine}: its chat template, by transformers"
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        return {**super().resolved_options, "template": self._chat.fingerprint()}
-
     def identity(self) -> dict[str, Any]:
         found = {
             "stage": self.name, "tokenizer": self._engine.fingerprint(),

@@ -161,10 +161,6 @@ class Pack(TakesTokenizer, RegroupStage):
             return self._tokenize.pad_id
         return self.pad_token_id or 0
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        return {**super().resolved_options, "pad_token_id": self.fill_id}
-
     def identity(self) -> dict[str, Any]:
         found = {**super().identity(), "pad_token_id": self.fill_id}
         if self.on_error != "skip":  # nothing else shapes the rows

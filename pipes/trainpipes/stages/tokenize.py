@@ -163,11 +163,6 @@ class Tokenize(Tokenizes):
     def runs_user_code(self) -> bool:
         return isinstance(self._engine, Function)
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        found = super().resolved_options
-        return {**found, "add_eos": self._end()} if self.add_eos is True else found
-
     def identity(self) -> dict[str, Any]:
         shaping = {
             k: identify(v)
