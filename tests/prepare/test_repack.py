@@ -469,7 +469,7 @@ def test_any_source_can_be_rewritten(tmp_path: Path) -> None:
 def test_a_manifest_of_something_else_is_no_memory_map(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1]}), tmp_path / "rows.parquet")
     (tmp_path / "manifest.json").write_text('{"name": "mine"}')
-    with pytest.raises(tp.ConfigError, match="got read_json for some, read_parquet for some"):
+    with pytest.raises(tp.ConfigError, match="got files for read_json, read_parquet"):
         repack(tmp_path, tmp_path.parent / "out")
 
 

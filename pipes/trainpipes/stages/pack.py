@@ -216,8 +216,8 @@ class Pack(TakesTokenizer, RegroupStage):
     def used_up(self, documents: Documents, ids: IntArray, count: int) -> None:
         """Count what was left out of the first ``count`` documents, which are not looked at again."""
         if self.overflow == "drop" and count:
-            lost = documents.dropped
-            self._dropped.add(ids[:count], None if lost is None else lost[:count])
+            lost = np.zeros(count, np.int64) if documents.dropped is None else documents.dropped
+            self._dropped.add(ids[:count], lost[:count])
 
     @made_once
     def _targets(self) -> Targets:

@@ -139,4 +139,4 @@ class ShardOpener:
     ) -> RunSource:
         if isinstance(self.windows, MixedWindows):
             return self.windows.open(shard, state, rows, self._shards, first_epoch)
-        return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state)
+        return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state, self._shards)
