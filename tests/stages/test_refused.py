@@ -107,7 +107,7 @@ OPTIONS: list[tuple[Make, str]] = [
     (lambda p: p.decode_image(on_error="drop"), '"raise" or "skip"'),
     (lambda p: p.map(len, method="fork"), r'^map\(method\) must be "thread" or "process", got .fork.$'),
     (lambda p: p.map(len, start_method="magic"), r"map\(start_method\) must be .forkserver., .spawn"),
-    (lambda p: p.mask_tokens(random_replace_prob=0.6), "at most 1 together, got 0.8 and 0.6"),
+    (lambda p: p.mask_tokens(random_replace_prob=0.6), "at most 1 together, got \\(0.8, 0.6\\)"),
     (lambda p: p.mask_tokens(), "tell mask_token_id, special_ids, vocab_size, and there is"),
     (lambda p: p.mask_tokens(special_ids=["x"]), r"mask_tokens\(special_ids\) must be an integer"),
     (lambda p: p.add_labels(ignore="x"), "a token id, or several"),

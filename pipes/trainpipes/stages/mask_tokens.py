@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Natural, Seed, Share
+from trainpipes._internal.checks import ColumnName, Count, Each, Ge, Natural, Seed, Share, require
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.arrays import list_array
 from trainpipes.columns.block import Block
@@ -89,9 +89,9 @@ class MaskTokens(TakesTokenizer, RunStage):
     seed: Seed = 0
 
     def check(self) -> None:
-        total = self.mask_replace_prob + self.random_replace_prob
-        rule = "together with random_replace_prob at most 1"
-        self._require(total <= 1, "mask_replace_prob", rule)
+        both = self.mask_replace_prob, self.random_replace_prob
+        option = "mask_tokens(mask_replace_prob, random_replace_prob)"
+        require(sum(both) <= 1, option, "at most 1 together", both)
         _ = self._own  # whether it is there is said here
 
     _below: ClassVar[Tokenizes | None] = None

@@ -180,5 +180,5 @@ def checked_parts(parts: Any) -> dict[str, float]:
         good = isinstance(name, str) and number and 0 < fraction <= 1
         require(good, "split(parts)", "names and fractions above 0, up to 1", {name: fraction})
     total, way = sum(parts.values()), "name the rest too, or take a sample() first"
-    require(abs(total - 1) <= 1e-9, "split(parts)", "fractions that sum to 1", f"{total:g}", way)
+    require(abs(total - 1) <= 1e-9, "split(parts)", "fractions that sum to 1", round(total, 9), way)
     return dict(parts)
