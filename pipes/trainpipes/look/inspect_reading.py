@@ -207,7 +207,7 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
         rows = min(rows, REMOTE_IMAGES)
     tables: list[pa.Table] = []
     places = _places(found, rows)
-    pieces = counted(places, "reading some rows of files", len(places), "pieces", 1)
+    pieces = counted(places, "reading some rows of files", len(places), "pieces")
     for number, of_source in groupby(pieces, itemgetter(0)):
         name, source = found.sources[number]
         with closing(source.reader()) as reader:
