@@ -122,13 +122,6 @@ class MaskTokens(RunStage):
     def _salt(self) -> HashArray:
         return random_key(self.seed, "mask_tokens")[:1]
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        found = {**self.options, "mask_token_id": self._mask, "vocab_size": self._size}
-        if self._own is not None:
-            found["tokenizer"] = {"name": str(self._own), "content": self._own.fingerprint()}
-        return found
-
     def identity(self) -> dict[str, Any]:
         found = super().identity()
         for name in ("tokenizer", "special_ids"):

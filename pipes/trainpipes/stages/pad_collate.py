@@ -169,17 +169,6 @@ class PadCollate(TakesTokenizer, RunStage):
         return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
 
     @property
-    def resolved_options(self) -> dict[str, Any]:
-        rule = self._rule
-        value = self._pad_below if rule.value is None else rule.value
-        return {
-            **super().resolved_options,
-            "value": value or 0,
-            "padding_side": rule.padding_side or self._side_below,
-            "truncation_side": rule.truncation_side or "right",
-        }
-
-    @property
     def _pad_below(self) -> int | None:
         return None if self._tokenize is None else self._tokenize.pad_id
 
