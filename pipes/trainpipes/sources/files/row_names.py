@@ -62,8 +62,7 @@ def file_names(inputs: Inputs) -> list[str]:
 
 
 def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
-    """Names relative to the listed folder: a folder, a glob's part before its first wildcard, or a common
-    folder. None for names of other forms.
+    """Names relative to the listed folders; None for names of other forms.
 
     >>> names_below(["s3://b/data/*/x-*.parquet"], ["s3://b/data/en/x-1.parquet"])
     ['en/x-1.parquet']
