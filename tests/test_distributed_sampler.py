@@ -37,4 +37,4 @@ def test_each_rank_of_the_environment_reads_its_part(rank, monkeypatch):
     expected = list(pipe.distributed(rank=rank, world_size=3))
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "3")
-    assert list(pipe) == expected == [[n, n + 1] for n in range(2 * rank, 18, 6)]
+    assert list(pipe) == expected == [[n, n + 1] for n in range(6 * rank, 6 * rank + 6, 2)]
