@@ -161,11 +161,6 @@ def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> N
         assert batch["input_ids"].shape[1] == batch["labels"].shape[1] == 20
 
 
-def test_recipes_are_found_by_name(files: Path) -> None:
-    assert tp.recipe("sft", files=files, tokenizer="bytes") == sft(files, "bytes")
-    assert tp.recipe("seq2seq", files=files, tokenizer="bytes") == seq2seq(files, "bytes")
-
-
 def test_files_are_given_by_position_or_by_name(files: Path) -> None:
     by_name = tp.recipe("sft", files=files, tokenizer="bytes")
     assert tp.recipe("sft", files, "bytes") == tp.recipe("sft", files, tokenizer="bytes") == by_name
