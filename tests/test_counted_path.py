@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import trainpipes as tp
 from drawn import examples
 from golden_pipelines import COUNTED
-from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.shards.shard_items import ShardItems
+from trainpipes.engine.shards.shard_rows import open_windows
 from trainpipes.engine.topology import Topology
 from trainpipes.state.format import Position
 

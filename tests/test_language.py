@@ -75,6 +75,9 @@ def test_plain_words_are_not() -> None:
     assert not found("Recommended: batches in the loss, serialized, optimizer, a specialist.", DOCS)
 
 
-@pytest.mark.parametrize("word", ["prefetch", "checkpoint", "spill", "pruning", "LRU", "deadlock", "out of memory", "hang"])
+@pytest.mark.parametrize(
+    "word",
+    ["prefetch", "checkpoint", "spill", "pruning", "LRU", "deadlock", "out of memory", "hang"],
+)
 def test_pages_have_the_words_that_readers_search_for(word: str) -> None:
     assert any(re.search(rf"\b{word}", page.read_text(), re.IGNORECASE) for page in PAGES)

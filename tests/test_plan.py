@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from trainpipes.engine.planning.inputs import Schemas
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.state.format import BatchSizes
 
 ROWS = tp.from_arrow(pa.table({"x": np.arange(100)}))

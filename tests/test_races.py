@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from trainpipes.engine.planning import block_table
-from trainpipes.engine.planning.block_table import BlockTable
+from trainpipes.engine.planning.inputs import BlockTable
 from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.samplers.row_sampler import RowSampler
 from trainpipes.sources.arrow import from_arrow as arrow

@@ -27,7 +27,7 @@ from trainpipes.kinds.stage import is_ours
 
 if TYPE_CHECKING:
     from trainpipes.columns.run import RunSource
-    from trainpipes.engine.planning.chain import Inputs
+    from trainpipes.engine.planning.inputs import Inputs
     from trainpipes.engine.planning.plan import Plan
     from trainpipes.engine.pool import Pool
     from trainpipes.kinds.stage_kinds import RunStage

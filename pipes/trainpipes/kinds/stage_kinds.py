@@ -23,7 +23,7 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Role, Stage, made_once
 
 if TYPE_CHECKING:
-    from trainpipes.engine.planning.chain import Inputs
+    from trainpipes.engine.planning.inputs import Inputs
     from trainpipes.state.format import Position
 
 #: What is said of a function that raises what would end the rows.

@@ -24,7 +24,7 @@ from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes._internal.text import cut
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.planning.arrange import arrange
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import StateError
 from trainpipes.kinds.options import argument_names, identify
 from trainpipes.kinds.stage import Stage

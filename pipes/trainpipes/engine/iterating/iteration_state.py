@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakSet
 
@@ -43,7 +44,6 @@ class IterationState:
         fixed: int | None = None,
     ) -> None:
         self._make = stages
-        self._plan: Plan | None = None
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
         self.passes = EpochCounter(fixed or 0, fixed)
@@ -72,17 +72,16 @@ class IterationState:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is of this process.
-        return {**vars(self), "_plan": None, "last": None, "begun": None}
+        kept = {name: value for name, value in vars(self).items() if name != "plan"}
+        return {**kept, "last": None, "begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.begun = WeakSet()
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        if self._plan is None:
-            self._plan = self._make()
-        return self._plan
+        return self._make()
 
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""

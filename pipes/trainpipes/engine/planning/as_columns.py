@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.block import Block
+from trainpipes.columns.payload import Payload
 from trainpipes.columns.row_schema import UnfitRow, table_of_rows
 from trainpipes.columns.row_types import written
 from trainpipes.columns.run import Run
-from trainpipes.engine.planning.chain import Inputs
-from trainpipes.engine.planning.first_rows import UnfitRows, find_schema
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage, is_ours
@@ -118,6 +120,42 @@ def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
     found = put_through(rest, empty).data
     assert isinstance(found, pa.Table)
     return found.schema.remove_metadata()
+
+
+def columns(inputs: Inputs) -> dict[str, str]:
+    data = _schema_or_rows(inputs, "explain().columns")
+    if isinstance(data, pa.Schema):
+        return _types(data)
+    if isinstance(data, TensorRows):
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in data.tensors]
+        return dict(zip(data.names or (), dtypes, strict=False))
+    if data and isinstance(data[0], dict):
+        return {k: type(v).__name__ for k, v in data[0].items() if isinstance(k, str)}
+    return {}
+
+
+def columns_if_known(inputs: Inputs) -> dict[str, str]:
+    schema = known_columns(inputs, inputs.chain.before + inputs.chain.after_on_rows)
+    return {} if schema is None else _types(schema)
+
+
+def _types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+def row_schema(inputs: Inputs, asker: str) -> pa.Schema | None:
+    data = _schema_or_rows(inputs, asker)
+    return data if isinstance(data, pa.Schema) else None
+
+
+def _schema_or_rows(inputs: Inputs, asker: str) -> pa.Schema | Payload | None:
+    chain = inputs.chain
+    steps = chain.before + chain.after_on_rows
+    schema = known_columns(inputs, steps)
+    if schema is not None:
+        return schema
+    data = first_rows(inputs, steps, asker)
+    return data.schema if isinstance(data, pa.Table) else data
 
 
 def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:

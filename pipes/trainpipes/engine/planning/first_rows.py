@@ -20,7 +20,7 @@ from trainpipes.columns.row_schema import SchemaFinder, UnfitRow
 from trainpipes.columns.row_types import is_open, written
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.chain import SAMPLE_ROWS, Inputs
+from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.kinds.source import RowMixture, RowStream, read_full, read_rows
 from trainpipes.kinds.stage import Stage

@@ -19,7 +19,8 @@ from trainpipes.engine.layout import (
     permutation,
     segments,
 )
-from trainpipes.engine.planning.chain import Chain, Inputs
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.kinds.source import RandomAccessSource, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import ShuffleStage
 from trainpipes.state.format import BatchSizes

@@ -21,10 +21,14 @@ from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import MOST_WAITING, Pool
-from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
-from trainpipes.engine.shards.shard_opener import ShardOpener, has_workers, stages_to_open
+from trainpipes.engine.shards.shard_rows import (
+    ShardOpener,
+    has_workers,
+    open_windows,
+    stages_to_open,
+)
+from trainpipes.engine.shards.shard_runs import ENDED, ShardIterator
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
 

@@ -19,9 +19,8 @@ from trainpipes.columns.row_schema import UnfitRow, table_of_rows
 from trainpipes.columns.row_types import NoColumn, fixed_shape, unite
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.as_columns import gives_objects, known_columns
-from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
-from trainpipes.engine.planning.schemas import searching
+from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.combined.row_kinds import (

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainpipes.columns.block import Block
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.shards.shard_opener import ShardOpener
+from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import TrainpipesError
 
