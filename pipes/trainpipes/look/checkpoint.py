@@ -17,7 +17,6 @@ from trainpipes.errors import MissingFilesError, StateError, TrainpipesError
 from trainpipes.look.checkpoint_files import INDEX, check_regular, mentions_us, read_dcp, read_file
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import read, unrecognized_state_error
-from trainpipes.state.identity import read_identity
 from trainpipes.state.merge import merge_states
 
 #: Files of a folder, dicts and lists within a file, and levels of these, at most.
@@ -154,7 +153,7 @@ def summarize(found: FoundState) -> StateSummary:
     if found.problem:
         raise StateError(found.problem)
     saved = read(found.state)
-    position, identity = saved.position, read_identity(saved.pipeline)
+    position, identity = saved.position, json.loads(saved.pipeline)
     shards = position.num_shards
     rank = _rank(sorted(position.cursors), shards)
     return StateSummary(

@@ -17,7 +17,7 @@ from trainpipes._internal.text import cut, shown
 from trainpipes.errors import StateError
 from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, read, render
-from trainpipes.state.identity import named_difference, read_identity
+from trainpipes.state.identity import named_difference
 
 #: Most missing shards whose ranks are named.
 MOST_NAMED = 4096
@@ -107,7 +107,7 @@ def _same_pipeline(parts: list[Saved]) -> None:
             )
         if part.pipeline == first.pipeline:
             continue
-        found = named_difference(read_identity(first.pipeline), read_identity(part.pipeline))
+        found = named_difference(json.loads(first.pipeline), json.loads(part.pipeline))
         if found is not None:
             path, old, new = found
             raise StateError(
