@@ -162,10 +162,7 @@ class RowStage(RunStage):
 
     per_row = True
     makes_objects = True
-    draws_by = (
-        "use map(fn, rng=True) in its place, whose function gets a row and a generator of the "
-        "row's own"
-    )
+    draws_by = "use map(fn, rng=True) in its place, whose function gets a row and a generator of the row's own"
 
     def apply(self, row: Any) -> Any:
         """The new row; never None, and no list of rows."""

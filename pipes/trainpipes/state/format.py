@@ -168,10 +168,9 @@ def read(state: Any) -> Saved:
     tag = check[:8]
     if check != tag + checksum(pipeline, tag, epoch, m, num_shards, sizes, turn):
         raise StateError(
-            f"pipeline: its checksum does not fit the other keys (epoch {epoch}, m = {m}, "
-            f"num_shards = {num_shards}, batch_sizes, turn). The state was edited or is "
-            "damaged, or ranks saved it at different steps: load it as it was saved, and "
-            "save on all ranks after the same step"
+            f"pipeline: its checksum does not fit the other keys (epoch {epoch}, m = {m}, num_shards = "
+            f"{num_shards}, batch_sizes, turn). The state was edited or is damaged, or ranks saved it at "
+            "different steps: load it as it was saved, and save on all ranks after the same step"
         )
     cursors, extra = {}, {}
     for key, value in state.items():

@@ -130,9 +130,8 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
             ranks = f", those of rank{'s' * (len(lost) > 1)} {shown(sorted(lost))} of {world}"
             break
     raise StateError(
-        f"the positions of shards {shown(missing)} are missing{ranks}: merge the states of all "
-        "ranks, or save "
-        "with torch.distributed.checkpoint, or with loader.gather_state() on all ranks"
+        f"the positions of shards {shown(missing)} are missing{ranks}: merge the states of all ranks, or "
+        "save with torch.distributed.checkpoint, or with loader.gather_state() on all ranks"
     )
 
 

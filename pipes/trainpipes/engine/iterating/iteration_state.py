@@ -285,10 +285,9 @@ class IterationState:
             return last.state()
         if self.passes.now.elsewhere:
             raise StateError(
-                "this pipeline was last iterated by a trainpipes.Loader or by workers of a "
-                "DataLoader, and does not know how far they are: save the state_dict() of the "
-                "Loader or StatefulDataLoader; for a plain DataLoader count batches, and "
-                "use pipe.state_at(batches, epoch=...)"
+                "this pipeline was last iterated by a trainpipes.Loader or by workers of a DataLoader, and "
+                "does not know how far they are: save the state_dict() of the Loader or StatefulDataLoader; "
+                "for a plain DataLoader count batches, and use pipe.state_at(batches, epoch=...)"
             )
         # With cursors of a rank's own shards, also of a state that had all of them.
         after = self.passes.after

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainpipes.engine.iterating.worker_end import WorkerWatch, end_in_peace
 from trainpipes.engine.iterating.worker_message import WorkerMemory, WorkerMessage, failure, pack
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.shard_items import Items, items_of
+from trainpipes.engine.shards.shard_items import ShardItems, items_of
 from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import WorkerError
@@ -288,7 +288,7 @@ class WorkerReceiver:
         return self._cursors.get(shard) or self._at_start.cursor_text(shard)
 
     @cached_property
-    def _at_start(self) -> Items:
+    def _at_start(self) -> ShardItems:
         return items_of(self._plan, self._position, self._own)
 
     def close(self) -> None:

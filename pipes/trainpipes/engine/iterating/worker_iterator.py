@@ -12,7 +12,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
-from trainpipes.engine.shards.shard_items import ItemRows, Items, items_of
+from trainpipes.engine.shards.shard_items import ItemRows, ShardItems, items_of
 from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource
@@ -138,7 +138,7 @@ class WorkerIterator:
         items.begin(self._next, self._stride, self.end)
 
     @cached_property
-    def items(self) -> Items:
+    def items(self) -> ShardItems | WorkerReceiver:
         plan, options = self._plan, self._options
         if options.workers is not None:
             return WorkerReceiver(options.workers, plan, self._topology, self._first)

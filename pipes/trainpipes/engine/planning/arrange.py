@@ -71,8 +71,7 @@ def _on_files(chain: Chain, stage: Stage) -> Chain:
     shuffles = isinstance(stage, ShuffleStage) and stage.order is None
     if not shuffles and stage.name != "filter":
         raise ConfigError(
-            f"{stage} works on rows, and here there are only file paths; put it after "
-            f"{chain.opener.name}()"
+            f"{stage} works on rows, and here there are only file paths; put it after {chain.opener.name}()"
         )
     return chain
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload
-from trainpipes.columns.row_schema import UnfitRow, table_of_rows
 from trainpipes.columns.row_types import written
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.value_column import UnfitRow, table_of_rows
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, SchemaError
@@ -99,14 +99,6 @@ class AsColumns(RunStage):
         return f"{self.asker} works on columns {which}, and a row {unfit}: {cure}"
 
 
-def with_columns(stages: Sequence[Stage]) -> list[Stage]:
-    return _with_columns(stages)[0]
-
-
-def gives_objects(stages: Sequence[Stage]) -> bool:
-    return _with_columns(stages)[1]
-
-
 def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
     schema = inputs.source.schema if isinstance(inputs.source, RowSource) else None
     start = 0
@@ -158,7 +150,8 @@ def _schema_or_rows(inputs: Inputs, asker: str) -> pa.Schema | Payload | None:
     return data.schema if isinstance(data, pa.Table) else data
 
 
-def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
+def with_columns(stages: Sequence[Stage]) -> list[Stage]:
+    """The stages, with ``AsColumns`` where Python objects must become columns."""
     found: list[Stage] = []
     objects = batched = False
     number = 0
@@ -182,7 +175,7 @@ def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
             number += 1
         if makes or stage.needs_columns:
             objects = makes and not given
-    return found, objects
+    return found
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, payload_bytes
-from trainpipes.columns.row_schema import SchemaFinder, UnfitRow
 from trainpipes.columns.row_types import is_open, written
 from trainpipes.columns.run import Cursors, Run
+from trainpipes.columns.value_column import SchemaFinder, UnfitRow
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.errors import SchemaError, TrainpipesError
@@ -142,7 +142,7 @@ def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     # Functions on batches are not called for rows.
     cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
     stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
-    chain = OpenChain(stages, lambda _: _Runs(rows), dict(START))
+    chain = OpenChain(stages, lambda _: SimpleNamespace(next_run=rows.__next__), dict(START))
     while True:
         try:
             yield chain.next_run()
@@ -153,14 +153,6 @@ def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
 def _run_of(data: Payload, first: int) -> Run:
     ids = np.arange(first, first + len(data), dtype=np.int64)
     return Run(Block(data, ids), Cursors.counting(dict(START), np.arange(len(data) + 1)))
-
-
-@dataclass
-class _Runs:
-    runs: Iterator[Run]
-
-    def next_run(self) -> Run:
-        return next(self.runs)
 
 
 class _FirstRows:

@@ -91,10 +91,9 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
             old, new = shown(changed[0][0]), changed[0][1]
             raise StateError(
                 f"pack/max_length: saved {old}, now {new}; it may change only between epochs, and "
-                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = "
-                f"{position.m}): load the state of an epoch's start or end, or continue "
-                f"with max_length={old} until then; with repeat() and no end, keep "
-                f"{old} or start a new run"
+                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = {position.m}): load "
+                f"the state of an epoch's start or end, or continue with max_length={old} until then; with "
+                f"repeat() and no end, keep {old} or start a new run"
             )
     for before, now in packs:
         before["max_length"] = now["max_length"]
@@ -126,9 +125,8 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
         return
     before["batch_size"] = new
     within = StateError(
-        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an "
-        "epoch, since how many rows are used up cannot be told from the number of "
-        "batches: load the state of an "
+        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
+        "since how many rows are used up cannot be told from the number of batches: load the state of an "
         "epoch's start"
     )
     chain, sized = plan.chain, plan.chain.of_batch_size(old)

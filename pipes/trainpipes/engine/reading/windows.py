@@ -13,7 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from trainpipes.columns.block import Block
@@ -21,24 +21,12 @@ from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.layout import IntArray, WindowKey
 from trainpipes.engine.pool import Pool, Priority
 
-
-class WindowRows(Protocol):
-    """What a window's rows are taken from, such as a ``Block``."""
-
-    @property
-    def nbytes(self) -> int:
-        """0 if unknown."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def take(self, index: IntArray) -> Block: ...
-
-    def slice(self, start: int, stop: int) -> Block: ...
+if TYPE_CHECKING:
+    from trainpipes.engine.reading.listed_loader import NumberedRows
 
 
 #: A window's rows in file order, and the order in which they come out, int64 ``[rows]``, or None.
-Content = tuple[WindowRows, IntArray | None]
+Content: TypeAlias = "tuple[Block | NumberedRows, IntArray | None]"
 
 
 class Window:

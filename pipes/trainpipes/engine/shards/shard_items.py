@@ -11,7 +11,7 @@ from collections.abc import Collection, MutableSequence, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,30 +73,9 @@ def known_items(run: Run) -> MutableSequence[Any]:
     return [known(k) for k in range(count)]
 
 
-class Items(Protocol):
-    """The items of one consumer. Called by one thread at a time."""
-
-    def begin(self, m: int, stride: int, end: float) -> None:
-        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked
-        for."""
-        ...
-
-    def take(self, m: int) -> Any:
-        """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
-        ...
-
-    def cursor_text(self, shard: int) -> str:
-        """Where a shard's next item starts; empty where that follows from m."""
-        ...
-
-    def close(self) -> None:
-        """Let the windows go."""
-        ...
-
-
 class ShardItems:
     """The items of several shards of one process. ``pool`` makes runs ahead; ``stage_pool`` runs
-    the stages above user functions."""
+    the stages above user functions. One thread calls it; ``WorkerReceiver`` has the same methods."""
 
     def __init__(
         self,
@@ -125,6 +104,7 @@ class ShardItems:
         self._given = math.inf  # when the last item was given
 
     def begin(self, m: int, stride: int, end: float) -> None:
+        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked for."""
         if self._pool is None and self._opener.has_workers:
             self._most = SUBMITTED
         self._stride = stride
@@ -136,6 +116,7 @@ class ShardItems:
         self._work_ahead()
 
     def take(self, m: int) -> Any:
+        """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
         lane = m % self._lanes
         found = self._of(lane)
         comes_to_run = not found.left
@@ -170,6 +151,7 @@ class ShardItems:
             self._of(lane).work_ahead()
 
     def cursor_text(self, shard: int) -> str:
+        """Where a shard's next item starts; empty where that follows from m."""
         return "" if self._counted else self._of(shard).cursor_text()
 
     def close(self) -> None:
