@@ -148,7 +148,7 @@ class Stage:
     holds_data: ClassVar[bool] = False
     names_only: ClassVar[bool] = False
     asks_inputs: ClassVar[bool] = False
-    draws_by = "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of the row's own"
+    draws_by = "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of its own"
     elsewhere: ClassVar[Mapping[str, str]] = {}
     example: ClassVar[str] = ""
     finds_types = False

@@ -162,7 +162,9 @@ class RowStage(RunStage):
 
     per_row = True
     makes_objects = True
-    draws_by = "use map(fn, rng=True) in its place, whose function gets a row and a generator of the row's own"
+    draws_by = (
+        "use map(fn, rng=True) in its place, whose function gets a row and a generator of its own"
+    )
 
     def apply(self, row: Any) -> Any:
         """The new row; never None, and no list of rows."""
@@ -404,12 +406,13 @@ class MixingSource(CombiningSource):
         """Make a state of another mix one of this."""
 
 
-def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
+def stages_within(stages: Sequence[Stage], kind: type = CombiningSource) -> Iterator[Stage]:
+    """The stages, and those of the pipelines that sources of this kind combine."""
     for stage in stages:
         yield stage
-        if isinstance(stage, MixingSource):
-            for pipeline in stage.options["sources"].values():
-                yield from with_mixed(pipeline.stages)
+        if isinstance(stage, kind):
+            for chain in stage.chains:
+                yield from stages_within(chain, kind)
 
 
 def put_through(stages: Sequence[Any], block: Block) -> Block:

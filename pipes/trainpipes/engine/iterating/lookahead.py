@@ -43,6 +43,7 @@ class _Taken:
     give: Callable[[], Any] | None = None
 
 
+@dataclass(eq=False)
 class Lookahead:
     """The items of one consumer; its state is that of the last one given.
 
@@ -55,38 +56,33 @@ class Lookahead:
         stages: that place items, such as on a device.
     """
 
-    def __init__(
-        self,
-        source: WorkerIterator,
-        topology: Topology,
-        origin: int,
-        stages: Sequence[DeviceStage] = (),
-    ) -> None:
-        self._source = source
-        self._topology = topology
-        self._origin = origin
-        self._stages = stages
+    source: WorkerIterator
+    topology: Topology
+    origin: int
+    stages: Sequence[DeviceStage] = ()
+
+    def __post_init__(self) -> None:
         #: Items begun ahead of the one given.
-        self._depth = max((stage.ahead for stage in stages), default=0)
+        self._depth = max((stage.ahead for stage in self.stages), default=0)
         self._taken: deque[_Taken] = deque()
         #: After the last item given, with what moved since the last ``state()``.
         self._last: ConsumerPosition | None = None
-        self._agrees = source.ends_together
+        self._agrees = self.source.ends_together
         #: How many items a rank without an error holds, and on how many all ranks agreed: the same on
         #: all ranks. One is always left, so that one rank alone may call ``is_last``.
         self._held = self._agreed = 0
         self._ends = False
         self._raised: Exception | None = None
-        if self._agrees and (topology.num_workers > 1 or get_worker_info() is not None):
+        if self._agrees and (self.topology.num_workers > 1 or get_worker_info() is not None):
             raise TopologyError(
                 "row counts of this pipeline are not known in advance, so that several ranks would end an "
-                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
+                f"epoch at different steps and hang, got {self.topology.world_size} ranks with DataLoader "
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
 
     def __next__(self) -> Any:
         if self._last is None and not self._depth and not self._agrees:
-            return _placed(self._stages, next(self._source))
+            return _placed(self.stages, next(self.source))
         if self._raised is not None:
             raise self._raised
         self._look_ahead()
@@ -98,7 +94,7 @@ class Lookahead:
         if self._agrees:
             return self._last is not None and self._last.over
         if self._last is None:
-            self._last = self._source.state()
+            self._last = self.source.state()
         if not self._last.over and not self._taken:
             self._look_ahead()
         if self._taken and isinstance(self._taken[0].error, StopIteration):
@@ -126,14 +122,14 @@ class Lookahead:
 
     def _take(self, count: int) -> None:
         if self._last is None:
-            self._last = self._source.state()
+            self._last = self.source.state()
         while len(self._taken) < count and self._error is None:
             item = error = None
             try:
-                item = next(self._source)
+                item = next(self.source)
             except Exception as raised:
                 error = raised
-            self._taken.append(_Taken(item, error, self._source.state()))
+            self._taken.append(_Taken(item, error, self.source.state()))
 
     def _agree(self) -> None:
         """Take what comes next, and agree where that is due: for all ranks before the same item."""
@@ -141,7 +137,7 @@ class Lookahead:
             return
         held = max(self._depth + 1, min(self._held + 2, AHEAD))
         is_due = self._agreed <= held // 2
-        agree = agreement_over(self._topology) if is_due else None
+        agree = agreement_over(self.topology) if is_due else None
         self._take(held)
         self._held = held
         if agree is None:
@@ -151,8 +147,8 @@ class Lookahead:
         self._agreed = held
         if first != _NONE_MISSING:
             self._ends = True
-            world = self._topology.world_size
-            self._end_at(self._origin + (first - self._origin) // world * world)
+            world = self.topology.world_size
+            self._end_at(self.origin + (first - self.origin) // world * world)
 
     def _end_at(self, end: int) -> None:
         """Drop what was taken from batch ``end`` on: the pass is over there."""
@@ -174,7 +170,7 @@ class Lookahead:
         coming = self._taken[0]
         item = None
         if coming.error is None:
-            item = _placed(self._stages, coming.item) if coming.give is None else coming.give()
+            item = _placed(self.stages, coming.item) if coming.give is None else coming.give()
         del self._taken[0]
         self._last = coming.state._replace(moved={**self.state().moved, **coming.state.moved})
         if coming.error is not None:
@@ -186,19 +182,19 @@ class Lookahead:
 
     def _begun(self, item: Any) -> Callable[[], Any]:
         try:
-            return _begin(self._stages, item)
+            return _begin(self.stages, item)
         except Exception:  # raised again when the item is due
-            return lambda: _placed(self._stages, item)
+            return lambda: _placed(self.stages, item)
 
     def state(self) -> ConsumerPosition:
         last = self._last
         if last is None:
-            return self._source.state()
+            return self.source.state()
         self._last = last._replace(moved={})
         return last
 
     def close(self) -> None:
-        self._source.close()
+        self.source.close()
         self._taken.clear()
 
 

@@ -150,8 +150,13 @@ def _schema_or_rows(inputs: Inputs, asker: str) -> pa.Schema | Payload | None:
     return data.schema if isinstance(data, pa.Table) else data
 
 
-def with_columns(stages: Sequence[Stage]) -> list[Stage]:
-    """The stages, with ``AsColumns`` where Python objects must become columns."""
+def gives_objects(stages: Sequence[Stage]) -> bool:
+    return with_columns(stages)[1]
+
+
+def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
+    """The stages, with ``AsColumns`` where Python objects must become columns; and whether they give
+    objects."""
     found: list[Stage] = []
     objects = batched = False
     number = 0
@@ -175,7 +180,7 @@ def with_columns(stages: Sequence[Stage]) -> list[Stage]:
             number += 1
         if makes or stage.needs_columns:
             objects = makes and not given
-    return found
+    return found, objects
 
 
 def _in_batches(stage: Stage, first: Stage, batched: bool) -> bool:

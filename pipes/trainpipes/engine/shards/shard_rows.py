@@ -4,6 +4,7 @@ makes the shard's next run."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -95,31 +96,28 @@ class PooledStages(RunStage):
         return " and ".join(map(str, self.stages))
 
 
+@dataclass(eq=False)
 class ShardOpener:
-    """Opens the ``shards`` of one process. ``run_rows``: rows in a run, at most, if a mix asks for
-    fewer."""
+    """Opens the ``shards`` of one process. ``most_rows``: rows in a run, at most, if a mix asks
+    for fewer."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        windows: Windows | MixedWindows,
-        shards: int = 1,
-        run_rows: int | None = None,
-        stage_pool: Pool | None = None,
-    ) -> None:
-        self.plan = plan
-        self._stage_pool = stage_pool
-        self.windows = windows
-        self._shards = shards
+    plan: Plan
+    windows: Windows | MixedWindows
+    shards: int = 1
+    most_rows: int | None = None
+    stage_pool: Pool | None = None
+
+    def __post_init__(self) -> None:
         # A run holds every window that it has rows of: no more than a part of one.
-        part = max(LEAST_ROWS, plan.layouts.usual.window_rows // plan.layouts.usual.sharers)
-        most = min(RUN_ROWS, part, max(1, ALL_ROWS // shards))
-        found = rows_at_a_time(plan, most)
-        self.run_rows = found if run_rows is None else min(found, run_rows)
+        layout = self.plan.layouts.usual
+        part = max(LEAST_ROWS, layout.window_rows // layout.sharers)
+        most = min(RUN_ROWS, part, max(1, ALL_ROWS // self.shards))
+        found = rows_at_a_time(self.plan, most)
+        self.run_rows = found if self.most_rows is None else min(found, self.most_rows)
 
     @cached_property
     def has_workers(self) -> bool:
-        return has_workers(stages_to_open(self.plan, self._stage_pool))
+        return has_workers(stages_to_open(self.plan, self.stage_pool))
 
     @property
     def divisible(self) -> bool:
@@ -128,7 +126,7 @@ class ShardOpener:
     def expect(self, shard: int, first_epoch: int, cursor: dict[str, Any]) -> None:
         place = innermost(cursor)
         if isinstance(self.windows, MixedWindows):
-            self.windows.expect(shard, place, self._shards)
+            self.windows.expect(shard, place, self.shards)
             return
         span = self.plan.counts.span(shard, place["epoch"], first_epoch)
         key = WindowKey(place["epoch"], span, place["window"])
@@ -143,14 +141,14 @@ class ShardOpener:
         rows = self.run_rows, first
         if singly:
             rows = (min(chain.batch_size, self.run_rows),) * 2
-        stages = stages_to_open(self.plan, self._stage_pool)
+        stages = stages_to_open(self.plan, self.stage_pool)
         return OpenChain(stages, partial(self._rows, shard, rows, first_epoch), state)
 
     def _rows(
         self, shard: int, rows: tuple[int, int], first_epoch: int, state: dict[str, Any]
     ) -> RunSource:
         if isinstance(self.windows, MixedWindows):
-            return self.windows.open(shard, state, rows, self._shards, first_epoch)
+            return self.windows.open(shard, state, rows, self.shards, first_epoch)
         return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state)
 
 
