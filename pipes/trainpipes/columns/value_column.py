@@ -39,9 +39,8 @@ def _leaves(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
     fits = _rule(kind)
     if fits is not None and not all(map(fits, types)):
         raise NoColumn
-    if pa.types.is_timestamp(kind) and any(
-        (v.tzinfo is None) != (kind.tz is None) for v in values if v
-    ):
+    zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+    if pa.types.is_timestamp(kind) and any((v.tzinfo is not None) != zoned for v in values if v):
         raise NoColumn("with and without a time zone")
     array = pa.array(values, kind)
     narrow = pa.types.is_floating(kind) and kind.bit_width < 64
@@ -102,9 +101,8 @@ def _fixed_lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Ar
     if mask is not None:
         gaps = mask.to_numpy(zero_copy_only=False)
         lengths = np.where(gaps, kind.list_size, lengths)
-        values = [
-            [None] * kind.list_size if gap else v for v, gap in zip(values, gaps, strict=True)
-        ]
+        none = [None] * kind.list_size
+        values = [none if gap else v for v, gap in zip(values, gaps, strict=True)]
     if (lengths != kind.list_size).any():
         raise NoColumn
     child = _inner(values, kind.value_type, exact)

@@ -118,9 +118,8 @@ def _drew(before: State, after: State) -> bool:
     """Whether numbers were drawn between two states, and no seed was set: a function that sets one itself is
     as exact as the seed."""
     (block, rest), (new_block, new_rest) = before, after
-    if (
-        block is None or new_block is None
-    ):  # torch's, whose seed stands first, or a generator put in by hand
+    # torch's, whose seed stands first, or a generator put in by hand
+    if block is None or new_block is None:
         return bool(rest[0] == new_rest[0] and rest != new_rest)
     if np.array_equal(block, new_block):
         return bool(rest != new_rest)

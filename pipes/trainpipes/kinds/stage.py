@@ -175,9 +175,8 @@ class Stage:
         for name, check in declared_checks(kind).items():
             check(getattr(self, name), f"{self.name}({name})")
         self.check()
-        lost = [
-            name for name in vars(self).keys() - self.options.keys() if not _derived(self, name)
-        ]
+        added = vars(self).keys() - self.options.keys()
+        lost = [name for name in added if not _derived(self, name)]
         if lost and not is_ours(kind):
             raise ConfigError(
                 f"{self.name}: check() sets {lost[0]!r}, and a stage keeps its options only: list it as a "

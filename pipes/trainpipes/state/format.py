@@ -218,9 +218,8 @@ def render(
     ``identity``."""
     tag = checksum(identity)
     if texts is None:
-        texts = {
-            s: cursor_text(cursor, s, tag, position.epoch) for s, cursor in position.cursors.items()
-        }
+        cursors, epoch = position.cursors, position.epoch
+        texts = {s: cursor_text(cursor, s, tag, epoch) for s, cursor in cursors.items()}
     # Always there: torch.distributed.checkpoint loads the keys that a fresh state has.
     sizes = "" if position.sizes is None else position.sizes.render()
     turn = position.extra.get("turn", "")

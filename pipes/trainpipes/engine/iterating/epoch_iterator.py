@@ -138,18 +138,16 @@ class EpochIterator:
             self._current = self._begin_worker(self._shared)
             self._is_taken = True
         else:
-            self._current = self._open(
-                iteration.upcoming() if own is None else iteration.loaded(own[1])
-            )
+            start = iteration.upcoming() if own is None else iteration.loaded(own[1])
+            self._current = self._open(start)
         return self._current
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
         iteration, lock = self._iteration, self._iterator_lock
         topology = iteration.topology()
         after = iteration.passes.after
-        return OnePass(
-            iteration.plan, topology, position, origin, go_on, self._options, lock, after
-        )
+        plan, options = iteration.plan, self._options
+        return OnePass(plan, topology, position, origin, go_on, options, lock, after)
 
     def _begin_worker(self, shared: Shared) -> OnePass:
         iteration, own = self._iteration, self._own

@@ -159,12 +159,9 @@ class LoaderWorkers:
                 idle[2].end()
             self._sent = self._sent or self.stages()
             memory = WorkerMemory(workers, self.ahead)
-            inputs = plan.inputs
-            known = inputs.schemas.known()
+            source, known = plan.inputs.source, plan.inputs.schemas.known()
             identity = None if plan.counted else plan.identity
-            data = WorkerDataset(
-                self._sent, inputs.source, ranks, position, memory, known, identity
-            )
+            data = WorkerDataset(self._sent, source, ranks, position, memory, known, identity)
             loader = self._processes(data, workers)
         return data.memory, self._messages(loader, data, watch)
 

@@ -266,7 +266,5 @@ def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
     ``dist.new_group(use_local_synchronization=True)`` hangs where members are in different numbers
     of groups."""
     name = "trainpipes/agreement/" + "-".join(map(str, members))
-    rank = members.index(dist.get_rank())
-    return dist.ProcessGroupGloo(
-        PrefixStore(name, _get_default_store()), rank, len(members), TIMEOUT
-    )
+    store, rank = PrefixStore(name, _get_default_store()), members.index(dist.get_rank())
+    return dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT)

@@ -40,10 +40,11 @@ class IteratorLock:
                         "is taking an item from it; let one thread take the items and hand them on"
                     )
                 held = self._lock.acquire()
-            return make()
+            found = make()
         finally:
             if held:
                 self._lock.release()
+        return found
 
     @contextmanager
     def between_items(self) -> Iterator[None]:

@@ -183,9 +183,8 @@ def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
 def _cause(plan: Plan, world: int) -> str | None:
     """Which stages left nothing of how many rows; None where there was nothing, or nothing was
     asked for."""
-    rows = (
-        int(plan.inputs.source.lengths.sum()) if isinstance(plan.inputs.source, RowSource) else None
-    )
+    source = plan.inputs.source
+    rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
     stages = [s for p in (*plan.mixed.values(), plan) for s in p.chain.stages if _drops(s)]
     if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
         return None

@@ -166,9 +166,8 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     above: Stage | None = chain.batch or chain.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        above = next(
-            (s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)), None
-        )
+        regroups = [s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)]
+        above = regroups[0] if regroups else None
     if above is not None:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"

@@ -117,9 +117,8 @@ class BlockTable:
         return found
 
     def numbers(self, stretches: Sequence[tuple[int, int, int]]) -> IntArray:
-        found = [
-            np.arange(self.firsts[b] + low, self.firsts[b] + high) for b, low, high in stretches
-        ]
+        firsts = self.firsts
+        found = [np.arange(firsts[b] + low, firsts[b] + high) for b, low, high in stretches]
         return np.concatenate(found or [np.empty(0, dtype=np.int64)])
 
     def where(self, row: int) -> tuple[int, int]:

@@ -104,10 +104,8 @@ class Plan:
             shaping = [s for s in shaping if s not in later]
             after = shaping.index(self.chain.shuffle) + 1
             shaping[after:after] = later
-        stages = [stage.identity() for stage in shaping]
-        return json.dumps(
-            {"data": self.inputs.source.fingerprint(), "stages": stages}, separators=(",", ":")
-        )
+        data, stages = self.inputs.source.fingerprint(), [stage.identity() for stage in shaping]
+        return json.dumps({"data": data, "stages": stages}, separators=(",", ":"))
 
     @cached_property
     def tag(self) -> str:

@@ -286,9 +286,8 @@ def open_windows(
         return Windows(NumberedLoader(plan, source))
     ahead = AHEAD_BYTES if chain.shuffle is None else int(chain.shuffle.max_bytes * AHEAD_SHARE)
     following = partial(_following, plan, chain.first_epoch(number))
-    return Windows(
-        ListedLoader(plan), None if plan.reads_user_code else pool, ahead, following, last
-    )
+    readers = None if plan.reads_user_code else pool
+    return Windows(ListedLoader(plan), readers, ahead, following, last)
 
 
 def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | None:

@@ -200,9 +200,8 @@ class ShardIterator:
 
     def work_ahead(self) -> None:
         if self._result is None and not self._ended:
-            self._result = partial(
-                _next_run, self._runs, self._unroll
-            )  # a method would make a cycle
+            # A method would make a cycle.
+            self._result = partial(_next_run, self._runs, self._unroll)
             if self._pool is None:
                 self._runs.begin()
             else:
@@ -213,9 +212,8 @@ class ShardIterator:
         is due: no row is lost."""
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
-        self._runs = ShardRuns(
-            self._opener, self._shard, self._number, self._position(), singly=again
-        )
+        start = self._position()
+        self._runs = ShardRuns(self._opener, self._shard, self._number, start, singly=again)
         if again:
             return
         raise_placed(error, self._opener.plan)
