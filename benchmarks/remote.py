@@ -1,14 +1,17 @@
 """How fast remote files start, and how much of a store's bandwidth reading them takes.
 
-    python -m benchmarks.remote [--files 400] [--megabytes 200] [--only parquet tar]
+    python -m benchmarks.remote [--files 400] [--megabytes 200] [--rate 100] [--only parquet tar]
 
 A store in a process of its own speaks S3 on loopback: each answer takes 20 ms, and all together no more than
-100 MB/s. Two things are measured:
+``--rate`` MB/s. Two things are measured:
 
 start       Small Parquet files: seconds to the first batch, over those of ``find`` and one ``cat_ranges`` of
             all tails by the same file system.
-read-ahead  Large files, with the index there: the bytes that an epoch fetches, from the first to the last
-            answer, over what the store could have sent in that time. With 0 and 2 workers.
+read-ahead  Large files, with the index there: the bytes that an epoch fetches after its first quarter, over
+            what the store could have sent in that time. With 0 and 2 workers. Beside it the same share of
+            ``bare``, 16 plain connections that throw the bytes away: it is below 1 where the store lacks a
+            core. If only ``bare`` is fast, the limit is the CPU of reading, which is shown in cores; with a
+            lower ``--rate`` it no longer is.
 
 And how many requests the store gets for each row group of a shuffled epoch.
 """
@@ -20,6 +23,7 @@ import asyncio
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import tarfile
@@ -28,6 +32,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -42,6 +47,7 @@ __all__ = ["row_group_requests", "start_ratio", "store", "used_bandwidth"]
 
 LATENCY, RATE, PIECE = 0.020, 100e6, 64 << 10
 LARGE = 16  # files of each format
+PART = 4 << 20  # bytes of a request
 KEPT = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 64}
 
 
@@ -260,29 +266,80 @@ FORMATS: dict[str, tuple[Callable[[Path, int], None], Callable[[tp.Pipeline], tp
 }
 
 
-def used_bandwidth(folder: Path, name: str, megabytes: int, workers: int) -> float:
-    """The share of the store's bandwidth that an epoch takes; the best of three."""
+@dataclass
+class Used:
+    """Shares of the store's bandwidth, and CPU seconds of reading for each second."""
+
+    share: float
+    bare: float
+    cores: float
+
+
+def used_bandwidth(folder: Path, name: str, megabytes: int, workers: int, rate: float) -> Used:
+    """What an epoch takes of the store; the best of three."""
     there, (write, read) = folder / name.replace("_", ""), FORMATS[name]
     if not there.exists():
         there.mkdir()
         write(there, megabytes * 10**6 // LARGE)
-    with store(folder) as served:
+    with store(folder, rate) as served:
+
+        def share() -> float:
+            told = served.told()
+            return float(told["bytes"] / (told["last"] - told["first"]) / rate)
+
         files = tp.list_files(
             f"s3://{there.name}",
             storage_options=served.options,
             suffix="" if "_f" in name else None,
         )
         pipe = read(files)
-        if not name.startswith("whole"):
-            len(pipe)  # the index is made
+        batches = len(pipe)  # and the index is made
         found = []
         for _ in range(3):
             served.told()
-            for _ in tp.Loader(pipe, num_workers=workers):
-                pass
-            told = served.told()
-            found.append(told["bytes"] / (told["last"] - told["first"]) / RATE)
-        return max(found)
+            bare(served, there)
+            alone, began, before = share(), 0.0, 0.0
+            for number, _ in enumerate(tp.Loader(pipe, num_workers=workers)):
+                if number == batches // 4:
+                    served.told()
+                    began, before = time.perf_counter(), cpu_seconds()
+            used, spent = share(), time.perf_counter() - began
+            cores = (cpu_seconds() - before) / spent
+            found.append(Used(used, alone, cores))
+        return max(found, key=lambda one: one.share)
+
+
+def cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def bare(served: Served, there: Path) -> None:
+    """Fetch all files by plain connections, and throw the bytes away."""
+    jobs = [
+        (file.name, at, min(at + PART, file.stat().st_size))
+        for file in there.iterdir()
+        for at in range(0, file.stat().st_size, PART)
+    ]
+
+    async def connection() -> None:
+        address = urlsplit(served.url)
+        reader, writer = await asyncio.open_connection(
+            address.hostname, address.port, limit=1 << 20
+        )
+        while jobs:
+            name, begin, end = jobs.pop()
+            asked = f"GET /{there.name}/{name} HTTP/1.1\r\nRange: bytes={begin}-{end - 1}\r\n\r\n"
+            writer.write(asked.encode())
+            await reader.readuntil(b"\r\n\r\n")
+            while begin < end:
+                begin += len(await reader.read(min(end - begin, 1 << 20)))
+        writer.close()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(connection() for _ in range(16)))
+
+    asyncio.run(all_of_them())
 
 
 def main() -> None:
@@ -291,6 +348,7 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, nargs="*", default=[400])
     parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--rate", type=float, default=RATE / 1e6, help="MB/s")
     parser.add_argument("--only", nargs="*", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -307,9 +365,10 @@ def main() -> None:
         print(f"requests for a row group: {row_group_requests(folder):.2f}")
         for form in args.only:
             for workers in (0, 2):
-                used = used_bandwidth(folder, form, args.megabytes, workers)
+                used = used_bandwidth(folder, form, args.megabytes, workers, args.rate * 1e6)
                 print(
-                    f"read-ahead, {form}, {workers} workers: {used:.2f} of the bandwidth",
+                    f"read-ahead, {form}, {workers} workers: {used.share:.2f} of {args.rate:g} MB/s, bare "
+                    f"{used.bare:.2f}; the process that trains takes {used.cores:.2f} cores",
                     flush=True,
                 )
 

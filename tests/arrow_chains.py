@@ -121,17 +121,18 @@ def resumed(pipe: Pipeline) -> Iterator[Any]:
     yield from pipe
 
 
-def loaded(workers: int) -> Make:
-    def make(folder: Path) -> Any:
-        pipe = texts(folder).tokenize("bytes").select("number", "input_ids")
-        return tp.Loader(pipe.batch(8).pad_collate(), num_workers=workers)
-
-    return make
+def padded(folder: Path) -> Pipeline:
+    pipe = texts(folder).tokenize("bytes").select("number", "input_ids")
+    return pipe.batch(8).pad_collate()
 
 
-def plain_loader(folder: Path) -> Any:
-    pipe = texts(folder).tokenize("bytes").select("number", "input_ids").batch(8).pad_collate()
-    return DataLoader(pipe, batch_size=None, num_workers=2)
+def written(folder: Path) -> Iterator[Any]:
+    pipe = sharded(folder)
+    yield from pipe.write_parquet(folder / "out-parquet").files
+    yield from pipe.write_arrow(folder / "out-arrow").files
+    yield from pipe.write_json(folder / "out-json").files
+    yield from pipe.select("number", "input_ids").write_memmap(folder / "out.memmap")
+    yield from pipe.to_map_dataset()
 
 
 def everything(batch: dict[str, Any]) -> dict[str, Any]:
@@ -145,28 +146,33 @@ def renamed(table: pa.Table) -> dict[str, Any]:
 NUMBERS = ("number", "real", "flag", "input_ids", "wide", "even")
 
 CHAINS: dict[str, Make] = {
-    "read_parquet": lambda d: rows(d).batch(16).collate(format="arrow"),
+    "rows": lambda d: sharded(d).select(*NUMBERS),
+    "batches as dicts": lambda d: sharded(d).select(*NUMBERS).batch(8),
+    "stages of rows": lambda d: (
+        rows(d).take(290).skip(3).enumerate().sample(0.9, seed=2)
+        .sample(0.9, key=["number", "text", "real", "day", "flag"])
+        .split({"a": 0.9, "b": 0.1}, key="text")["a"]
+        .sharding_filter(4, balance="bytes", tail="ragged").shuffle(64)
+        .map_batches(everything, format="arrow").with_columns(renamed, format="arrow")
+        .rename({"real": "r"}).drop_columns("text", "said", "day").select("index", "n", "r")
+        .batch(8).repeat(2).pad_collate()
+    ),
     "index": lambda d: (
-        tp.list_files(str(d / "*.parquet"))
-        .read_parquet(["number"], index=str(d / "footers.index"))
-        .batch(4)
-        .pad_collate()
+        tp.list_files(str(d / "*.parquet")).read_parquet(["number"], index=str(d / "footers.index"))
+        .sharding_filter(4, split="stride").batch(4).pad_collate()
     ),
-    "shuffle a buffer": lambda d: sharded(d).select(*NUMBERS).batch(8).pad_collate(),
-    "shuffle all": lambda d: (
-        tp.from_arrow(table()).shuffle(scope="global", seed=1).select(*NUMBERS).batch(8).pad_collate()
+    "tables in memory": lambda d: (
+        tp.concat(tp.from_arrow(table()), tp.from_arrow(pieces())).shuffle(scope="global", seed=1)
+        .select(*NUMBERS).batch(8).pad_collate()
     ),
-    "sharding by stride": lambda d: (
-        rows(d).sharding_filter(4, split="stride").select("number").batch(8).pad_collate()
+    "a weighted sampler": lambda d: (
+        tp.from_arrow(table()).shuffle(sampler=tp.samplers.WeightedRandomSampler([1.0] * ROWS, 90))
+        .select("number").batch(8).pad_collate()
     ),
-    "sharding by bytes": lambda d: (
-        rows(d)
-        .sharding_filter(4, balance="bytes", tail="ragged")
-        .shuffle(64)
-        .select("input_ids")
-        .batch(8)
-        .pad_collate()
+    "from_memmap": lambda d: (
+        tp.from_memmap(d / "numbers.memmap").shuffle(scope="global").batch(8).pad_collate()
     ),
+    "from_tensors": lambda d: tp.from_tensors(x=torch.arange(ROWS)).shuffle(64).batch(8),
     "tokenize bytes": lambda d: (
         texts(d).tokenize("bytes", max_length=3, add_eos=True, labels=True).select("input_ids")
         .batch(8).pad_collate()
@@ -182,10 +188,15 @@ CHAINS: dict[str, Make] = {
     "tokenize several columns": lambda d: (
         texts(d).tokenize(bpe(d), {"text": "a", "said": "b"}).select("a", "b").batch(8).pad_collate()
     ),
-    "truncate": lambda d: (
-        tokens(d).truncate(3).truncate(2, truncation_side="left").batch(8).pad_collate()
+    "stages of tokens": lambda d: (
+        tokens(d).truncate(4).truncate(3, truncation_side="left")
+        .mask_tokens(mask_token_id=99, special_ids=[0], vocab_size=100, seed=1).batch(8).pad_collate()
     ),
-    "pack": lambda d: tokens(d).pack(16).batch(4).pad_collate(),
+    "add_labels": lambda d: (
+        sharded(d).select("input_ids", "answer").add_labels(where="answer", ignore=7).batch(8)
+        .pad_collate()
+    ),
+    "pack": lambda d: resumed(tokens(d).pack(16).batch(4).pad_collate()),
     "pack a stream": lambda d: (
         sharded(d).select("input_ids", "answer").pack(16, method="concat", along=["answer"])
         .batch(4).pad_collate()
@@ -197,13 +208,6 @@ CHAINS: dict[str, Make] = {
         tokens(d).bucket_by_length(max_tokens=64, buffer_size=64).pad_collate()
     ),
     "batch by tokens": lambda d: tokens(d).batch(max_tokens=64).pad_collate(),
-    "mask_tokens": lambda d: (
-        tokens(d).mask_tokens(mask_token_id=99, special_ids=[0], vocab_size=100).batch(8).pad_collate()
-    ),
-    "add_labels": lambda d: (
-        sharded(d).select("input_ids", "answer").add_labels(where="answer", ignore=7).batch(8)
-        .pad_collate()
-    ),
     "mix": lambda d: (
         tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, output_column="whose")
         .select("number", "whose").batch(8).collate(format="arrow")
@@ -211,10 +215,6 @@ CHAINS: dict[str, Make] = {
     "mix by tokens": lambda d: (
         tp.mix({"files": plain(d), "table": held(d)}, weights={"files": 2, "table": 1}, weight_by="tokens")
         .sharding_filter(2).select("input_ids").batch(8).pad_collate()
-    ),
-    "concat": lambda d: (
-        tp.concat(plain(d), held(d)).shuffle(64).select("number", "input_ids").batch(8)
-        .pad_collate()
     ),
     "concat of several types": lambda d: (
         tp.concat(plain(d).select("number"), narrow()).shuffle(64).batch(8).collate(format="arrow")
@@ -231,73 +231,23 @@ CHAINS: dict[str, Make] = {
             max_length=4, padding_side="left", truncation_side="left", mask={"input_ids": "attention_mask"}
         )
     ),
-    "collate arrow": lambda d: sharded(d).batch(8).collate(everything, format="arrow"),
-    "collate numpy": lambda d: (
-        sharded(d).select("number", "real", "flag", "even").batch(8)
-        .collate(everything, format="numpy")
-    ),
-    "collate torch": lambda d: (
-        sharded(d).select("number", "real", "flag", "even").batch(8)
-        .collate(everything, format="torch")
-    ),
-    "batches as dicts": lambda d: sharded(d).select(*NUMBERS).batch(8),
-    "from_arrow": lambda d: (
-        tp.from_arrow(table()).sharding_filter(4).shuffle(64).select(*NUMBERS).batch(8)
-        .pad_collate()
-    ),
-    "from_arrow of several chunks": lambda d: (
-        tp.from_arrow(pieces()).shuffle(scope="global").select(*NUMBERS).batch(8).pad_collate()
-    ),
-    "from_memmap": lambda d: (
-        tp.from_memmap(d / "numbers.memmap").shuffle(scope="global").batch(8).pad_collate()
-    ),
-    "from_tensors": lambda d: tp.from_tensors(x=torch.arange(ROWS)).shuffle(64).batch(8),
-    "rename": lambda d: (
-        sharded(d).select("number", "real").rename({"number": "n"}).batch(8).pad_collate()
-    ),
-    "sample": lambda d: sharded(d).sample(0.5).select("number").batch(8).pad_collate(),
-    "sample by keys": lambda d: (
-        sharded(d).sample(0.5, key=["number", "text", "real", "day", "flag"]).select("number")
-        .batch(8).pad_collate()
-    ),
-    "split by key": lambda d: (
-        sharded(d).split({"a": 0.5, "b": 0.5}, key="text")["a"].select("number").batch(8)
-        .pad_collate()
-    ),
-    "enumerate": lambda d: (
-        rows(d).enumerate().sharding_filter(4).shuffle(64).select("index", "number").batch(8).pad_collate()
-    ),
-    "draw": lambda d: (
-        tp.from_arrow(table()).shuffle(sampler=tp.samplers.WeightedRandomSampler([1.0] * ROWS, 90))
-        .select("number").batch(8).pad_collate()
-    ),
-    "take, skip, repeat": lambda d: (
-        rows(d).take(50).skip(3).select("number").batch(8).repeat(2).pad_collate()
-    ),
-    "rows": lambda d: sharded(d).select(*NUMBERS),
-    "map_batches": lambda d: (
-        sharded(d).map_batches(everything, format="arrow").select("number").batch(8).pad_collate()
-    ),
-    "with_columns": lambda d: (
-        sharded(d).with_columns(renamed, format="arrow").select("n", "number").batch(8).pad_collate()
-    ),
-    "drop_columns": lambda d: sharded(d).drop_columns("text", "said", "day").batch(8),
-    "write_parquet": lambda d: iter(sharded(d).write_parquet(d / "out-parquet").files),
-    "write_arrow": lambda d: iter(sharded(d).write_arrow(d / "out-arrow").files),
-    "write_json": lambda d: iter(sharded(d).write_json(d / "out-json").files),
-    "write_memmap": lambda d: iter(
-        sharded(d).select("number", "input_ids").write_memmap(d / "out.memmap")
-    ),
-    "to_map_dataset": lambda d: iter(sharded(d).to_map_dataset()),
-    "a state": lambda d: resumed(sharded(d).select("number").batch(8).pad_collate()),
-    "a state of packing": lambda d: resumed(tokens(d).pack(16).batch(2).pad_collate()),
+    **{
+        f"collate {kind}": lambda d, kind=kind: (
+            resumed(
+                sharded(d).select("number", "real", "flag", "even").batch(8)
+                .collate(everything, format=kind)
+            )
+        )
+        for kind in ("arrow", "numpy", "torch")
+    },
+    "writers": written,
     "recipe": lambda d: tp.recipe(
         "pretrain", files=str(d / "*.parquet"), tokenizer="bytes", max_length=16, batch_size=4
     ),
     "explain": lambda d: iter([str(texts(d).tokenize("bytes").batch(8).pad_collate().explain())]),
-    "Loader": loaded(0),
-    "Loader with workers": loaded(2),
-    "DataLoader with workers": plain_loader,
+    "Loader": lambda d: tp.Loader(padded(d)),
+    "Loader with workers": lambda d: tp.Loader(padded(d), num_workers=2),
+    "DataLoader with workers": lambda d: DataLoader(padded(d), batch_size=None, num_workers=2),
 }  # fmt: skip
 
 

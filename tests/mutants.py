@@ -373,7 +373,7 @@ def subjects(folder: Path, every: int = 1) -> Iterator[Subject]:
 def main(folder: Path, count: int) -> None:
     rng = random.Random(7)
     refused = 0
-    found = list(subjects(folder, 5))
+    found = list(subjects(folder, 12))
     for number in range(count):
         subject = found[number % len(found)]
         other = found[rng.randrange(len(found))]

@@ -104,7 +104,13 @@ def test_every_promise_is_of_figures_that_are_measured() -> None:
         assert any(others) or not others, promise.what
 
 
-@pytest.mark.parametrize("name", ALONE)
+#: Those that start processes of their own.
+LONG = ("imports", "memmap", "packing", "scale")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in ALONE]
+)
 def test_a_measurement_beside_the_suite_has_the_figures_that_are_promised(name: str) -> None:
     if name in ("memmap", "map_workers"):
         pytest.importorskip("PIL")

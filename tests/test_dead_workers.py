@@ -73,6 +73,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 WHOLE = [[n, n + 1] for n in range(0, 400, 2)]
 
 
+@pytest.mark.usefixtures("failed_workers_let_go")
 @pytest.mark.parametrize(
     ("start", "how", "options", "said"),
     [

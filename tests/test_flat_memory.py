@@ -18,8 +18,7 @@ import pytest
 import trainpipes as tp
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage_kinds import RunStage
-from trainpipes.sources.memory.from_dataset import FromDataset
-from trainpipes.sources.memory.packed_list import PackedList, packed
+from trainpipes.sources.memory.from_dataset import FromDataset, PackedList, packed
 
 SCRIPT = Path(__file__).parent / "flat_memory.py"
 #: Bytes of all windows of the pipelines below, about.

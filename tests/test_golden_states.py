@@ -46,9 +46,11 @@ def saved(pipe: tp.Pipeline, ranks: int, epoch: int, steps: int) -> dict[str, An
     return {"states": states, "next": following(pipe, tp.merge_states(states))}
 
 
-def following(pipe: tp.Pipeline, state: dict[str, Any], **options: Any) -> list[str]:
+def following(
+    pipe: tp.Pipeline, state: dict[str, Any], count: int = NEXT, **options: Any
+) -> list[str]:
     pipe.load_state_dict(state, **options)
-    return digests(iter(pipe), NEXT)
+    return digests(iter(pipe), count)
 
 
 def runs(name: str, folder: Path) -> Iterator[dict[str, Any]]:
@@ -132,6 +134,17 @@ def test_the_state_of_any_rank_of_a_counted_pipeline_is_whole(
     for run in kept["pipelines"][name]:
         assert not any("shard-" in key for key in run["states"][0])
         assert all(state == run["states"][0] for state in run["states"])
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_counted_pipeline_gives_the_same_from_any_batch_on(name: str, tmp_path: Path) -> None:
+    pipe = COUNTED[name](tmp_path)
+    shards = pipe._iteration.plan.chain.num_shards
+    for epoch, m in ((0, 0), (0, 7), (1, 1)):
+        whole = following(pipe, pipe.state_at(0, epoch=epoch), count=24)[m:]
+        for ranks in (1, 2, 3, 4):
+            if whole and shards % ranks == 0:
+                check_ranks(pipe, [pipe.state_at(m, epoch=epoch)] * ranks, whole)
 
 
 @pytest.mark.parametrize("name", UNCOUNTED)

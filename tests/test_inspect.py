@@ -65,19 +65,15 @@ def test_it_says_rows_row_groups_sizes_columns_and_nulls(tmp_path: Path) -> None
     assert (found.reader, found.files, found.rows) == ("read_parquet", 3, 3000)
     assert (found.rows_counted, found.readable) == (True, True)
     assert found.bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
-    groups = found.row_groups
-    assert groups is not None
-    assert (groups.count, groups.least, groups.median, groups.most) == (12, 100, 300, 300)
-    text, n = found.columns
-    assert (text.name, text.type, text.nulls, text.empty) == ("text", "string", 0.143, 0)
-    assert (n.name, n.type, n.nulls, n.empty) == ("n", "int64", 0, None)
+    assert found.row_groups == {"count": 12, "least": 100, "median": 300, "most": 300}
+    assert [(one.name, one.type, one.nulls) for one in found.columns] == [
+        ("text", "string", 0.143), ("n", "int64", 0),
+    ]  # fmt: skip
     sampled = inspect_files(tmp_path, sample=500)
     assert sampled.columns[0].nulls == pytest.approx(0.143, abs=0.05)
     whole = pa.concat_tables(map(pq.read_table, tmp_path.iterdir()))
     for one in (found, sampled):
         assert one.memory_bytes == pytest.approx(whole.nbytes, rel=0.2)
-        sizes = [column.bytes for column in one.columns]
-        assert sizes == pytest.approx([whole[name].nbytes for name in ("text", "n")], rel=0.2)
 
 
 def test_it_prints_as_tables_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +92,7 @@ def test_it_prints_as_tables_and_as_json(tmp_path: Path, monkeypatch: pytest.Mon
     assert "  -> .filter(pc.field('text').is_valid())" in text
     cells = [line.split() for line in text.splitlines()]
     assert ["text", "one", "null"] in cells
-    assert ["text", "string", "50", "%", "0", "%", f"{found.columns[0].bytes}", "B"] in cells
+    assert ["text", "string", "50", "%"] in cells
 
 
 def json_lines(folder: Path) -> None:
@@ -669,7 +665,6 @@ def test_empty_texts_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> N
     found = inspect_files(path)
     assert "'text' (25 %)" in said(found, "empty_texts")
     assert "list" not in said(found, "empty_texts")
-    assert found.columns[1].empty == 0.5
     assert ".filter(pc.field('text') != \"\")" in said(found, "empty_texts")
     assert len(list(tp.read_parquet(path).filter(pc.field("text") != ""))) == 10
 

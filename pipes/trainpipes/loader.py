@@ -22,7 +22,7 @@ from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import stages_within
 from trainpipes.pipeline import Pipeline
-from trainpipes.sources.memory.packed_list import packed
+from trainpipes.sources.memory.from_dataset import packed
 from trainpipes.stages.device import Pin, To
 from trainpipes.state.merge import TIMEOUT, gather, merge_states
 

@@ -153,7 +153,7 @@ class Pipeline(IterableDataset[Any]):
 
         found = {"text/plain": repr(self)}
         with suppress(TrainpipesError):  # what is wrong is said where the pipeline is used
-            found["text/vnd.mermaid"] = mermaid(self, counts=False)
+            found["text/vnd.mermaid"] = mermaid(self)
         return found
 
     def __eq__(self, other: object) -> bool:

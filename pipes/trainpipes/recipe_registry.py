@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from trainpipes._internal.checks import flag
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
@@ -96,12 +97,7 @@ def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
     torch.Size([4, 8])
     """
     build = recipe_function(name)
-    signature = inspect.signature(build)
-    _check(name, signature, arguments, options)
-    given = dict(signature.bind(*arguments, **options).arguments)
-    for one in signature.parameters.values():
-        if one.kind is one.VAR_KEYWORD:
-            given |= given.pop(one.name, {})
+    given = _bound(name, inspect.signature(build), arguments, options)
     pipeline = build(*arguments, **options)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(
@@ -120,23 +116,14 @@ def recipes() -> RecipeTable:
     >>> [recipe.name for recipe in tp.recipes() if recipe.name in ("seq2seq", "sft")]
     ['seq2seq', 'sft']
     """
-    return RecipeTable(_summary(name, points) for name, points in _installed().items())
+    return RecipeTable(map(_summary, _installed()))
 
 
 def recipe_function(name: str) -> Callable[..., Any]:
     """The function that makes the pipeline of a recipe.
 
     Raises:
-        ConfigError: no recipe has that name, or it cannot be imported.
-    """
-    return load(find(name))
-
-
-def find(name: str) -> EntryPoint:
-    """The recipe of a name, not yet imported.
-
-    Raises:
-        ConfigError: there is none, or several packages offer one.
+        ConfigError: no recipe has that name, several packages offer one, or it cannot be imported.
     """
     installed = _installed()
     if not installed:
@@ -149,26 +136,21 @@ def find(name: str) -> EntryPoint:
             f"no recipe {name!r}{nearest(str(name), list(installed))}; installed are "
             f"{', '.join(installed)}"
         )
-    if len(installed[name]) > 1:
-        raise ConfigError(f"recipe {name!r} is {_twice(installed[name])}; import the one you mean")
-    return installed[name][0]
-
-
-def load(point: EntryPoint) -> Callable[..., Any]:
-    """A recipe, imported.
-
-    Raises:
-        ConfigError: that is impossible, or it is no function.
-    """
+    point, *others = installed[name]
+    if others:
+        several = " and ".join(one.value for one in installed[name])
+        raise ConfigError(
+            f"recipe {name!r} is offered more than once, as {several}; import the one you mean"
+        )
     try:
         build = point.load()
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"recipe {point.name!r} is installed as {point.value}, which cannot be imported: {error}"
+            f"recipe {name!r} is installed as {point.value}, which cannot be imported: {error}"
         ) from error
     if not callable(build):
         raise ConfigError(
-            f"recipe {point.name!r} must be a function that returns a Pipeline, got {shown(build)} at "
+            f"recipe {name!r} must be a function that returns a Pipeline, got {shown(build)} at "
             f"{point.value}"
         )
     return build  # type: ignore[no-any-return]
@@ -183,45 +165,34 @@ def _installed() -> dict[str, list[EntryPoint]]:
     return {name: list(found[name].values()) for name in sorted(found)}
 
 
-def _twice(points: list[EntryPoint]) -> str:
-    return f"offered more than once, as {' and '.join(point.value for point in points)}"
-
-
-def _check(
+def _bound(
     name: str, signature: inspect.Signature, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    """Raise unless a recipe takes these options; say which it takes."""
-    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
-    ordered = [p.name for p in plain if p.kind is p.POSITIONAL_OR_KEYWORD]
-    given = ordered[: len(arguments)]
-    twice = [option for option in given if option in options]
-    if len(arguments) > len(ordered) or twice:
-        got = f"{twice[0]!r} by name, too" if twice else f"{len(arguments)}"
-        raise ConfigError(
-            f"recipe {name!r} takes {', '.join(ordered) or 'no option'} by position, got {got}: "
-            "give the others by name"
-        )
+) -> dict[str, Any]:
+    """The options that a recipe is given, by name; raises unless it takes them."""
+    known = signature.parameters
+    plain = [one.replace(annotation=one.empty) for one in known.values()]
     takes = f"it is {name}{inspect.Signature(plain)}"
-    if not any(p.kind is p.VAR_KEYWORD for p in plain):
-        for option in options:
-            if option not in signature.parameters:
-                hint = nearest(option, list(signature.parameters))
-                raise ConfigError(f"recipe {name!r} has no option {option!r}{hint}; {takes}")
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p.name for p in plain if p.default is p.empty and p.kind not in variadic]
-    missing = [option for option in needed if option not in options and option not in given]
-    if missing:
-        raise ConfigError(f"recipe {name!r} needs {' and '.join(missing)}; {takes}")
-
-
-def _summary(name: str, points: list[EntryPoint]) -> RecipeSummary:
-    if len(points) > 1:
-        return RecipeSummary(name, _twice(points))
+    rest = next((one.name for one in plain if one.kind is one.VAR_KEYWORD), None)
+    for option in options:
+        if option not in known and rest is None:
+            hint = nearest(option, list(known))
+            raise ConfigError(f"recipe {name!r} has no option {option!r}{hint}; {takes}")
     try:
-        build = load(points[0])
+        given = signature.bind(*arguments, **options).arguments
+    except TypeError as error:
+        raise ConfigError(f"recipe {name!r}: {error}; {takes}") from None
+    for option, value in given.items():
+        if known[option].annotation in (bool, "bool"):
+            flag(value, f"{name}({option})")
+    return given | given.pop(rest or "", {})
+
+
+def _summary(name: str) -> RecipeSummary:
+    try:
+        build = recipe_function(name)
     except ConfigError as error:
         return RecipeSummary(name, str(error))
-    doc = inspect.getdoc(build) or points[0].value
+    doc = inspect.getdoc(build) or build.__module__
     parameters = inspect.signature(build).parameters.values()
     options = tuple(str(p.replace(annotation=p.empty)) for p in parameters)
     return RecipeSummary(name, doc.splitlines()[0], options, _option_texts(doc))

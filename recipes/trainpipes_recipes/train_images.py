@@ -55,14 +55,9 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
         torch.cuda.set_device(DEVICE)
     if RANKS > 1:
         dist.init_process_group("nccl" if CUDA else "gloo")
-    train(args, on_step)
-    if RANKS > 1:
-        dist.destroy_process_group()
 
-
-def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
     shape = {"size": args.size, "batch_size": args.batch_size}
-    pipe = tp.recipe("images", args.files, **shape).repeat()
+    pipe = tp.recipe("images", args.files, **shape).repeat().to(DEVICE)
     loader = tp.Loader(pipe, num_workers=args.num_workers, pin_memory=CUDA)
 
     torch.manual_seed(0)
@@ -74,11 +69,11 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
 
     step = resume(args.output, parts)
-    batches, total, logged = iter(loader), torch.zeros((), device=DEVICE), step
+    batches = iter(loader)
     while step < args.steps:
         torch.manual_seed(RANKS * step + RANK)  # of dropout, so that a resume draws the same
         step += 1
-        batch = moved(next(batches))
+        batch = next(batches)
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
             logits = parallel(batch["images"]).logits
         loss = F.cross_entropy(logits.float(), batch["labels"], label_smoothing=0.1)
@@ -87,38 +82,32 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        total += loss.detach()
-        if on_step is not None:
+        if on_step:
             on_step(step, [batch], loss.detach())
         if step % LOG_EVERY == 0:
-            report(f"step {step}: loss {over_ranks(total).item() / (step - logged) / RANKS:.4f}")
-            logged = step
-            total.zero_()
+            report(f"step {step}: loss {over_ranks(loss.detach()).item() / RANKS:.4f}")
         if step % args.save_every == 0 or step == args.steps:
             if args.eval_files:
                 held_out = tp.recipe("images", args.eval_files, train=False, **shape)
-                report(f"step {step}: {evaluate(model, tp.Loader(held_out)):.1%} are right")
-            save(args.output, step, parts, args.keep)
+                report(f"step {step}: {evaluate(model, held_out.to(DEVICE)):.1%} are right")
+            save(args, step, parts)
     if RANK == 0:
         model.save_pretrained(args.output / "model")
+    if RANKS > 1:
+        dist.destroy_process_group()
 
 
 @torch.no_grad()
-def evaluate(model: Any, loader: tp.Loader) -> float:
+def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The part of all pictures of all ranks whose class is found."""
     model.eval()
     found = torch.zeros(2, device=DEVICE)
-    for batch in map(moved, loader):
+    for batch in tp.Loader(held_out):
         found[0] += (model(batch["images"]).logits.argmax(1) == batch["labels"]).sum()
         found[1] += len(batch["labels"])
     model.train()
     right, pictures = over_ranks(found).tolist()
     return float(right / max(1, pictures))
-
-
-def moved(batch: dict[str, Any]) -> dict[str, Any]:
-    tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
-    return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
 
 
 def over_ranks(tensor: Tensor) -> Tensor:
@@ -127,14 +116,14 @@ def over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
+def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
     """One file for all ranks, whole or not there."""
-    states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
-    states["loader"] = parts["loader"].gather_state()
+    data = parts["loader"].gather_state()
     if RANK == 0:
-        torch.save({**states, "step": step}, folder / "new")
-        os.replace(folder / "new", folder / f"step-{step:08}.pt")
-        for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**states, "loader": data, "step": step}, args.output / "new")
+        os.replace(args.output / "new", args.output / f"step-{step:08}.pt")
+        for old in sorted(args.output.glob("step-*.pt"))[: -args.keep]:
             old.unlink()
 
 
@@ -143,7 +132,7 @@ def resume(folder: Path, parts: dict[str, Any]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     newest = [max(folder.glob("step-*.pt"), default=None)]
     if RANKS > 1:
-        dist.broadcast_object_list(newest)
+        dist.broadcast_object_list(newest)  # rank 0 says which
     if newest[0] is None:
         return 0
     states = torch.load(newest[0], map_location=DEVICE, weights_only=True)

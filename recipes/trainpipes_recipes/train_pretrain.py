@@ -54,15 +54,10 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
         torch.cuda.set_device(DEVICE)
     if RANKS > 1:
         dist.init_process_group("nccl" if CUDA else "gloo")
-    train(args, on_step)
-    if RANKS > 1:
-        dist.destroy_process_group()
 
-
-def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
     shape = {"max_length": args.max_length, "batch_size": args.batch_size}
     pipe = tp.recipe("pretrain", args.files, args.tokenizer or args.model, **shape)  # has no end
-    loader = tp.Loader(pipe, num_workers=args.num_workers, pin_memory=CUDA)
+    loader = tp.Loader(pipe.to(DEVICE), num_workers=args.num_workers, pin_memory=CUDA)
 
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(args.model)
@@ -75,13 +70,13 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
 
     step = resume(args.output, parts)
-    batches, total, logged = iter(loader), torch.zeros((), device=DEVICE), step
+    batches = iter(loader)
     tokens = args.batch_size * args.max_length * args.accumulate * RANKS  # of a step
-    began, waited = time.perf_counter(), loader.wait_seconds
+    began, waited, logged = time.perf_counter(), loader.wait_seconds, step
     while step < args.steps:
         torch.manual_seed(RANKS * step + RANK)  # of dropout, so that a resume draws the same
         step += 1
-        micro = [moved(next(batches)) for _ in range(args.accumulate)]
+        micro = [next(batches) for _ in range(args.accumulate)]
         loss = torch.zeros((), device=DEVICE)
         for number, batch in enumerate(micro, start=1):
             waits = RANKS > 1 and number < len(micro)  # ranks exchange gradients at the last one
@@ -93,21 +88,20 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        total += loss
-        if on_step is not None:
+        if on_step:
             on_step(step, micro, loss)
         if step % LOG_EVERY == 0:
-            mean = over_ranks(total).item() / (step - logged) / RANKS
+            mean = over_ranks(loss).item() / RANKS
             seconds, idle = time.perf_counter() - began, loader.wait_seconds - waited
             rate = f"{tokens * (step - logged) / seconds:,.0f} tokens/s"
             report(f"step {step}: loss {mean:.4f}, {rate}, {idle / seconds:.1%} waiting for data")
-            began, waited = time.perf_counter(), loader.wait_seconds
-            logged = step
-            total.zero_()
+            began, waited, logged = time.perf_counter(), loader.wait_seconds, step
         if step % args.save_every == 0 or step == args.steps:
-            save(args.output, step, parts, args.keep)
+            save(args, step, parts)
     if RANK == 0:
         model.save_pretrained(args.output / "model")
+    if RANKS > 1:
+        dist.destroy_process_group()
 
 
 def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
@@ -125,25 +119,20 @@ def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
     return loss
 
 
-def moved(batch: dict[str, Any]) -> dict[str, Any]:
-    tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
-    return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
-
-
 def over_ranks(tensor: Tensor) -> Tensor:
     if RANKS > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
+def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
     """One file for all ranks, whole or not there."""
-    states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
-    states["loader"] = parts["loader"].gather_state()
+    data = parts["loader"].gather_state()
     if RANK == 0:
-        torch.save({**states, "step": step}, folder / "new")
-        os.replace(folder / "new", folder / f"step-{step:08}.pt")
-        for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**states, "loader": data, "step": step}, args.output / "new")
+        os.replace(args.output / "new", args.output / f"step-{step:08}.pt")
+        for old in sorted(args.output.glob("step-*.pt"))[: -args.keep]:
             old.unlink()
 
 
@@ -152,7 +141,7 @@ def resume(folder: Path, parts: dict[str, Any]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     newest = [max(folder.glob("step-*.pt"), default=None)]
     if RANKS > 1:
-        dist.broadcast_object_list(newest)
+        dist.broadcast_object_list(newest)  # rank 0 says which
     if newest[0] is None:
         return 0
     states = torch.load(newest[0], map_location=DEVICE, weights_only=True)

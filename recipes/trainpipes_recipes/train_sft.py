@@ -54,15 +54,10 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
         torch.cuda.set_device(DEVICE)
     if RANKS > 1:
         dist.init_process_group("nccl" if CUDA else "gloo")
-    train(args, on_step)
-    if RANKS > 1:
-        dist.destroy_process_group()
 
-
-def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
     tokenizer = args.tokenizer or args.model
     shape = {"max_length": args.max_length, "batch_size": args.batch_size}
-    pipe = tp.recipe("sft", args.files, tokenizer, **shape).repeat()
+    pipe = tp.recipe("sft", args.files, tokenizer, **shape).repeat().to(DEVICE)
     loader = tp.Loader(pipe, num_workers=args.num_workers, pin_memory=CUDA)
 
     torch.manual_seed(0)
@@ -77,12 +72,12 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
 
     step = resume(args.output, parts)
-    batches, total, logged = iter(loader), torch.zeros((), device=DEVICE), step
+    batches = iter(loader)
     while step < args.steps:
         torch.manual_seed(RANKS * step + RANK)  # of dropout, so that a resume draws the same
         step += 1
-        micro = [moved(next(batches)) for _ in range(args.accumulate)]
-        targets = over_ranks(torch.stack([targets_of(batch) for batch in micro]).sum()).clamp(min=1)
+        micro = [next(batches) for _ in range(args.accumulate)]
+        targets = over_ranks(torch.stack([*map(targets_of, micro)]).sum()).clamp(min=1)
         loss = torch.zeros((), device=DEVICE)  # this rank's part of the mean over all targets
         for number, batch in enumerate(micro, start=1):
             waits = RANKS > 1 and number < len(micro)  # ranks exchange gradients at the last one
@@ -94,20 +89,19 @@ def train(args: argparse.Namespace, on_step: Callable[..., Any] | None) -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        total += loss
-        if on_step is not None:
+        if on_step:
             on_step(step, micro, loss)
         if step % LOG_EVERY == 0:
-            report(f"step {step}: loss {over_ranks(total).item() / (step - logged):.4f}")
-            logged = step
-            total.zero_()
+            report(f"step {step}: loss {over_ranks(loss).item():.4f}")
         if step % args.save_every == 0 or step == args.steps:
             if args.eval_files:
                 held_out = tp.recipe("sft", args.eval_files, tokenizer, train=False, **shape)
-                report(f"step {step}: evaluation loss {evaluate(model, tp.Loader(held_out)):.4f}")
-            save(args.output, step, parts, args.keep)
+                report(f"step {step}: evaluation loss {evaluate(model, held_out.to(DEVICE)):.4f}")
+            save(args, step, parts)
     if RANK == 0:
         model.save_pretrained(args.output / "model")
+    if RANKS > 1:
+        dist.destroy_process_group()
 
 
 def targets_of(batch: dict[str, Tensor]) -> Tensor:
@@ -123,20 +117,15 @@ def loss_sum(model: Any, batch: dict[str, Any]) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: Any, loader: tp.Loader) -> float:
+def evaluate(model: Any, held_out: tp.Pipeline) -> float:
     """The mean loss over all targets of all ranks."""
     model.eval()
     found = torch.zeros(2, device=DEVICE)
-    for batch in map(moved, loader):
+    for batch in tp.Loader(held_out):
         found += torch.stack([loss_sum(model, batch), targets_of(batch)])
     model.train()
     total, targets = over_ranks(found).tolist()
     return float(total / max(1, targets))
-
-
-def moved(batch: dict[str, Any]) -> dict[str, Any]:
-    tensors = {name: x for name, x in batch.items() if torch.is_tensor(x)}
-    return batch | {name: x.to(DEVICE, non_blocking=True) for name, x in tensors.items()}
 
 
 def over_ranks(tensor: Tensor) -> Tensor:
@@ -145,14 +134,14 @@ def over_ranks(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def save(folder: Path, step: int, parts: dict[str, Any], keep: int) -> None:
+def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
     """One file for all ranks, whole or not there."""
-    states = {name: part.state_dict() for name, part in parts.items() if name != "loader"}
-    states["loader"] = parts["loader"].gather_state()
+    data = parts["loader"].gather_state()
     if RANK == 0:
-        torch.save({**states, "step": step}, folder / "new")
-        os.replace(folder / "new", folder / f"step-{step:08}.pt")
-        for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        torch.save({**states, "loader": data, "step": step}, args.output / "new")
+        os.replace(args.output / "new", args.output / f"step-{step:08}.pt")
+        for old in sorted(args.output.glob("step-*.pt"))[: -args.keep]:
             old.unlink()
 
 
@@ -161,7 +150,7 @@ def resume(folder: Path, parts: dict[str, Any]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     newest = [max(folder.glob("step-*.pt"), default=None)]
     if RANKS > 1:
-        dist.broadcast_object_list(newest)
+        dist.broadcast_object_list(newest)  # rank 0 says which
     if newest[0] is None:
         return 0
     states = torch.load(newest[0], map_location=DEVICE, weights_only=True)

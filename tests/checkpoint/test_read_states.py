@@ -109,7 +109,6 @@ def test_states_of_several_ranks_are_each_told(tmp_path):
         '["ranks"][2]',
     ]
     assert [summarize(one).rank for one in found] == [None, (0, 3), (1, 3), (2, 3)]
-    assert {summarize(one).rank_batches for one in found[1:]} == {3}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 
 import pytest
 
@@ -21,26 +21,21 @@ def found(*states: dict[str, object]) -> list[FoundState]:
 
 def test_a_summary_says_where_the_run_stands() -> None:
     one = summary_of(counted(), 7)
-    assert one.to_dict() == {
+    assert asdict(one) == {
         "format": 1,
         "epoch": 0,
         "batches": 7,
         "rank": None,
-        "rank_batches": None,
         "num_shards": 12,
         "world_sizes": [1, 2, 3, 4, 6, 12],
-        "stages": ["from_tensors", "sharding_filter(12)", "shuffle(11)", "batch(5)", "collate"],
-        "files": None,
-        "rows": 300,
+        "stages": ["from_tensors", "sharding_filter", "shuffle", "batch", "collate"],
     }
-    assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
 def test_whose_rank_a_state_is(world: int) -> None:
     for rank, one in enumerate(of_ranks(world)):
-        said = summarize(FoundState("x", "", one))
-        assert (said.rank, said.rank_batches) == ((rank, world), 3)
+        assert summarize(FoundState("x", "", one)).rank == (rank, world)
 
 
 def test_a_damaged_state_is_refused() -> None:

@@ -230,7 +230,7 @@ def test_values_of_changes_are_as_they_are() -> None:
             1,
             "shuffle() has no option 'bufer_size' (did you mean 'buffer_size'?)",
         ),
-        ("stages[2].seed", "a", "shuffle(seed) must be int, got 'a'"),
+        ("stages[2].seed", "a", "shuffle(seed) must be an integer, got 'a'"),
         ("stages[3].batch_size", 0, "batch(batch_size) must be an integer of 1 or more"),
         ("bach_size", 0, "there is no 'bach_size' in a config; there are recipe, options, stages"),
     ],

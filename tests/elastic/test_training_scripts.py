@@ -15,7 +15,7 @@ from trainpipes_recipes import samples
 from trainpipes_recipes.demo import logged
 from trainpipes_recipes.demo.logged import Step, read_log
 
-SCRIPTS = ("train_sft", "train_pretrain")
+SCRIPTS = (pytest.param("train_sft", marks=pytest.mark.slow), "train_pretrain")
 EVERY, STEPS = 5, 60
 
 

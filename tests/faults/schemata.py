@@ -1,7 +1,6 @@
 """Faults in the library's code, all in one copy of it, switched on one at a time.
 
-A fault is one expression written otherwise: another comparison, another sign, a number one higher. It is
-known by the function that it is in and by its text, not by its file: code that moves keeps its faults.
+A fault is one expression written otherwise: another comparison, another sign, a number one higher.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["LIST", "Fault", "draw", "faults", "instrument", "save"]
+__all__ = ["Fault", "draw", "instrument", "load", "save"]
 
-LIST = Path(__file__).parent / "faults.json"
 SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -54,27 +52,28 @@ class Fault:
     """One expression written otherwise.
 
     Attributes:
+        file: the file, from the root of the library.
         function: the qualified name of the function that it is in.
-        nth: which of the expressions in it that read alike.
         old: the expression.
         new: what stands there instead.
         area: a word for the part of the library, for the table.
     """
 
+    file: str
     function: str
-    nth: int
     old: str
     new: str
     area: str
 
 
-def faults() -> list[Fault]:
-    """The faults of the list."""
-    return [Fault(**one) for one in json.loads(LIST.read_text())]
+def load(folder: Path) -> list[Fault]:
+    """The faults of a record."""
+    return [Fault(**one) for one in json.loads((folder / "faults.json").read_text())]
 
 
-def save(found: list[Fault]) -> None:
-    LIST.write_text(json.dumps([asdict(one) for one in found], indent=0, ensure_ascii=False) + "\n")
+def save(folder: Path, found: list[Fault]) -> None:
+    text = json.dumps([asdict(one) for one in found], indent=0, ensure_ascii=False)
+    (folder / "faults.json").write_text(text + "\n")
 
 
 def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
@@ -132,85 +131,71 @@ def _otherwise(node: ast.expr) -> ast.expr | None:
     return None
 
 
-def _found(path: Path, area: str) -> Iterator[tuple[Fault, ast.expr]]:
+def _found(root: Path, path: Path, area: str) -> Iterator[tuple[Fault, ast.expr]]:
+    file = path.relative_to(root).as_posix()
     for function, node in _functions(ast.parse(path.read_text())):
-        alike: dict[str, int] = {}
         for one in _expressions(node):
-            text = ast.unparse(one)
-            nth = alike[text] = alike.get(text, -1) + 1
-            new = _otherwise(one)
-            if new is not None:
-                yield Fault(function, nth, text, ast.unparse(new), area), one
+            if (new := _otherwise(one)) is not None:
+                yield Fault(file, function, ast.unparse(one), ast.unparse(new), area), one
 
 
-def draw(root: Path, areas: dict[str, tuple[list[str], int]], seed: int) -> list[Fault]:
+def draw(
+    root: Path, areas: dict[str, tuple[list[str], int]], seed: str
+) -> list[tuple[Fault, ast.expr]]:
     """So many faults of each area, of its files."""
-    drawn = []
+    drawn: list[tuple[Fault, ast.expr]] = []
     for area, (patterns, count) in areas.items():
         files = sorted({path for pattern in patterns for path in root.glob(pattern)})
-        at_all = [fault for path in files for fault, _ in _found(path, area)]
+        at_all = [fault for path in files for fault in _found(root, path, area)]
         drawn += random.Random(f"{seed} {area}").sample(at_all, count)
     return drawn
 
 
-def instrument(root: Path, to: Path, wanted: list[Fault]) -> list[int]:
+def instrument(root: Path, to: Path, drawn: list[tuple[Fault, ast.expr]]) -> list[Fault]:
     """Write a copy of a source tree with all faults in it, none of which is on.
 
     Returns:
-        the numbers of those that are not found: their code is no more, or is there more than once.
+        those that are in it: none that lies within another one.
     """
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(root, to, ignore=shutil.ignore_patterns("__pycache__"))
     (to / "_faults.py").write_text(SWITCH)
-    places: dict[Fault, list[tuple[Path, ast.expr]]] = {}
-    for path in sorted(to.rglob("*.py")):
-        for fault, node in _found(path, ""):
-            places.setdefault(fault, []).append((path, node))
-    lost, edits = [], {}
-    for number, fault in enumerate(wanted):
-        there = places.get(Fault(fault.function, fault.nth, fault.old, fault.new, ""), [])
-        if len(there) != 1:
-            lost.append(number)
-            continue
-        path, node = there[0]
-        edits.setdefault(path, []).append((node, number, fault))
-    for path, all_of_it in edits.items():
-        lost += _write(path, all_of_it)
-    return sorted(lost)
+    by_file: dict[str, list[tuple[Fault, ast.expr]]] = {}
+    for fault, node in drawn:
+        by_file.setdefault(fault.file, []).append((fault, node))
+    found: list[Fault] = []
+    for file, all_of_it in by_file.items():
+        _write(to / file, all_of_it, found)
+    return found
 
 
-def _write(path: Path, edits: list[tuple[ast.expr, int, Fault]]) -> list[int]:
+def _write(path: Path, edits: list[tuple[Fault, ast.expr]], found: list[Fault]) -> None:
     """Write them into a file, but for those that are within another one."""
     text = path.read_bytes()
     starts = [0]
     for line in text.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
     spans = []
-    for node, number, fault in edits:
+    for fault, node in edits:
         start = starts[node.lineno - 1] + node.col_offset
         stop = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
-        spans.append((start, stop, number, fault))
-    spans.sort()
-    within, out, at = [], b"", 0
-    for start, stop, number, fault in spans:
-        if start < at:
-            within.append(number)
-            continue
-        out += text[at:start]
-        out += b"((%s) if _fault_on(%d) else (" % (fault.new.encode(), number)
-        out += text[start:stop] + b"))"
-        at = stop
-    out += text[at:]
-    lines = out.decode().split("\n")
-    tree = ast.parse(out)
-    body = tree.body
+        spans.append((start, stop, fault))
+    out, at = b"", 0
+    for start, stop, fault in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if start >= at:
+            out += text[at:start] + b"((%s) if _fault_on(%d) else (" % (
+                fault.new.encode(),
+                len(found),
+            )
+            out += text[start:stop] + b"))"
+            at = stop
+            found.append(fault)
+    lines = (out + text[at:]).decode().split("\n")
     first = 0
-    for node in body:
+    for node in ast.parse(text).body:
         doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if not (doc or future):
+        if not doc and not (isinstance(node, ast.ImportFrom) and node.module == "__future__"):
             break
         first = node.end_lineno or 0
     lines.insert(first, "from trainpipes._faults import on as _fault_on")
     path.write_text("\n".join(lines))
-    return within

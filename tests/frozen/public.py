@@ -9,16 +9,15 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
+import io
 import re
-import subprocess
 import sys
 import tempfile
 import tomllib
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -299,15 +298,18 @@ def _source_one(one: ast.arg, default: ast.expr | None) -> str:
 
 def _commands() -> Iterator[str]:
     """Each command with its arguments and options, as ``--help`` tells."""
-    project = _project()
-    module, _, function = project["project"]["scripts"]["trainpipes"].partition(":")
-    code = f"import sys; sys.argv[0] = 'trainpipes'; from {module} import {function}; {function}()"
+    module, _, function = _project()["project"]["scripts"]["trainpipes"].partition(":")
+    command = getattr(importlib.import_module(module), function)
 
     def told(words: list[str]) -> str:
-        command = [sys.executable, "-c", code, *words, "--help"]
-        environment = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        return done.stdout
+        before, said = sys.argv, io.StringIO()
+        sys.argv = ["trainpipes", *words, "--help"]
+        try:
+            with redirect_stdout(said), suppress(SystemExit):
+                command()
+        finally:
+            sys.argv = before
+        return said.getvalue()
 
     yield from _command([], told)
 
@@ -325,9 +327,8 @@ def _command(words: list[str], told: Callable[[list[str]], str]) -> Iterator[str
         default = re.search(r"\[default: ([^]]*)\]", " ".join(entry.split()))
         yield f"{name} {option[1].strip()}" + (f" [default: {default[1]}]" if default else "")
     below = re.findall(r"^  (\w[\w-]*)", said.partition("Commands:")[2], re.M)
-    with ThreadPoolExecutor(4) as threads:
-        for lines in threads.map(lambda one: list(_command([*words, one], told)), below):
-            yield from lines
+    for one in below:
+        yield from _command([*words, one], told)
 
 
 def _yaml() -> Iterator[str]:

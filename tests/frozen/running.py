@@ -42,7 +42,6 @@ class Outcome:
     said: str
     items: list[list[str]] = field(default_factory=list)
     legs: list[list[list[list[str]]]] = field(default_factory=list)
-    counted: bool = False
     accident: bool = False
 
 
@@ -77,9 +76,7 @@ def _run(text: str, plan: Mapping[str, Any]) -> Outcome:
     epochs = whole.epochs
     first = sha256(repr((whole.length, epochs)).encode()).hexdigest()[:8]
     made = sha256()
-    outcome = Outcome(
-        "", "runs", "", [items for items, _ in epochs], counted=whole.length is not None
-    )
+    outcome = Outcome("", "runs", "", [items for items, _ in epochs])
     position, states, before = (0, 0), None, 0
     positions: list[tuple[int, int]] = []  # of each rank, with a ragged tail
     ragged: list[Read] = []
@@ -97,11 +94,7 @@ def _run(text: str, plan: Mapping[str, Any]) -> Outcome:
         outcome.legs.append([[items for items, _ in read.epochs] for read in found])
         if any(read.error is not None for read in found):
             refused = _refused(f"leg {place}", found)
-            refused.items, refused.legs, refused.counted = (
-                outcome.items,
-                outcome.legs,
-                outcome.counted,
-            )
+            refused.items, refused.legs = outcome.items, outcome.legs
             refused.digest = first + refused.digest[:8]
             return refused
         made.update(repr((place, [(read.length, read.epochs) for read in found])).encode())

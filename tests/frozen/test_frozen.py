@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from difflib import unified_diff
 from pathlib import Path
 
 import pytest
 
-from frozen import adapter, corpus, public
-from frozen.chains import CHAINS, LEAVING, draw, fingerprint
+from frozen import chains, corpus, public
 
-WRITTEN = corpus.read()
+WRITTEN = chains.read()
 ANEW = "python tests/frozen make"
 
 
@@ -28,50 +26,24 @@ def assert_unchanged(numbers: list[int]) -> None:
     for number in numbers:
         result = corpus.run_one(number)
         if result.kind != "gone" and WRITTEN[number].digest != result.digest:
-            said.append(f"{number}: {WRITTEN[number].text}\n    now {result.kind}: {result.said}")
+            said.append(
+                f"{number}: {chains.short(WRITTEN[number].chain)}\n    now {result.kind}: {result.said}"
+            )
     assert not said, (
         f"{len(said)} chains give something else (python tests/frozen show NUMBER tells more; where that is "
         f"meant: {ANEW}):\n" + "\n".join(said)
     )
 
 
-@pytest.mark.parametrize("number", corpus.sample())
+@pytest.mark.parametrize("number", chains.sample())
 def test_a_chain_gives_the_batches_that_it_gave(number: int) -> None:
     assert_unchanged([number])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, CHAINS, 40))
-def test_all_chains_give_the_batches_that_they_gave(first: int) -> None:
-    assert_unchanged(list(range(first, min(first + 40, CHAINS))))
-
-
-def test_all_chains_are_drawn_as_they_were() -> None:
-    left = {n for n in range(CHAINS) if not adapter.words(draw(n)) & adapter.GONE}
-    assert set(WRITTEN) >= left, f"some are not written down: {ANEW}"
-    other = [n for n in left if fingerprint(draw(n)) != WRITTEN[n].chain]
-    assert not other, f"drawn otherwise: {other[:20]}"
-
-
-def test_chains_cover_all_that_they_should() -> None:
-    words, kinds = Counter[str](), Counter[str]()
-    for number in range(CHAINS):
-        chain = draw(number)
-        words.update(adapter.words(chain))
-        kinds["several ranks"] += any(leg[0] > 1 for leg in chain["run"]["legs"])
-        kinds["uncounted"] += chain["run"]["uncounted"]
-        kinds["resumed"] += len(chain["run"]["legs"]) > 1
-    kinds["refused"] = sum(line.text.startswith("refused ") for line in WRITTEN.values())
-    assert kinds["refused"] <= CHAINS * 0.1
-    assert kinds["uncounted"] >= CHAINS * 0.3
-    assert kinds["several ranks"] >= CHAINS * 0.25
-    assert kinds["resumed"] >= CHAINS * 0.8
-    assert {word: count for word, count in words.items() if count < 15} == {}
-
-
-def test_chains_of_what_will_be_left_out_come_last() -> None:
-    leaving = {"draw", "unbatch", "tokenized_by", "recipe tabular", "recipe evaluation"}
-    assert not [n for n in range(LEAVING) if adapter.words(draw(n)) & leaving]
+@pytest.mark.parametrize("turn", range(50))
+def test_all_chains_give_the_batches_that_they_gave(turn: int) -> None:
+    assert_unchanged(list(WRITTEN)[turn::50])
 
 
 def test_only_public_names_of_the_library_are_used() -> None:

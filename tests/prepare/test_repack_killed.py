@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import trainpipes as tp
-from cli.command import START, environment
 from interpreters import python
 from prepare.repack_reference import read
 from trainpipes.prepare import repack
@@ -25,35 +20,6 @@ from trainpipes.storage import Threads
 
 TESTS = Path(__file__).parent.parent
 LITTLE: dict[str, Any] = {"shuffle": True, "memory_limit": "64KB"}
-
-
-def test_killed_at_any_time_the_command_goes_on_to_the_same_rows(tmp_path: Path) -> None:
-    lengths = np.random.default_rng(0).integers(1, 200, 130_000)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    values = np.random.default_rng(1).integers(0, 50_000, offsets[-1], dtype=np.int32)
-    ids = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))  # 50 MB
-    pq.write_table(pa.table({"ids": ids, "n": np.arange(130_000)}), tmp_path / "rows.parquet")
-    command = [sys.executable, "-c", START, "repack", "rows.parquet"]
-    options = ["--shuffle", "--rows-per-file", "20000", "--memory-limit", "32M"]
-    draw, kills, out = random.Random(7), 0, tmp_path / "out"
-    for _ in range(3):
-        running = subprocess.Popen([*command, "out", *options], cwd=tmp_path, env=environment())
-        begun = time.monotonic()
-        while not (out / "_unfinished" / "repack").exists() and running.poll() is None:
-            time.sleep(0.005)
-            assert time.monotonic() - begun < 100
-        time.sleep(draw.uniform(0, 0.5))
-        running.send_signal(signal.SIGKILL)
-        kills += running.wait() == -signal.SIGKILL
-    done = subprocess.run([*command, "out", *options], cwd=tmp_path, env=environment())
-    assert done.returncode == 0
-    assert kills
-    whole = repack(tmp_path / "rows.parquet", tmp_path / "whole", shuffle=True, num_files=1)
-    found = [pq.read_table(path) for path in sorted(out.glob("*.parquet"))]
-    assert pa.concat_tables(found).equals(pq.read_table(whole.files[0]))
-    assert {path.name for path in out.iterdir()} == {
-        *(f"part-0000{n}.parquet" for n in range(7)), "_manifest.json",
-    }  # fmt: skip
 
 
 def some(rows: int = 400) -> tp.Pipeline:

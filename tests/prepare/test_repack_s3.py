@@ -162,7 +162,7 @@ def test_a_server_that_refuses_a_write_is_told_with_the_name(
             DENIED if command == "PUT" and denied in name else None
         )
         with pytest.raises(
-            tp.TrainpipesError, match=rf"{denied}\S* cannot be written: PermissionError"
+            tp.TrainpipesError, match=rf"{denied}\S* cannot be written: the server denies access"
         ):
             repack(
                 given,

@@ -177,42 +177,36 @@ def test_a_large_file_becomes_several_and_the_batches_stay(tmp_path: Path) -> No
     assert sum(entry["tokens"] for entry in entries) == done.tokens
 
 
-@pytest.mark.parametrize(
-    "name", ["take", "skip", "rename", "select", "filter after", "cache", "repeat", "in folders"]
-)
+def packed(rows: tp.Pipeline) -> tp.Pipeline:
+    return rows.sharding_filter(12).shuffle(16).batch(4).pad_collate()
+
+
+LONG = pc.greater(pc.list_value_length(pc.field("input_ids")), 8)
+CHAINS: dict[str, Callable[[tp.Pipeline, Path], tp.Pipeline]] = {
+    "take": lambda rows, _: chain(rows.take(50).select("text")),
+    "skip": lambda rows, _: chain(rows.skip(20).take(60).select("text")),
+    "select": lambda rows, _: chain(rows.select("text")),
+    "cache": lambda rows, f: packed(rows.select("text").tokenize("bytes").cache(f / "cache")),
+    "filter after": lambda rows, _: packed(rows.select("text").tokenize("bytes").filter(LONG)),
+    "repeat": lambda rows, _: (
+        rows.shuffle(16).sharding_filter(12).repeat(3).tokenize("bytes", "text").select("input_ids")
+        .batch(4).pad_collate()
+    ),
+    "rename": lambda rows, _: packed(
+        rows.tokenize(words(), "text").rename({"input_ids": "ids"}).truncate(5, columns="ids").select("ids")
+    ),
+    "with columns": lambda rows, _: chain(
+        rows.drop_columns("label").with_columns(upper, format="arrow")
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHAINS)
 def test_chains_give_the_same_batches(name: str, tmp_path: Path) -> None:
     files = parquet(tmp_path / "in")
 
     def made() -> tp.Pipeline:
-        rows = tp.list_files(files).read_parquet(columns=["text", "label"])
-        if name == "take":
-            rows = rows.take(50)
-        if name == "skip":
-            rows = rows.skip(20).take(60)
-        if name == "cache":
-            return (
-                rows.select("text").tokenize("bytes").cache(tmp_path / "cache")
-                .sharding_filter(12).shuffle(16).batch(4).pad_collate()
-            )  # fmt: skip
-        if name == "filter after":
-            long = pc.greater(pc.list_value_length(pc.field("input_ids")), 8)
-            return (
-                rows.select("text").tokenize("bytes").filter(long)
-                .sharding_filter(12).shuffle(16).batch(4).pad_collate()
-            )  # fmt: skip
-        if name == "repeat":
-            return (
-                rows.shuffle(16).sharding_filter(12).repeat(3).tokenize("bytes", "text").select("input_ids")
-                .batch(4).pad_collate()
-            )  # fmt: skip
-        if name == "rename":
-            return (
-                rows.tokenize(words(), "text").rename({"input_ids": "ids"}).truncate(5, columns="ids")
-                .select("ids").sharding_filter(12).shuffle(16).batch(4).pad_collate()
-            )  # fmt: skip
-        if name == "in folders":
-            return chain(rows.drop_columns("label").with_columns(upper, format="arrow"))
-        return chain(rows.select("text"))
+        return CHAINS[name](tp.list_files(files).read_parquet(columns=["text", "label"]), tmp_path)
 
     done = tokenize(made(), tmp_path / "out")
     check_same(done.pipeline, made())
@@ -330,7 +324,7 @@ def test_what_cannot_be_done_ahead_is_refused_with_why(name: str, tmp_path: Path
     ("options", "message"),
     [
         ({"format": "csv"}, '"parquet" or "bin", got \'csv\''),
-        ({"dtype": "uint16"}, 'of format="bin"'),
+        ({"dtype": "uint16"}, 'left out with format="parquet"'),
         ({"format": "bin", "dtype": "float32"}, "dtype. must be"),
         ({"format": "bin"}, 'rows have columns input_ids, labels: write format="parquet"'),
         ({"compression": "zip"}, "compression. must be"),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from trainpipes.sources.files import file_bytes
 from trainpipes.sources.parquet import row_groups
@@ -13,3 +18,34 @@ def files_are_not_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remote files of a few KB stand for large ones, which do not stay in memory."""
     monkeypatch.setattr(file_bytes, "SMALL_FILE", 0)
     monkeypatch.setattr(row_groups, "WHOLE_BYTES", 0)
+
+
+class CountedFiles(MemoryFileSystem):
+    """Files in memory that count as those of a server, of which every byte that is fetched is counted."""
+
+    protocol = "counted"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    fetched = 0
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return super()._strip_protocol(path.replace("counted://", "memory://"))
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any):
+        found = super().cat_file(path, start, end, **kwargs)
+        self.fetched += len(found)
+        return found
+
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
+        return {**super().info(path, **kwargs), "ETag": "1"}
+
+
+@pytest.fixture
+def counted() -> Iterator[CountedFiles]:
+    fsspec.register_implementation("counted", CountedFiles, clobber=True)
+    CountedFiles.store.clear()
+    files = fsspec.filesystem("counted")
+    files.fetched = 0
+    yield files
+    CountedFiles.store.clear()

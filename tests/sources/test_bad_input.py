@@ -51,7 +51,7 @@ def test_a_file_of_another_kind_is_told_and_what_reads_it(
         ),
         (
             lambda d: tp.list_files(d).read_csv(quote=","),
-            r"two different characters, got None and ','",
+            r"quote\) must be another character than the delimiter, got ','",
         ),
         (lambda d: list(tp.from_iterable(number)), r"number \(.*\) returned 5"),
         (lambda d: ROWS.write_parquet(None), r"write_parquet\(folder\) must be a path, got None"),

@@ -19,9 +19,8 @@ from trainpipes.sources.compressed import streams as compress
 from trainpipes.sources.compressed.streams import Stream
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text import block_scan
-from trainpipes.sources.text.block_scan import check_of, scan
+from trainpipes.sources.text.block_scan import TextLayout, check_of, scan
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.layout import TextLayout
 from trainpipes.sources.text.read_csv import Csv
 from trainpipes.sources.text.read_json import Json
 from trainpipes.sources.text.read_text import PlainText, Unit

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 import trainpipes as tp
 from faulty_server import FaultyServer, serving
+from interpreters import python
 from trainpipes.sources.files import cached_bytes
 from trainpipes.sources.files.cached_bytes import CHUNK, DiskCache
 from trainpipes.testing import digest
@@ -207,8 +207,7 @@ for n in range(60):
 
 def test_the_limit_is_of_all_processes_together(tmp_path: Path) -> None:
     children = [
-        subprocess.Popen([sys.executable, "-c", PUT, str(tmp_path / "cache"), str(n)])
-        for n in range(3)
+        subprocess.Popen([*python(), "-c", PUT, str(tmp_path / "cache"), str(n)]) for n in range(3)
     ]
     assert [child.wait(120) for child in children] == [0, 0, 0]
     assert 50_000 < kept(tmp_path / "cache") <= 100_000

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
@@ -202,32 +201,6 @@ def test_a_state_of_any_number_of_ranks_goes_on_with_any_other(tmp_path, name):
     assert found == whole
 
 
-class Counted(MemoryFileSystem):
-    """Files in memory, of which every byte that is fetched is counted."""
-
-    protocol = "counted"
-    store: ClassVar[dict[str, Any]] = {}
-    pseudo_dirs: ClassVar[list[str]] = [""]
-    fetched: ClassVar[int] = 0
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return super()._strip_protocol(path.replace("counted://", "memory://"))
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any):
-        found = super().cat_file(path, start, end, **kwargs)
-        Counted.fetched += len(found)
-        return found
-
-
-@pytest.fixture
-def counted() -> Iterator[Counted]:
-    fsspec.register_implementation("counted", Counted, clobber=True)
-    Counted.store.clear()
-    yield Counted()
-    Counted.store.clear()
-
-
 SEEKABLE = ["npy", "npz", "tar", "json lines", "json array", "json lines, gzip", "json lines, zstd"]
 
 
@@ -249,7 +222,7 @@ def test_a_resume_near_the_end_reads_little_more_than_what_is_left(tmp_path, cou
     rest = [digest(item) for item in iterator]
     again = make()
     again.load_state_dict(state)
-    Counted.fetched = 0
+    counted.fetched = 0
     assert [digest(item) for item in again] == rest
     # What is left, and for each shard a window of two blocks at most, which lies in three.
     part = 0.1 + shards * 3 * rows / total
@@ -257,7 +230,7 @@ def test_a_resume_near_the_end_reads_little_more_than_what_is_left(tmp_path, cou
         len(data) / 400 if "gzip" in name or "zstd" in name else 0
     )  # which a block may begin in
     most = part * len(data) + part * total / rows * 2 * member
-    assert 0 < Counted.fetched < FORMATS[name].reads * most < FORMATS[name].reads * 0.4 * len(data)
+    assert 0 < counted.fetched < FORMATS[name].reads * most < FORMATS[name].reads * 0.4 * len(data)
 
 
 def keep(row: dict[str, Any]) -> bool:
@@ -296,12 +269,12 @@ def test_unshuffled_a_resume_reads_what_is_left_and_a_block_for_each_shard(
     again = iter(make())
     again.load_state_dict(state)
     assert again.state_dict() == state  # whatever else must be read before the first row has been
-    Counted.fetched = 0
+    counted.fetched = 0
     assert [digest(item) for item in again] == rest
     member = len(data) / 400 if "zstd" in name else 0  # which a block may begin in
     shards = 1 if kind == "one shard" else 4
     part = 0.1 + (shards + 0.5) * rows / total
-    assert 0 < Counted.fetched < 1.06 * part * len(data) + 2 * part * total / rows * member
+    assert 0 < counted.fetched < 1.06 * part * len(data) + 2 * part * total / rows * member
 
 
 @every

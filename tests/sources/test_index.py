@@ -482,35 +482,6 @@ def begun(kind: str, data: Any, looked: Any, results: Any, seconds: float) -> An
     return process
 
 
-@pytest.mark.parametrize("kind", ["parquet"])
-def test_one_that_reads_nothing_is_not_waited_for_without_end(kind, data, kept, monkeypatch):
-    monkeypatch.setattr(index_store, "HUNG", 1.0)
-    looked, results = context.Event(), context.Queue()
-    first = begun(kind, data, looked, results, 600)
-    assert looked.wait(60)
-    second = begun(kind, data, context.Event(), results, 0)
-    assert results.get(timeout=60) == (150, FILES)
-    assert first.is_alive()
-    first.kill()
-    third = begun(kind, data, context.Event(), results, 0)
-    assert results.get(timeout=60) == (150, 0)
-    for process in (first, second, third):
-        process.join()
-
-
-@pytest.mark.parametrize("kind", ["parquet"])
-def test_one_that_goes_on_slowly_is_waited_for(kind, data, kept, monkeypatch):
-    monkeypatch.setattr(index_store, "HUNG", 3.0)
-    looked, results = context.Event(), context.Queue()
-    first = begun(kind, data, looked, results, 1.2)  # for each file
-    assert looked.wait(60)
-    second = begun(kind, data, context.Event(), results, 0)
-    found = {results.get(timeout=60) for _ in range(2)}
-    assert found == {(150, FILES), (150, 0)}
-    for process in (first, second):
-        process.join()
-
-
 @every
 def test_if_the_one_that_makes_it_is_killed_another_one_does(kind, data, kept):
     looked, results = context.Event(), context.Queue()

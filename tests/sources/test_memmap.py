@@ -6,9 +6,7 @@ import io
 import json
 import os
 import pickle
-import re
 import shutil
-import subprocess
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,7 +23,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
-from interpreters import python
 from trainpipes.storage import Processes, Threads
 from trainpipes.storage.writers.npy_files import PartFile
 from trainpipes.testing import digest
@@ -105,6 +102,12 @@ def test_several_arrays_keep_their_shapes_and_belong_together(tmp_path):
     assert data[[5, 5, 2]][1].tolist() == [5, 5, 2]
     assert data[10:20:3][1].tolist() == [10, 13, 16, 19]
     assert data[torch.tensor([1, 2])][0].shape == (2, 3, 4)
+    for index in (40, -41, [0, 99]):
+        with pytest.raises(IndexError, match="of 40"):
+            data[index]
+    for index in ("a", 1.0, [[1]], [0.5]):
+        with pytest.raises(TypeError, match="rows are chosen by"):
+            data[index]
 
 
 def test_rows_of_a_generator_may_be_ragged(tmp_path):
@@ -131,26 +134,16 @@ def test_ragged_rows_of_any_lengths_come_back(rows, picks, tmp_path_factory):
     assert [row["ids"] for row in tp.from_memmap(path)] == rows
 
 
-def test_long_ragged_rows_are_gathered_too(tmp_path):
-    rows = [np.arange(n * 300) for n in range(9)]
-    data = tp.write_memmap(tmp_path / "x", rows, names=["ids"], ragged=["ids"])
-    assert all(
-        torch.equal(a, torch.from_numpy(rows[i]))
-        for a, i in zip(data[[8, 0, 3]]["ids"], [8, 0, 3], strict=True)
-    )
-
-
-def test_ragged_rows_of_vectors_keep_their_width(tmp_path):
+def test_ragged_rows_may_be_long_bytes_or_rows_of_vectors(tmp_path):
+    long = [np.arange(n * 300) for n in range(9)]
+    data = tp.write_memmap(tmp_path / "long", [{"ids": row} for row in long], ragged=["ids"])
+    assert same(data[[8, 0, 3]]["ids"], [torch.from_numpy(long[i]) for i in (8, 0, 3)])
+    data = tp.write_memmap(tmp_path / "bytes", [{"jpeg": b"\xff\xd8"}, {"jpeg": b""}])
+    assert [bytes(row["jpeg"].tolist()) for row in data] == [b"\xff\xd8", b""]
     rows = [{"v": np.full((n % 3, 4), n, np.float32)} for n in range(9)]
     data = tp.write_memmap(tmp_path / "x", rows)
     assert data[2]["v"].tolist() == rows[2]["v"].tolist()
     assert next(iter(tp.from_memmap(tmp_path / "x").skip(2)))["v"] == rows[2]["v"].tolist()
-
-
-def test_bytes_come_back_as_numbers(tmp_path):
-    data = tp.write_memmap(tmp_path / "x", [{"jpeg": b"\xff\xd8"}, {"jpeg": b""}])
-    assert bytes(data[0]["jpeg"].tolist()) == b"\xff\xd8"
-    assert data[1]["jpeg"].numel() == 0
 
 
 def test_a_table_a_map_style_dataset_and_batches_are_written_too(tmp_path):
@@ -212,7 +205,6 @@ def test_rows_are_copies_that_may_be_changed(tmp_path):
     data[1]["a"].zero_()
     data[0:2]["a"].zero_()
     assert data[:]["a"].tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert not data.column("a").flags.writeable
 
 
 def test_numpy_opens_each_file(tmp_path):
@@ -260,72 +252,19 @@ def test_memory_stays_small_whatever_the_size(tmp_path):
 # Whole or not at all
 
 
-def test_a_source_that_fails_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("error", [RuntimeError("no"), FileNotFoundError(2, "no", "input.txt")])
+def test_a_source_that_fails_leaves_nothing(error, tmp_path):
     def rows() -> Iterator[int]:
         yield from range(3000)
-        raise RuntimeError("the disk is on fire")
+        raise error
 
-    with pytest.raises(RuntimeError, match="on fire"):
+    with pytest.raises(type(error), match="no"):
         tp.write_memmap(tmp_path / "x", rows)
     assert list(tmp_path.iterdir()) == []
-
-
-FULL = """
-import resource, signal, sys
-import numpy as np, trainpipes as tp
-target = sys.argv[1]
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-rows = lambda: ({"x": [n] * 100} for n in range(10_000))
-for source in ({"x": np.zeros((100, 10_000))}, rows):
-    try:
-        tp.write_memmap(target, source)
-    except tp.ConfigError as error:
-        print(error.path.startswith(target), error)
-"""
-
-
-def test_a_full_disk_is_an_error_with_the_path_and_leaves_nothing(tmp_path):
-    done = subprocess.run(
-        [*python(), "-c", FULL, str(tmp_path / "x")], capture_output=True, text=True
-    )
-    errors = done.stdout.splitlines()
-    assert len(errors) == 2, done.stderr
-    for error in errors:
-        assert re.match(
-            r"True write_memmap\(\): .*/x.* cannot be written: File too large; free", error
-        )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_may_not_be_written_to_is_an_error_with_the_path(tmp_path, monkeypatch):
-    def refused(path: Path, *args: Any, **options: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "mkdir", refused)
-    with pytest.raises(
-        tp.ConfigError, match=r"write_memmap\(\): .*/x cannot be written: Permission"
-    ):
-        tp.write_memmap(tmp_path / "x", {"x": np.arange(3)})
-
-
-def test_an_error_of_the_sources_own_files_is_not_one_of_the_disk(tmp_path):
-    def rows() -> Iterator[int]:
-        yield 1
-        raise FileNotFoundError(2, "No such file", "input.txt")
-
-    with pytest.raises(FileNotFoundError, match=r"input\.txt"):
-        tp.write_memmap(tmp_path / "x", rows)
-
-
-EMPTY = [
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "float32",
-    "float64",
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-@pytest.mark.parametrize("dtype", EMPTY)
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16"])
 def test_rows_that_are_all_empty_come_as_empty_rows(dtype, ragged, tmp_path):
     rows = ({"id": n, "input_ids": np.array([], dtype)} for n in range(5))
     tp.write_memmap(tmp_path / "x", rows, ragged=["input_ids"] if ragged else ())
@@ -441,6 +380,7 @@ def test_parts_are_read_as_one_and_are_the_same_whoever_makes_them(kind, tmp_pat
     assert same(parts[index], whole[index])
     assert same(list(tp.from_memmap(tmp_path / "parts")), list(tp.from_memmap(tmp_path / "whole")))
     assert same(pickle.loads(pickle.dumps(parts))[5], whole[5])
+    assert len(pickle.dumps(parts)) < 3000
     parts.verify()
     if kind == "filtered":
         with pytest.raises(tp.ConfigError, match=r"executor=Threads\(n=2\).*rows of one file"):
@@ -463,33 +403,22 @@ def test_a_part_ends_at_the_same_row_wherever_a_run_began(tmp_path, monkeypatch)
         assert "part-00001.json" in whole
         tp.write_memmap(tmp_path / name, pipe)  # all is there: nothing is done
         # As a kill after the first part leaves it.
-        stopped = FailsAfter(pipe, 1)
-        with pytest.raises(RuntimeError, match="stopped"):
-            stopped.write(tmp_path / f"{name} again", monkeypatch)
-        with pytest.raises(tp.UnreadableError, match=r"no _manifest\.json"):
-            tp.read_memmap(tmp_path / f"{name} again")
-        tp.write_memmap(tmp_path / f"{name} again", pipe)
-        assert files_of(tmp_path / f"{name} again") == whole
+        begin, left = PartFile.__init__, [1]
 
-
-class FailsAfter:
-    """Writes a pipeline, and stops after so many parts."""
-
-    def __init__(self, pipe: tp.Pipeline, parts: int) -> None:
-        self.pipe, self.parts = pipe, parts
-
-    def write(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        begin = PartFile.__init__
-
-        def counted(part: Any, *args: Any) -> None:
-            self.parts -= 1
-            if self.parts < 0:
+        def counted(part: Any, *args: Any, begin: Any = begin, left: Any = left) -> None:
+            if not left:
                 raise RuntimeError("stopped")
+            left.pop()
             begin(part, *args)
 
         with monkeypatch.context() as patch:
             patch.setattr(PartFile, "__init__", counted)
-            tp.write_memmap(path, self.pipe)
+            with pytest.raises(RuntimeError, match="stopped"):
+                tp.write_memmap(tmp_path / f"{name} again", pipe)
+        with pytest.raises(tp.UnreadableError, match=r"no _manifest\.json"):
+            tp.read_memmap(tmp_path / f"{name} again")
+        tp.write_memmap(tmp_path / f"{name} again", pipe)
+        assert files_of(tmp_path / f"{name} again") == whole
 
 
 def test_rows_that_can_be_read_once_are_written_anew(tmp_path, monkeypatch):
@@ -520,16 +449,6 @@ def test_a_memory_map_is_written_to_a_url_and_read_where_it_is_copied(tmp_path):
         shutil.rmtree(tmp_path / "x")
 
 
-def test_while_one_writes_another_is_refused(tmp_path):
-    def rows() -> Iterator[int]:
-        yield 1
-        with pytest.raises(tp.ConfigError, match="another process writes to"):
-            tp.write_memmap(tmp_path / "x", np.arange(3), overwrite=True)
-        yield 2
-
-    assert tp.write_memmap(tmp_path / "x", rows)[:][0].tolist() == [1, 2]
-
-
 # Bad input
 
 
@@ -550,6 +469,7 @@ BAD_ROWS = {
     "another shape of elements": (
         [{"v": np.zeros((1, 3))}, {"v": np.zeros((2, 4))}], r"row 1.*shape \[2, 4\].*first length only"
     ),
+    "a null in a table": (pa.table({"x": [1, None]}), "row 1: column 'x' is null"),
     "a number among lists": ([{"x": [1]}, {"x": 2}], "row 1.*single number"),
 }  # fmt: skip
 
@@ -558,7 +478,7 @@ BAD_ROWS = {
 def test_a_bad_row_is_named_and_nothing_is_left(kind, tmp_path):
     rows, said = BAD_ROWS[kind]
     with pytest.raises(tp.DataError, match=said):
-        tp.write_memmap(tmp_path / "x", iter(list(rows)))
+        tp.write_memmap(tmp_path / "x", rows if isinstance(rows, pa.Table) else iter(list(rows)))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -573,15 +493,6 @@ def test_a_value_that_its_dtype_cannot_hold_is_named(tmp_path):
     assert narrowed[0][0] == torch.tensor(0.1)
 
 
-def test_rows_that_are_more_or_fewer_than_said_are_refused(tmp_path):
-    for length, said in ((4, "more rows"), (6, "ended after 5")):
-        with pytest.raises(tp.DataError, match=said):
-            tp.write_memmap(tmp_path / "x", iter(range(5)), length=length)
-    with pytest.raises(tp.ConfigError, match="source of 5 rows"):
-        tp.write_memmap(tmp_path / "x", np.arange(5), length=4)
-    assert len(tp.write_memmap(tmp_path / "x", iter(range(5)), length=5)) == 5
-
-
 BAD_OPTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "lengths that differ": (
         {"a": np.zeros(2), "b": np.zeros(3)},
@@ -594,10 +505,8 @@ BAD_OPTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "complex numbers": (np.zeros(2, complex), {}, "complex128"),
     "a string": ("abc", {}, "got str"),
     "a dict of nothing": ({}, {}, "got dict"),
-    "names of rows that have some": ([{"a": 1}], {"names": ["b"]}, "without names"),
-    "too few names": ([(1, 2)], {"names": ["b"]}, "one for each column"),
     "ragged numbers": ([{"a": 1}], {"ragged": ["a"]}, "single number"),
-    "ragged rows without names": ([[1], [1, 2]], {}, "names="),
+    "ragged rows without names": ([[1], [1, 2]], {}, "rows that are dicts"),
     "an endless pipeline": (tp.from_tensors([1]).repeat(), {}, "one epoch"),
 }
 
@@ -608,11 +517,6 @@ def test_what_cannot_be_written_is_refused(kind, tmp_path):
     with pytest.raises((tp.ConfigError, tp.DataError), match=said):
         tp.write_memmap(tmp_path / "x", source, **options)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_null_in_a_table_is_named(tmp_path):
-    with pytest.raises(tp.DataError, match="row 1: column 'x' is null"):
-        tp.write_memmap(tmp_path / "x", pa.table({"x": [1, None]}))
 
 
 def saved(array: Any, **options: Any) -> bytes:
@@ -678,45 +582,34 @@ def cut_short(name: str, size: int) -> Callable[[Path], Any]:
 OFFSETS = np.cumsum([0, *(n % 7 for n in range(50))])
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a missing file": (moved("image.npy", False), "image.npy .*it is missing"),
-    "missing offsets": (moved("tokens.offsets.npy", False), "tokens.offsets.npy .*it is missing"),
     "a missing header": (moved("json", False), "part-00000.json .*it is missing"),
     "a link": (moved("image.npy", True), "image.npy .*it is a link"),
     "no manifest": (lambda f: (f / "_manifest.json").unlink(), "no _manifest.json"),
     "a short file": (cut_short("image.npy", 300), "was cut short: it has 300 bytes of 428"),
     "a short header": (cut_short("image.npy", 100), "image.npy .*must begin"),
-    "an empty file": (cut_short("n.npy", 0), "n.npy .*must begin"),
     "more bytes": (cut_short("n.npy", 999), "has grown"),
     "another shape": (written("image.npy", np.zeros((50, 3, 2), np.uint8)), "must begin.*50, 2, 3.*50, 3, 2"),
     "fewer rows": (written("n.npy", np.zeros(49, int)), r"must begin.*\(50,\).*\(49,\)"),
     "another dtype": (written("n.npy", np.zeros(50)), "must begin.*<i8.*<f8"),
-    "another byte order": (written("n.npy", np.zeros(50, ">i8")), "must begin.*<i8.*>i8"),
     "Fortran's order": (
         written("image.npy", np.asfortranarray(np.zeros((50, 2, 3), np.uint8))), "fortran_order': True"
     ),
     "an archive": (written("n.npy", b"PK\3\4" + bytes(600)), "must begin"),
-    "a pickle": (written("n.npy", pickle.dumps(np.zeros(50))), "must begin"),
     "offsets that go down": (
         written("tokens.offsets.npy", np.r_[OFFSETS[:20], OFFSETS[20] - 99, OFFSETS[21:]]), "offset 20 is"
     ),
     "offsets that begin late": (written("tokens.offsets.npy", np.r_[1, OFFSETS[1:]]), "offset 0 is 1"),
-    "offsets below 0": (written("tokens.offsets.npy", np.r_[0, -5, OFFSETS[2:]]), "offset 1 is -5"),
     "offsets outside": (written("tokens.offsets.npy", np.r_[OFFSETS[:-1], 10**9]), "offset 50 is 1000000000"),
-    "more offsets": (written("tokens.offsets.npy", np.r_[OFFSETS, OFFSETS[-1]]), r"must begin.*\(52,\)"),
     "no JSON": (written("_manifest.json", b"{"), "_manifest.json .*no manifest"),
-    "no text": (written("_manifest.json", b"\xff\xfe"), "_manifest.json .*no manifest"),
     "deep JSON": (written("_manifest.json", b"[" * 100_000), "_manifest.json .*no manifest"),
-    "a list": (written("_manifest.json", b"[1]"), "_manifest.json .*no manifest"),
     "somebody else's manifest": (written("_manifest.json", b'{"name": "x"}'), "_manifest.json .*no manifest"),
     "another checksum": (written("json", b"{}"), "part-00000.json .*checksum differs"),
     "other rows than in the manifest": (
         changed(lambda m: m.update(rows=7, columns=m["columns"][:1])), "7 rows, and 50 by the manifest"
     ),
     "a column too many": (column(0, color="red"), "color"),
-    "a count more": (column(0, values=151), r"must begin.*\(151,\)"),
     "a huge shape": (column(1, shape=[2**62, 2**62]), "must begin"),
     "a file above": (named_file("../elsewhere.json"), "it names other files"),
-    "a file by its whole path": (named_file("/etc/passwd"), "it names other files"),
-    "a file that is a number": (named_file(7), "it names other files"),
 }  # fmt: skip
 
 
@@ -776,18 +669,10 @@ def test_what_is_no_memory_map_is_refused(tmp_path):
     fsspec.filesystem("memory").pipe("/far/x.memmap/part-00000.json", b"12345678")
     with pytest.raises(tp.ConfigError, match="only files of this machine"):
         tp.read_memmap("memory://far/x.memmap")
-
-
-def test_rows_that_are_not_there_are_refused(tmp_path):
-    data = tp.write_memmap(tmp_path / "x", {"a": np.arange(5)})
-    for index in (5, -6, [0, 9]):
-        with pytest.raises(IndexError, match="of 5"):
-            data[index]
-    for index in ("a", 1.0, [[1]], [0.5]):
-        with pytest.raises(TypeError, match="rows are chosen by"):
-            data[index]
-    with pytest.raises(tp.SchemaError, match="no column 'b'"):
-        tp.read_memmap(tmp_path / "x", columns=["b"])
+    tp.write_memmap(tmp_path / "1", {"a": np.arange(3)})
+    tp.write_memmap(tmp_path / "2", {"a": np.arange(3.0)})
+    with pytest.raises(tp.SchemaError, match=r"a: float64\[\].*a: int64\[\]"):
+        tp.read_memmap([tmp_path / "1", tmp_path / "2"])
 
 
 # Reading
@@ -800,6 +685,8 @@ def test_columns_are_chosen_and_ordered_by_name(tmp_path):
     data = tp.read_memmap(tmp_path / "x", columns=["c", "a"])
     assert list(data[1]) == ["c", "a"]
     assert list(next(iter(tp.from_memmap(tmp_path / "x", columns=["b"])))) == ["b"]
+    with pytest.raises(tp.SchemaError, match="no column 'd'"):
+        tp.read_memmap(tmp_path / "x", columns=["d"])
 
 
 def test_several_files_are_one_after_the_other(tmp_path):
@@ -814,16 +701,11 @@ def test_several_files_are_one_after_the_other(tmp_path):
     found = data[index]
     assert found["k"].tolist() == [expected[i] for i in index]
     assert [len(ids) for ids in found["ids"]] == [expected[i] % 100 for i in index]
+    loaded = DataLoader(data, batch_size=None, num_workers=1)
+    assert [row["k"].item() for row in loaded] == expected
     pipe = tp.from_memmap(tmp_path / "part-*.memmap")
     assert [row["k"] for row in pipe] == expected
     assert sorted(row["k"] for row in pipe.shuffle(scope="global")) == expected
-
-
-def test_files_with_other_columns_are_refused_together(tmp_path):
-    tp.write_memmap(tmp_path / "1", {"a": np.arange(3)})
-    tp.write_memmap(tmp_path / "2", {"a": np.arange(3.0)})
-    with pytest.raises(tp.SchemaError, match=r"a: float64\[\].*a: int64\[\]"):
-        tp.read_memmap([tmp_path / "1", tmp_path / "2"])
 
 
 def plus_one(row: dict[str, Any]) -> dict[str, Any]:
@@ -845,25 +727,6 @@ def test_a_transform_sees_the_same_row_however_it_is_read(tmp_path):
     with pytest.raises(ValueError, match="seven") as failed:
         list(tp.from_memmap(tmp_path / "x", transform=fail_at_7))
     assert "row 7" in failed.value.__notes__[0]
-
-
-def test_a_dataloader_of_torch_reads_it_with_and_without_workers(tmp_path):
-    data = tp.write_memmap(
-        tmp_path / "x", {"a": np.arange(20), "b": np.arange(40.0).reshape(20, 2)}
-    )
-    for workers in (0, 2):
-        batches = list(DataLoader(data, batch_size=6, num_workers=workers))
-        assert [b["a"].tolist() for b in batches] == [
-            list(range(s, min(20, s + 6))) for s in range(0, 20, 6)
-        ]
-        assert batches[3]["b"].shape == (2, 2)
-
-
-def test_it_pickles_as_its_path(tmp_path):
-    data = tp.write_memmap(tmp_path / "x", np.zeros((1000, 100)))
-    data[0]
-    assert len(pickle.dumps(data)) < 2000
-    assert same(pickle.loads(pickle.dumps(data))[5], data[5])
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -936,9 +799,13 @@ def test_bad_bare_files_and_options_are_refused(tmp_path):
     tp.write_memmap(tmp_path / "x", np.arange(3))
     with pytest.raises(tp.UnreadableError, match="not a file of bare numbers"):
         tp.read_memmap(tmp_path / "x", dtype="uint16", length=4)
+    np.arange(10, dtype=np.uint16).tofile(tmp_path / "few.bin")
+    said = r"few\.bin holds 10 numbers, fewer than the 64 of one row"
+    with pytest.raises(tp.DataError, match=said):
+        list(tp.from_memmap(tmp_path / "few.bin", dtype="uint16", length=64))
     for options in (
         {"dtype": "uint16"}, {"length": 4}, {"labels": True}, {"dtype": "float32", "length": 4},
-        {"dtype": "uint16", "length": 0}, {"dtype": "uint16", "length": 2.5}, {"columns": "a"},
+        {"dtype": "uint16", "length": 0}, {"dtype": "uint16", "length": 2.5}, {"columns": [3]},
         {"transform": 3}, {"dtype": "uint16", "length": 4, "columns": ["input_ids"]},
     ):  # fmt: skip
         with pytest.raises(tp.ConfigError):
@@ -955,26 +822,13 @@ def test_a_bare_file_that_grows_is_noticed(tmp_path):
         data[0]
 
 
-def test_threads_share_one_map(tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
-    data = tp.write_memmap(tmp_path / "x", {"a": np.arange(5000), "b": np.arange(5000)})
-    with ThreadPoolExecutor(8) as pool:
-        for _ in range(20):
-            fresh = pickle.loads(pickle.dumps(data))
-            found = list(
-                pool.map(lambda n, d=fresh: int(d[n]["a"] + d[n]["b"]), range(0, 5000, 500))
-            )
-            assert found == [2 * n for n in range(0, 5000, 500)]
-
-
 def test_masked_values_are_refused_with_their_row(tmp_path: Path) -> None:
     masked = np.ma.array([1, 2], mask=[False, True])
     for source in ({"a": masked}, [{"a": np.arange(2)}, {"a": masked}]):
         with pytest.raises(tp.DataError, match=r"'a' is masked in part; fill it"):
             tp.write_memmap(tmp_path / "rows", source)
     unmasked = np.ma.array([1, 2], mask=[False, False])
-    assert tp.write_memmap(tmp_path / "rows", {"a": unmasked}).column("a").tolist() == [1, 2]
+    assert tp.write_memmap(tmp_path / "rows", {"a": unmasked})[:]["a"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -1000,11 +854,3 @@ def test_large_batches_that_somebody_holds_keep_what_they_show(tmp_path, order, 
         assert all(
             set(row.tolist()) == {n} for row, n in zip(part[:, ::4096], expected, strict=True)
         )
-
-
-def test_a_file_shorter_than_a_row_is_refused(tmp_path: Path) -> None:
-    np.arange(10, dtype=np.uint16).tofile(tmp_path / "few.bin")
-    with pytest.raises(
-        tp.DataError, match=r"few\.bin holds 10 numbers, fewer than the 64 of one row"
-    ):
-        list(tp.from_memmap(tmp_path / "few.bin", dtype="uint16", length=64))

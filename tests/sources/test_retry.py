@@ -24,6 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import trainpipes as tp
 from faulty_server import Fault, FaultyServer, serving
+from interpreters import python
 from trainpipes.sources.files import range_file as remote
 from trainpipes.sources.remote import retry
 from trainpipes.testing import digest
@@ -536,7 +537,7 @@ def test_a_config_says_how_long(folder: Path, tmp_path: Path) -> None:
 # Ends
 
 ENDS = """
-import signal, sys, threading, time
+import os, signal, sys, threading, time
 import trainpipes as tp
 from trainpipes.sources.files import file_bytes
 from trainpipes.sources.parquet import row_groups
@@ -556,7 +557,7 @@ loader = tp.Loader(pipe, threads=threads)
 items = iter(loader)
 if phase in ("ahead", "closed"):
     next(items)
-print("ready", flush=True)
+print(os.getpid(), flush=True)
 sys.stdin.readline()
 if phase == "closed":
     del items, loader
@@ -574,8 +575,9 @@ def test_a_process_ends_while_requests_are_tried_again(
     server: FaultyServer, phase: str, threads: str
 ) -> None:
     asked = threading.Event()
+    interrupted = phase in ("listing", "rows")
     child = subprocess.Popen(
-        [sys.executable, "-c", ENDS, server.url, phase, threads],
+        [*(python() if interrupted else [sys.executable]), "-c", ENDS, server.url, phase, threads],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -584,7 +586,7 @@ def test_a_process_ends_while_requests_are_tried_again(
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        assert child.stdout.readline() == "ready\n"
+        started = int(child.stdout.readline())
 
         def stall(*_: Any) -> Fault:
             asked.set()
@@ -593,13 +595,13 @@ def test_a_process_ends_while_requests_are_tried_again(
         server.fault = stall
         child.stdin.write("go\n")
         child.stdin.flush()
-        if phase in ("listing", "rows"):
+        if interrupted:
             assert asked.wait(60)
-            child.send_signal(signal.SIGINT)
+            os.kill(started, signal.SIGINT)
         out, err = child.communicate(timeout=60)
     finally:
         child.kill()
-    if phase in ("listing", "rows"):
+    if interrupted:
         assert "KeyboardInterrupt" in err
     else:
         assert (out, child.returncode) == ("ended\n", 0), err

@@ -9,7 +9,6 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import trainpipes as tp
@@ -103,15 +102,6 @@ def test_a_sample_without_its_pair_is_named_or_has_a_null(tmp_path):
     assert next(iter(tp.read_webdataset(tmp_path, missing="null")))["json"] is None
 
 
-@pytest.mark.parametrize(
-    "name", ["../up.txt", "/etc/passwd.txt", "a/../../b.txt", "C:\\x.txt", "..\\x.txt"]
-)
-def test_names_that_lead_out_of_the_archive_are_refused(name, tmp_path):
-    path = tar(tmp_path / "x.tar", [("0.txt", b"fine"), (name, b"not")])
-    with pytest.raises(tp.UnreadableError, match="outside of the folder"):
-        list(tp.read_webdataset(path))
-
-
 def test_two_members_of_one_extension_in_a_sample_are_refused(tmp_path):
     path = tar(tmp_path / "x.tar", [("0.txt", b"a"), ("0.TXT", b"b")])
     with pytest.raises(tp.UnreadableError, match="two members with the extension 'txt'"):
@@ -146,41 +136,22 @@ def test_samples_can_be_chosen_by_number_where_archives_are_not_compressed(tmp_p
         list(tp.read_webdataset(tmp_path).shuffle(scope="global"))
 
 
-def test_an_archive_on_a_server_is_indexed_once_and_a_resume_reads_what_is_left(
-    tmp_path, monkeypatch
-):
+def test_an_archive_on_a_server_is_indexed_once_and_a_resume_reads_what_is_left(tmp_path, counted):
     members = [(f"{n:05}.bin", bytes([n % 256]) * 80_000) for n in range(400)]
     content = tar(tmp_path / "x.tar", members).read_bytes()
-    memory = fsspec.filesystem("memory")
-    url = f"memory://archives/{tmp_path.name}/x.tar"
-    memory.pipe_file(url, content)
-    read: list[int] = []
-    original = type(memory).cat_file
-
-    def counting(
-        system: Any, path: str, start: Any = None, end: Any = None, **options: Any
-    ) -> bytes:
-        found: bytes = original(system, path, start=start, end=end, **options)
-        read.append(len(found))
-        return found
-
-    def stamped(system: Any, path: str, **options: Any) -> dict[str, Any]:
-        return {**told(system, path, **options), "ETag": "1"}
-
-    told = type(memory).info
-    monkeypatch.setattr(type(memory), "info", stamped)
-    monkeypatch.setattr(type(memory), "cat_file", counting)
+    counted.pipe_file("/d/x.tar", content)
 
     def made() -> tp.Pipeline:
+        url = "counted://d/x.tar"
         return tp.read_webdataset(url, index=str(tmp_path / "kept.arrow"), block_rows=20).batch(10)
 
     state = made().state_at(36)
-    assert len(content) <= sum(read) < len(content) + 100_000
-    read.clear()
+    assert len(content) <= counted.fetched < len(content) + 100_000
+    counted.fetched = 0
     later = made()
     later.load_state_dict(state)
     assert [row["bin"][0] for batch in later for row in batch] == [n % 256 for n in range(360, 400)]
-    assert sum(read) < 0.6 * len(content)  # from the start of its window of 16 MB on
+    assert counted.fetched < 0.6 * len(content)  # from the start of its window of 16 MB on
 
 
 def wds2idx(path: Path) -> str:
@@ -195,25 +166,16 @@ def wds2idx(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_an_index_beside_an_archive_on_a_server_is_read_in_its_place(tmp_path, monkeypatch):
+def test_an_index_beside_an_archive_on_a_server_is_read_in_its_place(tmp_path, counted):
     members = [(f"{n:05}.{kind}", bytes([n]) * 40_000) for n in range(50) for kind in ("a", "b")]
     path = tar(tmp_path / "x.tar", members)
-    memory, url = fsspec.filesystem("memory"), f"memory://archives/{tmp_path.name}"
-    memory.pipe_file(f"{url}/x.tar", path.read_bytes())
-    expected = [digest(row) for row in tp.read_webdataset(f"{url}/x.tar", index=False)]
-    memory.pipe_file(f"{url}/x.idx", wds2idx(path).encode())
-    read: list[int] = []
-    original = type(memory).cat_file
-
-    def counting(system: Any, *arguments: Any, **options: Any) -> bytes:
-        found: bytes = original(system, *arguments, **options)
-        read.append(len(found))
-        return found
-
-    monkeypatch.setattr(type(memory), "cat_file", counting)
-    rows = tp.read_webdataset(f"{url}/x.tar", index=False)
+    counted.pipe_file("/d/x.tar", path.read_bytes())
+    expected = [digest(row) for row in tp.read_webdataset("counted://d/x.tar", index=False)]
+    counted.pipe_file("/d/x.idx", wds2idx(path).encode())
+    counted.fetched = 0
+    rows = tp.read_webdataset("counted://d/x.tar", index=False)
     assert len(rows) == 50
-    assert sum(read) < 100_000
+    assert counted.fetched < 100_000
     assert [digest(row) for row in rows] == expected
 
 
@@ -257,22 +219,6 @@ def test_members_of_2_gib_and_more_come_in_a_column_of_a_large_type(tmp_path, mo
     kinds = [str(field.type) for field in opened(pipe).schema]
     assert kinds == ["string", "large_binary", "string"]
     assert list(pipe) == rows
-
-
-def test_an_index_that_is_wrong_is_not_believed(tmp_path):
-    kept = str(tmp_path / "kept.arrow")
-    path = tar(tmp_path / "x.tar", pairs(30))
-    assert len(list(tp.read_webdataset(path, index=kept))) == 30
-    (tmp_path / "kept.arrow").write_bytes(b"ARROW1 something else")
-    with pytest.raises(tp.ConfigError, match="not an index of trainpipes"):
-        list(tp.read_webdataset(path, index=kept))
-    whole = Path(kept)
-    whole.unlink()
-    expected = [digest(row) for row in tp.read_webdataset(path, index=kept)]
-    tar(path, [("other.txt", b"1"), *pairs(30)[:-2]])
-    assert [
-        digest(row) for row in tp.read_webdataset(path, ["jpg"], missing="null", index=kept)
-    ] != expected
 
 
 def test_what_is_decompressed_again_is_reported(tmp_path):

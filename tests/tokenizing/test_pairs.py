@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenizer_fixtures import bpe, bracketed, column
+from trainpipes.errors import ConfigError
 from trainpipes.stages.tokenize import Tokenize
-from trainpipes.tokenizers.hf import HuggingFace
 
 
 def processed(make: Any) -> Any:
@@ -41,7 +41,6 @@ def kinds() -> dict[str, Any]:
         "second first": bpe("$A", "$B:1 <s>:1 <pad>:1 $A:0"),
         "one type": bpe("$A", "<s> $A:0 $B:0 </s> </s>"),
         "types side by side": bpe("$A", "$A:0 </s>:0 <s>:1 $B:1"),
-        "said twice": bpe("$A", "$A $B:1 $A"),
         "bert": processed(p.BertProcessing(("</s>", 2), ("<s>", 1))),
         "roberta": processed(p.RobertaProcessing(("</s>", 2), ("<s>", 1))),
         "sequence": processed(
@@ -72,6 +71,7 @@ class TestPairs:
         assert column(stage, rows) == [e.ids for e in expected]
         assert column(stage, rows, "token_type_ids") == [e.type_ids for e in expected]
 
-    def test_that_say_a_text_twice_are_left_to_the_tokenizer(self) -> None:
-        left = [name for name, t in kinds().items() if HuggingFace(t).loaded.frame(True) is None]
-        assert left == ["types side by side", "said twice"]
+    def test_that_say_a_text_twice_are_refused(self) -> None:
+        stage = Tokenize(tokenizer=bpe("$A", "$A $B:1 $A"), columns=["a", "b"], pair=True)
+        with pytest.raises(ConfigError, match="writes each text of a pair once"):
+            column(stage, pa.table({"a": ["x"], "b": ["y"]}))

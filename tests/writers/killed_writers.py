@@ -1,9 +1,10 @@
 """Writers that are killed, for ``test_killed``.
 
-Run as a program, with the name of a case, a folder and a number of kills: writes rows once without being
-disturbed; then again and again, in a process that is killed by SIGKILL at one of the steps that a disk would
-see, at times killed once more while it goes on, and then left alone. Prints how many steps there are, and at
-which of them the files were others than those of the first time, or something else was left.
+Run as a program, with the name of a case, a folder, a number of kills, and how: writes rows once without
+being disturbed; then again and again, in a process that is killed by SIGKILL: "at steps" that a disk would
+see, at times once more while it goes on; or "at random" moments, time after time, until it ends. Prints how
+many kills there were, and at which of them the files were others than those of the first time, or something
+else was left.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import every_stage
 import trainpipes as tp
-from trainpipes.prepare import repack
+from trainpipes.prepare import repack, tokenize
 from trainpipes.storage import Threads
 from unfinished import contents
 
 #: Calls at which a process is killed: before each of them, and after it.
-STEPS = ("fsync", "replace", "unlink", "write")
+STEPS = ("fsync", "replace", "unlink", "remove", "write")
 #: Writes to a folder, by so many threads.
 Work = Callable[[Path, int], Any]
 
@@ -92,8 +95,24 @@ def repacks(name: str) -> Callable[[Path], Work]:
     return made
 
 
+def memmap(data: Path) -> Work:
+    rows = every_stage.rows(data).select("x").shuffle(30)
+    return lambda out, threads: tp.write_memmap(
+        out, rows, rows_per_file=11, executor=Threads(threads)
+    )
+
+
+def tokenized(data: Path) -> Work:
+    for number in range(6):
+        texts = ["word " * (n % 90) for n in range(400)]
+        pq.write_table(pa.table({"text": texts}), data / f"{number}.parquet", row_group_size=50)
+    rows = tp.list_files(data).read_parquet().tokenize("bytes")
+    return lambda out, threads: tokenize(rows, out, executor=Threads(threads))
+
+
 CASES = {f"counted, {format}": writes("counted", format) for format in ("parquet", "json")}
 CASES |= {f"{name}, arrow": writes(name, "arrow") for name in PIPES}
+CASES |= {"memmap": memmap, "tokenize": tokenized}
 CASES |= {f"repack, {name}": repacks(name) for name in REPACKS}
 
 
@@ -142,10 +161,29 @@ def steps_of(work: Callable[[], Any]) -> int:
         return int(os.pread(count.fileno(), 100, 0))
 
 
-def main(name: str, folder: Path, kills: int) -> None:
-    data, whole, out = folder / "data", folder / "whole", folder / "out"
-    data.mkdir()
-    work = CASES[name](data)
+def odd_in(out: Path, expected: dict[str, bytes]) -> str | None:
+    """What is wrong with what a kill has left."""
+    left = contents(out) if out.exists() else {}
+    parts = {name for name in left if name.startswith("part-")}
+    if any(left[part] != expected.get(part) for part in parts):
+        return "a file is not whole"
+    if "_manifest.json" in left and len(parts) < len(expected) - 1:
+        return "the manifest is early"
+    return None
+
+
+def odd_at_the_end(work: Work, out: Path, expected: dict[str, bytes], threads: int) -> str | None:
+    """What is wrong once the work has gone on."""
+    if in_child(lambda: work(out, threads)):
+        return "it does not go on"
+    if contents(out) != expected or len(list(out.iterdir())) != len(expected):
+        return "other files"
+    return None
+
+
+def at_steps(
+    name: str, work: Work, whole: Path, out: Path, kills: int
+) -> tuple[int, int, list[Any]]:
     steps = steps_of(lambda: work(whole, 1))
     expected = contents(whole)
     draw, odd = random.Random(steps), []
@@ -155,21 +193,47 @@ def main(name: str, folder: Path, kills: int) -> None:
         assert os.WTERMSIG(status) == signal.SIGKILL, status
         if name.startswith("repack") or place % 3 == 0:
             in_child(stepping(lambda: work(out, 1), draw.randint(1, steps).__eq__))
-        left = contents(out)
-        parts = {name for name in left if name.startswith("part-")}
-        if any(left[part] != expected[part] for part in parts):
-            odd.append([place, "a file is not whole"])
-        elif "_manifest.json" in left and len(parts) < len(expected) - 1:
-            odd.append([place, "the manifest is early"])
-        elif in_child(lambda: work(out, 1 + place % 2)):  # noqa: B023
-            odd.append([place, "it does not go on"])
-        elif contents(out) != expected or len(list(out.iterdir())) != len(expected):
-            odd.append([place, "other files"])
+        found = odd_in(out, expected) or odd_at_the_end(work, out, expected, 1 + place % 2)
+        odd += [[place, found]] if found else []
         shutil.rmtree(out)
-    sys.stdout.write(
-        json.dumps({"kills": len(places), "steps": steps, "files": len(expected) - 1, "odd": odd})
-    )
+    return len(places), steps, odd
+
+
+def at_random(work: Work, whole: Path, out: Path, kills: int) -> tuple[int, int, list[Any]]:
+    begun = time.monotonic()
+    assert not in_child(lambda: work(whole, 2))
+    seconds, expected, draw = time.monotonic() - begun, contents(whole), random.Random()
+    odd: list[Any] = []
+    done = 0
+    while done < kills:
+        child = os.fork()
+        if not child:
+            work(out, 2)
+            os._exit(0)
+        time.sleep(draw.uniform(0, seconds))
+        os.kill(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+        done += status != 0
+        found = odd_in(out, expected)
+        if status == 0 or draw.random() < 0.1:  # and begin anew
+            found = found or odd_at_the_end(work, out, expected, 2)
+            shutil.rmtree(out)
+        odd += [[done, found]] if found else []
+    found = odd_at_the_end(work, out, expected, 2)
+    return done, 0, odd + ([[done, found]] if found else [])
+
+
+def main(name: str, folder: Path, kills: int, how: str) -> None:
+    data, whole, out = folder / "data", folder / "whole", folder / "out"
+    data.mkdir()
+    work = CASES[name](data)
+    if how == "at steps":
+        done, steps, odd = at_steps(name, work, whole, out, kills)
+    else:
+        done, steps, odd = at_random(work, whole, out, kills)
+    found = {"kills": done, "steps": steps, "files": len(contents(whole)) - 1, "odd": odd}
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

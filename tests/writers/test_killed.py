@@ -13,15 +13,23 @@ from interpreters import python
 from writers.killed_writers import CASES
 
 TESTS = Path(__file__).parent.parent
-WRITERS = [name for name in CASES if not name.startswith("repack")]
-REPACKS = [name for name in CASES if name.startswith("repack")]
+#: Killed at each step, and not only at some.
+EACH = ["counted, json", "packed, arrow"]
+RANDOM = [
+    "counted, parquet",
+    "counted, json",
+    "counted, arrow",
+    "memmap",
+    "tokenize",
+    "repack, shuffled",
+]
 
 
-def check_killed(name: str, folder: Path, kills: int) -> None:
+def check_killed(name: str, folder: Path, kills: int, how: str = "at steps") -> None:
     program = TESTS / "writers" / "killed_writers.py"
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*python(), str(program), name, str(folder), str(kills)],
+        [*python(), str(program), name, str(folder), str(kills), how],
         env={**os.environ, "PYTHONPATH": path, "TRAINPIPES_CACHE": "off"},
         capture_output=True, text=True, timeout=1500,
     )  # fmt: skip
@@ -29,22 +37,31 @@ def check_killed(name: str, folder: Path, kills: int) -> None:
     found = json.loads(done.stdout)
     assert found["odd"] == []
     assert found["files"] >= 2
-    assert found["steps"] > 6 * found["files"]
-    assert found["kills"] == min(kills, found["steps"])
+    if how == "at steps":
+        assert found["steps"] > 6 * found["files"]
+        kills = min(kills, found["steps"])
+    assert found["kills"] == kills
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_killed_at_each_step_a_writer_goes_on_to_the_same_files(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 10_000)
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_any_step_it_goes_on_to_the_same_files(name: str, tmp_path: Path) -> None:
+    check_killed(name, tmp_path, 10_000 if name in EACH else 6)
 
 
-@pytest.mark.parametrize("name", REPACKS)
-def test_killed_at_some_steps_repack_goes_on_to_the_same_files(name: str, tmp_path: Path) -> None:
-    check_killed(name, tmp_path, 5)
+@pytest.mark.parametrize("name", RANDOM)
+def test_killed_at_random_moments_too(name: str, tmp_path: Path) -> None:
+    check_killed(name, tmp_path, 3, "at random")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1600)
-@pytest.mark.parametrize("name", REPACKS)
-def test_killed_at_fifty_steps_too(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_killed_at_fifty_steps(name: str, tmp_path: Path) -> None:
     check_killed(name, tmp_path, 50)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize("name", RANDOM)
+def test_killed_at_fifty_random_moments(name: str, tmp_path: Path) -> None:
+    check_killed(name, tmp_path, 50, "at random")

@@ -33,14 +33,13 @@ class PipelineOptions:
 
     def recipe_options(self, files: Sequence[str] = ()) -> dict[str, Any]:
         self._refuse("a recipe takes --option NAME=VALUE", "changes", "allow_imports")
-        given = [_named(text, "option") for text in self.options]
         others = {
             "tokenizer": self.tokenizer,
             "files": (list(files) if len(files) > 1 else files[0]) if files else None,
             "storage_options": storage_options(self.storage_options),
         }
-        given += [(name, value) for name, value in others.items() if value is not None]
-        return _once(given, "option")
+        given = {name: value for name, value in others.items() if value is not None}
+        return {**dict(_named(text, "option") for text in self.options), **given}
 
     def recipe(self, name: str, files: Sequence[str]) -> Pipeline:
         from trainpipes import recipe
@@ -59,7 +58,7 @@ class PipelineOptions:
             path,
             allow_imports=self.allow_imports,
             storage_options=storage_options(self.storage_options),
-            changes=_once([_named(text, "set") for text in self.changes], "set"),
+            changes=dict(_named(text, "set") for text in self.changes),
         )
 
     def named(self, recipe: str | None, config: str | None, files: Sequence[str]) -> Pipeline:
@@ -135,11 +134,3 @@ def _named(text: str, flag: str) -> tuple[str, Any]:
     if type(value).__module__ != "builtins":
         raise click.UsageError(f"--option {name}: tags and variables are for a config")
     return name.replace("-", "_"), value
-
-
-def _once(given: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
-    names = [name for name, _ in given]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise click.UsageError(f"--{flag}: {twice[0]} is given twice: leave one out")
-    return dict(given)

@@ -67,19 +67,19 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
 
     told: list[dict[str, Any]] = []
     for one in found:
+        place = {"path": one.path, "keys": one.keys}
         try:
             summary = summarize(one)
-            told.append({"problem": None, **summary.to_dict()})
+            told.append({**place, "problem": None, **vars(summary)})
             pairs = _lines(summary)
         except StateError as error:
-            told.append({"problem": str(error)})
+            told.append({**place, "problem": str(error)})
             pairs = [("problem", str(error))]
         if not as_json:
             out(one.where)
             print_table(pairs)
     if as_json:
-        places = [{"path": one.path, "keys": one.keys} for one in found]
-        print_json([{**place, **one} for place, one in zip(places, told, strict=True)])
+        print_json(told)
     if any(one["problem"] is None for one in told):
         return 0
     error_line(f"{found[0].where}: {told[0]['problem']}")
@@ -96,35 +96,19 @@ def _show_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
             error_line(f"{where}: {one.problem}")
         elif not as_json:
             done = "" if one.share is None else f", {one.share:.1%} of the epoch done"
-            ranks = f"{world_size} rank{'s' * (world_size > 1)}"
-            out(f"{where}: loads on {ranks}{done}")
+            out(f"{where}: loads on {world_size} rank{'s' * (world_size > 1)}{done}")
     return 1 if any(one.problem for one in tried) else 0
 
 
 def _lines(summary: StateSummary) -> list[tuple[str, str]]:
-    done = f"{summary.batches:,} batches of all ranks done"
-    loads, saved = _ranks(summary.world_sizes), ""
+    done = f"epoch {summary.epoch}, {summary.batches:,} batches of all ranks done"
     if summary.rank is not None:
-        rank, world = summary.rank
-        loads = f"{world} ranks, each with its own; {loads} with the states of all merged"
-        saved = f"rank {rank} of {world}"
-        if summary.rank_batches is not None:
-            done += f", {summary.rank_batches:,} of them by this one"
-    data = {"file": summary.files, "row": summary.rows}
-    counted = [f"{n:,} {what}{'s' * (n != 1)}" for what, n in data.items() if n is not None]
-    lines = [
-        ("position", f"epoch {summary.epoch}, {done}"),
-        ("saved by", saved),
+        done += ", as rank {} of {} saved it".format(*summary.rank)
+    sizes = ", ".join(map(str, summary.world_sizes))
+    merged = "" if summary.rank is None else ", with the states of all ranks"
+    return [
+        ("position", done),
         ("pipeline", " > ".join(summary.stages)),
-        ("data", ", ".join(counted) or "not counted"),
-        ("loads on", loads),
+        ("loads on", f"{sizes} ranks{merged}"),
         ("format", str(summary.format)),
     ]
-    return [line for line in lines if line[1]]
-
-
-def _ranks(sizes: Sequence[int]) -> str:
-    shown = [str(size) for size in sizes]
-    if len(shown) > 13:
-        shown = [*shown[:11], "…", shown[-1]]
-    return f"{', '.join(shown[:-1])} or {shown[-1]} ranks" if shown[1:] else "1 rank"

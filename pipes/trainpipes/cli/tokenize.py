@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,6 @@ from trainpipes.cli.options import option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
 if TYPE_CHECKING:
-    from trainpipes import Pipeline
     from trainpipes.prepare import Tokenized
 
 FORMATS = click.Choice(("parquet", "bin"))
@@ -71,7 +71,8 @@ def command(
         done.verify()
     seconds = time.monotonic() - started
     options = {} if recipe is None else given.recipe_options()
-    train = _train(done, folder, recipe, {**options, "storage_options": storage})
+    given_options = {**options, "storage_options": storage} if storage else options
+    train = _train(done, folder, recipe, given_options)
     if as_json:
         about = {k: v for k, v in public_fields(done).items() if k not in ("entries", "notes")}
         print_json({**about, "seconds": seconds, "train": train})
@@ -98,33 +99,25 @@ def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str,
         options = {name: given[name] for name in shared if name in given}
         return _call("tokens", f"{folder.rstrip('/')}/*.bin", {"dtype": done.dtype, **options})
     if recipe is not None:
-        options = {k: v for k, v in given.items() if k != "cache" and v is not None}
+        from trainpipes import TrainpipesError, recipes
+        from trainpipes import recipe as built
+
         # Options that name columns of texts have nothing to name there.
-        there = {
+        columns = next(one.columns for one in recipes() if one.name == recipe)
+        options = {
             name: value
-            for name, value in options.items()
-            if name == "tokenizer" or not isinstance(value, str) or value in done.columns
+            for name, value in given.items()
+            if name != "cache" and (name not in columns or value in done.columns)
         }
-        for tried in (options, there):
-            if _gives(recipe, done, tried):
-                tried.pop("storage_options", None)  # which may hold a secret
-                return _call(recipe, folder, tried)
+        with suppress(TrainpipesError):
+            if (
+                built(recipe, done.folder, **options)._plan().identity
+                == done.pipeline._plan().identity
+            ):
+                options.pop("storage_options", None)  # which may hold a secret
+                return _call(recipe, folder, options)
     first, *rest = repr(done.pipeline).splitlines()
     return "\n".join([f"tp.{first}", *rest])
-
-
-def _gives(recipe: str, done: Tokenized, options: dict[str, Any]) -> bool:
-    """Whether a recipe makes the pipeline that is left to train with."""
-    from trainpipes import TrainpipesError
-    from trainpipes import recipe as built
-
-    def identity(pipe: Pipeline) -> str:
-        return pipe._iteration.plan.identity
-
-    try:
-        return identity(built(recipe, done.folder, **options)) == identity(done.pipeline)
-    except TrainpipesError:
-        return False
 
 
 def _call(recipe: str, folder: str, options: Mapping[str, Any]) -> str:

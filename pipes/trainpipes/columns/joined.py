@@ -79,7 +79,7 @@ class _Column:
         is_large = self._can_be_copied and share > 0 and given.nbytes * share >= LARGE
         for chunk in filter(len, given.chunks):
             copies = not self._chunks and (self._room is not None or is_large)
-            if not copies or not self._copy(chunk, share):
+            if not copies or not self._copy(chunk, share * len(given) / len(chunk)):
                 self._chunks.append(chunk)
 
     def _copy(self, chunk: Any, share: float) -> bool:

@@ -17,14 +17,29 @@ from trainpipes.errors import ConfigError
 
 #: Bytes of a document, values in it (those of aliases counted wherever they are used), and levels, at most.
 LARGEST, MOST, DEEPEST = 1 << 20, 100_000, 64
-#: How the names of YAML's own tags begin, and those that a document may write.
+#: How the names of YAML's own tags begin.
 STANDARD = "tag:yaml.org,2002:"
-_OF_YAML = ("!!bool", "!!float", "!!int", "!!map", "!!null", "!!seq", "!!str")
+
+#: YAML 1.2's core schema: `yes` and `12:30` are text, `1e-4` is a float, `010` is ten.
+SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "null": (r"~|null|Null|NULL|", lambda _: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (
+        r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
+        lambda text: int(text, 0 if text[:2] in ("0o", "0x") else 10),
+    ),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        lambda text: float(text.lower().replace(".inf", "inf").replace(".nan", "nan")),
+    ),
+}
+_OF_YAML = ("!!map", "!!seq", "!!str", *(f"!!{name}" for name in SCALARS))
 
 
 @dataclass
 class Node:
-    """A value of a document."""
+    """A value of a document; one of a change has no line."""
 
     value: Any
     line: int | None = None
@@ -40,27 +55,6 @@ class Node:
         if isinstance(value, dict):
             return cls({key: cls.of(one) for key, one in value.items()})
         return cls([cls.of(one) for one in value] if isinstance(value, list | tuple) else value)
-
-
-def _integer(text: str) -> int:
-    return int(text, 0 if text[:2] in ("0o", "0x") else 10)
-
-
-def _float(text: str) -> float:
-    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-#: YAML 1.2's core schema: `yes` and `12:30` are text, `1e-4` is a float, `010` is ten.
-SCALARS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "null": (r"~|null|Null|NULL|", lambda _: None),
-    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", _integer),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        _float,
-    ),
-}
 
 
 def add_scalars(kind: Any) -> None:
@@ -113,10 +107,13 @@ class Document:
             raise self.error(Node(None, number + 1), "", f"this is no YAML: {said}{hint}") from None
         return Node(None, 1) if root is None else self._node(root)
 
-    def _node(self, given: Any, depth: int = 1) -> Node:
-        """A node of PyYAML's as one of ours; those of aliases come once for each use."""
+    def _node(self, given: Any, depth: int = 1, line: int | None = None) -> Node:
+        """A node of PyYAML's as one of ours, at the line of its key; an alias's comes once for each use."""
         self._count += 1
-        node = Node(None, given.start_mark.line + 1, given.tag.replace(STANDARD, "!!"))
+        own = given.start_mark.line + 1
+        node = Node(
+            None, own, given.tag.replace(STANDARD, "!!"), getattr(given, "style", None) is not None
+        )
         if self._count > MOST or depth > DEEPEST:
             rule = f"a config must have at most {MOST:,} values and {DEEPEST} levels"
             raise self.error(node, "", rule)
@@ -127,27 +124,26 @@ class Document:
         if given.id == "sequence":
             node.value = [self._node(one, depth + 1) for one in given.value]
         elif given.id == "mapping":
-            node.value = {}
-            for key, one in given.value:
-                name, inner = self._key(key), self._node(one, depth + 1)
-                inner.line = key.start_mark.line + 1
-                if name in node.value:
-                    raise self.error(inner, "", f"the key {shown(name)} stands here twice")
-                node.value[name] = inner
+            node.value = self._mapping(given.value, depth)
         else:
-            node.quoted = given.style is not None
             node.value = self._scalar(node, given.value)
-        if node.tag.startswith("!!"):
-            node.tag = ""
+        node.tag = "" if node.tag.startswith("!!") else node.tag
+        node.line = line or own
         return node
 
-    def _key(self, key: Any) -> Any:
-        node = Node(None, key.start_mark.line + 1, key.tag.replace(STANDARD, "!!"))
-        if key.id != "scalar" or node.tag not in _OF_YAML:
-            raise self.error(node, "", "a key must be text or a number, without a tag of ours")
-        if key.value == "<<" and key.style is None:
-            raise self.error(node, "", "merge keys (<<) are not of YAML 1.2: write the options out")
-        return self._scalar(node, key.value)
+    def _mapping(self, pairs: Any, depth: int) -> dict[Any, Node]:
+        found: dict[Any, Node] = {}
+        for given, value in pairs:
+            key = self._node(given, depth)
+            if given.id != "scalar" or key.tag:
+                raise self.error(key, "", "a key must be text or a number, without a tag of ours")
+            if key.value == "<<" and not key.quoted:
+                said = "merge keys (<<) are not of YAML 1.2: write the options out"
+                raise self.error(key, "", said)
+            if key.value in found:
+                raise self.error(key, "", f"the key {shown(key.value)} stands here twice")
+            found[key.value] = self._node(value, depth + 1, key.line)
+        return found
 
     def _scalar(self, node: Node, text: str) -> Any:
         kind = node.tag.removeprefix("!!")

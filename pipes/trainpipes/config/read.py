@@ -4,44 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, get_origin
+from typing import Any
 
 from trainpipes import start
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.text import shown
 from trainpipes.config.document import Document, Node, expanded, joined, path_steps, resolved
-from trainpipes.config.values import (
-    MADE,
-    declared_types,
-    fits,
-    imported,
-    is_name,
-    members,
-    type_text,
-)
+from trainpipes.config.values import MADE, declared_kinds, imported, is_name
 from trainpipes.errors import ConfigError, TrainpipesError
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage import Stage, snake_case
 from trainpipes.pipeline import Pipeline
 from trainpipes.recipe_registry import recipe, recipe_function
 
 _KEYS = ("recipe", "options", "stages")
-
-
-@dataclass
-class _Step:
-    """A stage or a recipe that is to be made."""
-
-    name: str
-    kind: Callable[..., Any]
-    make: Callable[..., Any]
-    node: Node
-    path: str
-    prefix: str
-    nodes: dict[str, Node]
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 class Reader:
@@ -62,16 +39,19 @@ class Reader:
     def change(self, root: Node, path: str, value: Any) -> None:
         steps, node = path_steps(path), root
         for at, step in enumerate(steps):
-            if at > 1 and steps[at - 2] == "stages" and isinstance(steps[at - 1], int):
+            if at > 1 and steps[at - 2] == "stages":
                 node = self._stage_parts(node, path, first=steps[at - 1] == 0)[2]
+            last = at == len(steps) - 1
             if node.value is None and isinstance(step, str):
                 node.value = {}
-            there, last = node.value, at == len(steps) - 1
+            there = node.value
             if isinstance(step, int):
                 good = isinstance(there, list) and step < len(there)
             else:
-                new = last or (at == 0 and step == "options")
-                good = isinstance(there, dict) and (new or step in there)
+                good = isinstance(there, dict)
+                if good and at == 0 and step == "options":
+                    there.setdefault(step, Node({}))
+                good = good and (last or step in there)
             if not good:
                 names = [str(key) for key in there] if isinstance(there, dict) else []
                 has = f"it has {', '.join(names)}" if names else f"it is {node}"
@@ -79,8 +59,6 @@ class Reader:
                 raise self._error(Node(None), path, said)
             if last:
                 there[step] = Node.of(value)
-            elif isinstance(step, str):
-                node = there.setdefault(step, Node({}))
             else:
                 node = there[step]
 
@@ -90,61 +68,39 @@ class Reader:
         if node.tag == "!pipeline":
             return self.pipeline(Node(node.value, node.line), path)
         value = node.value
-        if isinstance(value, str) and "${" in value and node.line is not None:
-            try:
-                value = expanded(value)
-                value = value if node.quoted else resolved(value)
-            except ValueError as error:
-                raise self._error(node, path, error) from None
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             value = {key: self.value(one, joined(path, key)) for key, one in value.items()}
         elif isinstance(value, list):
             value = [self.value(one, f"{path}[{n}]") for n, one in enumerate(value)]
+        elif isinstance(value, str) and "${" in value and node.line is not None:
+            value = self._asked(node, path, expanded, value)
+            value = value if node.quoted else self._asked(node, path, resolved, value)
         return self._imported(value, node, path) if node.tag else value
 
-    def _imported(self, name: Any, node: Node, path: str) -> Any:
+    def _asked(self, node: Node, path: str, call: Callable[..., Any], *given: Any) -> Any:
+        """What a function says, whose ValueError then says where."""
         try:
-            return imported(name, self._allow_imports)
+            return call(*given)
         except ValueError as error:
             raise self._error(node, path, error) from error
 
-    def _read_options(self, step: _Step) -> _Step:
-        """Read the options of a step, as what they are declared; which there are, it says when it is made."""
-        types = declared_types(step.kind)
-        for name, node in step.nodes.items():
-            at = joined(step.prefix, name)
-            if name == "storage_options":
-                way = "tp.load(path, storage_options=...), so that credentials are in no file"
-                raise self._error(node, at, f"storage_options are not part of a config: {way}")
-            step.options[name] = self._option(step, name, node, at, types.get(name, Any))
-        takes = inspect.signature(step.kind).parameters
-        if self._storage_options is not None and "storage_options" in takes:
-            step.options["storage_options"] = dict(self._storage_options)
-            self.used_storage = True
-        return step
+    def _imported(self, name: Any, node: Node, path: str) -> Any:
+        return self._asked(node, path, imported, name, self._allow_imports)
 
-    def _option(self, step: _Step, name: str, node: Node, at: str, declared: Any) -> Any:
-        value = self.value(node, at)
-        kinds = [get_origin(one) or one for one in members(declared)]
+    def _option(self, node: Node, path: str, kinds: list[Any]) -> Any:
+        value = self.value(node, path)
         if isinstance(value, str) and is_name(value) and Callable in kinds and str not in kinds:
-            return self._imported(value, node, at)  # where no tag is needed
-        if fits(value, declared):
-            return value
+            return self._imported(value, node, path)  # where no tag is needed
         make = next((MADE[kind] for kind in kinds if kind in MADE), None)
-        if make is not None:
-            try:
-                return make(value)
-            except ValueError as error:
-                raise self._error(node, at, error) from error
-        hint = "; in quotes it is text" if str in kinds and isinstance(value, int | float) else ""
-        rule = f"{step.name}({name}) must be {type_text(declared)}"
-        raise self._error(node, at, f"{rule}, got {shown(value)}{hint}")
+        if make is None or value is None or type(value) in kinds:
+            return value
+        return self._asked(node, path, make, value)
 
     # Values to a pipeline
 
     def pipeline(self, node: Node, path: str = "") -> Pipeline:
         """The pipeline of a document, or of a ``!pipeline`` in it."""
-        given = node.value
+        given, pipeline = node.value, None
         if not isinstance(given, dict) or node.tag or not given.keys() & {"recipe", "stages"}:
             rule = "a config must be a mapping with recipe: or stages:"
             raise self._error(node, path, f"{rule}, got {node}")
@@ -155,24 +111,19 @@ class Reader:
             if key == "options" and "recipe" not in given:
                 said = "options are those of a recipe: name one"
                 raise self._error(one, joined(path, key), said)
-        pipeline = None
-        for step in list(self._steps(given, path)):
-            pipeline = self._made(pipeline, step)
+        stages, at = given.get("stages", Node(None)), joined(path, "stages")
+        if not isinstance(stages.value or [], list) or stages.tag:
+            raise self._error(stages, at, f"stages must be a list, got {stages}")
+        if "recipe" in given:
+            pipeline = self._recipe(given["recipe"], given.get("options", Node(None)), path)
+        for number, one in enumerate(stages.value or []):
+            pipeline = self._stage(one, f"{at}[{number}]", pipeline)
         if pipeline is None:
             said = "a config must have a recipe or some stages, got none"
             raise self._error(node, path, said)
         return pipeline
 
-    def _steps(self, given: Mapping[str, Node], path: str) -> Iterator[_Step]:
-        stages, at = given.get("stages", Node(None)), joined(path, "stages")
-        if "recipe" in given:
-            yield self._recipe(given["recipe"], given.get("options", Node(None)), path)
-        if not isinstance(stages.value or [], list) or stages.tag:
-            raise self._error(stages, at, f"stages must be a list, got {stages}")
-        for number, node in enumerate(stages.value or []):
-            yield self._stage(node, f"{at}[{number}]", not number and "recipe" not in given)
-
-    def _recipe(self, node: Node, options: Node, path: str) -> _Step:
+    def _recipe(self, node: Node, options: Node, path: str) -> Pipeline:
         at, prefix = joined(path, "recipe"), joined(path, "options")
         name = self.value(node, at)
         try:
@@ -181,25 +132,30 @@ class Reader:
             raise self._error(node, at, error) from error
         if not isinstance(options.value or {}, dict) or options.tag:
             raise self._error(options, prefix, f"options must be a mapping, got {options}")
-        make, nodes = partial(recipe, name), options.value or {}
-        return self._read_options(_Step(name, function, make, node, at, prefix, nodes))
+        make = partial(recipe, name)
+        return self._made(make, function, node, at, options.value or {}, prefix)
 
-    def _stage(self, node: Node, path: str, first: bool) -> _Step:
-        """The stage of an item of the list; a reader that comes first lists its files, too."""
-        name, kind, options = self._stage_parts(node, path, first)
+    def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
+        """The stages before with that of an item of the list; a reader that comes first lists its files."""
+        name, kind, options = self._stage_parts(node, path, before is None)
         starts = kind.role in ("files", "source")
-        if starts and not first:
-            raise self._error(node, path, f"{name} is a source, which only the first stage is")
-        step = _Step(name, kind, kind, node, path, path, options.value)
-        if first and kind.role == "reader":
+        make: Callable[..., Pipeline]
+        if before is not None:
+            if starts:
+                said = f"{name} is a source, which only the first stage is"
+                raise self._error(node, path, said)
+            make = lambda **given: before.then(kind(**given))  # noqa: E731
+        elif kind.role == "reader":
             if "files" not in options.value:
                 said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
                 raise self._error(node, path, said)
-            step.make = getattr(start, name)
-        elif first and not starts:
-            said = f"the first stage must be a source such as list_files, got {name}"
-            raise self._error(node, path, said)
-        return self._read_options(step)
+            make = getattr(start, name)
+        else:
+            if not starts:
+                said = f"the first stage must be a source such as list_files, got {name}"
+                raise self._error(node, path, said)
+            make = lambda **given: Pipeline([kind(**given)])  # noqa: E731
+        return self._made(make, kind, node, path, options.value, path)
 
     def _stage_parts(self, node: Node, path: str, first: bool) -> tuple[str, type[Stage], Node]:
         """The name of a stage, its class, and its options by name, as they then stand there."""
@@ -232,37 +188,54 @@ class Reader:
             raise self._error(node, path, f"{name} must be a class of stages, got {shown(found)}")
         return found
 
-    def _made(self, pipeline: Pipeline | None, step: _Step) -> Pipeline:
-        """A pipeline with one more step, whose options have been read."""
+    def _made(
+        self,
+        make: Callable[..., Pipeline],
+        kind: Callable[..., Any],
+        node: Node,
+        path: str,
+        nodes: Mapping[str, Node],
+        prefix: str,
+    ) -> Pipeline:
+        """What a stage or a recipe makes of its options; an error says where they stand."""
+        kinds, options = declared_kinds(kind), {}
+        for name, one in nodes.items():
+            at = joined(prefix, name)
+            if name == "storage_options":
+                way = "tp.load(path, storage_options=...), so that credentials are in no file"
+                raise self._error(one, at, f"storage_options are not part of a config: {way}")
+            options[name] = self._option(one, at, kinds.get(name, []))
+        takes = inspect.signature(kind).parameters
+        if self._storage_options is not None and "storage_options" in takes:
+            options["storage_options"] = dict(self._storage_options)
+            self.used_storage = True
+        step = snake_case(getattr(kind, "__name__", ""))
         try:
-            made = step.make(**step.options)
-            if isinstance(made, Pipeline):
-                return made
-            return Pipeline([made]) if pipeline is None else pipeline.then(made)
-        except TrainpipesError as error:
-            error.message = f"{self._place(step, error)}{error.message}"
+            return make(**options)
+        except Exception as error:
+            name = _blamed(step, str(error), {name: options[name] for name in nodes})
+            at = (node, path) if name is None else (nodes[name], joined(prefix, name))
+            if not isinstance(error, TrainpipesError):
+                raise self._error(*at, error) from error
+            error.message = f"{self.document.at(*at)}{error.message}"
             error.path = error.path or self.document.name
             raise
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ConfigError(
-                f"{self._place(step, error)}{error}", path=self.document.name
-            ) from error
 
-    def _place(self, step: _Step, error: Exception) -> str:
-        """Where the option stands that an error of a stage or recipe is about; else the step."""
-        text = str(error)
-        asked = re.match(r"(\w+)\((\w+)\)", text)
-        for name, node in step.nodes.items():
-            value = step.options[name]
-            if f"has no option {name!r}" in text:
-                about = True
-            elif asked is None:
-                about = re.match(rf"(?:\w+ takes|a) {re.escape(str(name))} ", text) is not None
-                named = rf"(?<![\w/]){re.escape(str(value))}(?![\w/])"
-                about = about or (isinstance(value, str) and re.search(named, text) is not None)
-            else:
-                about = asked[2] in (name, "urls" if name == "files" else name)
-                about = about and (asked[1] == step.name or shown(value) in text)
-            if about:
-                return self.document.at(node, joined(step.prefix, name))
-        return self.document.at(step.node, step.path)
+
+def _blamed(step: str, text: str, options: Mapping[str, Any]) -> str | None:
+    """The option that an error is about: named as in ``batch(batch_size) must be``, or else by its value."""
+    asked = re.match(r"(\w+)\((\w+)\)", text)
+    if asked is not None:
+        name = "files" if asked[2] == "urls" and "urls" not in options else asked[2]
+        sure = name in options and (asked[1] == step or shown(options[name]) in text)
+        return name if sure else None
+    told = re.match(r".*? no option '(\w+)'|(?:\w+ takes|a) (\w+) ", text)
+    if told is not None and (name := told[told.lastindex or 0]) in options:
+        return name
+    texts = {
+        name: re.escape(one)
+        for name, one in options.items()
+        if isinstance(one, str) and len(one) > 2
+    }
+    found = (n for n, one in texts.items() if re.search(rf"(?<![\w/]){one}(?![\w/])", text))
+    return next(found, None)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
-import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import torch
@@ -18,54 +15,18 @@ import torch
 from trainpipes._internal.text import shown
 
 
-def declared_types(make: Any) -> dict[str, Any]:
+def declared_kinds(make: Any) -> dict[str, list[Any]]:
+    """The types of each option, without what these hold: ``[Sequence, NoneType]``."""
     try:
-        return get_type_hints(make)
+        types = get_type_hints(make)
     except Exception:  # of types that are only there for type checkers
         return {}
-
-
-def members(declared: Any) -> tuple[Any, ...]:
-    union = get_origin(declared) in (Union, UnionType)
-    return get_args(declared) if union else (declared,)
-
-
-def fits(value: Any, declared: Any) -> bool:
-    """Whether a value is of a declared type; what lists and mappings hold is for the stage to say.
-
-    >>> fits(3, float), fits(True, int), fits("no", bool), fits(None, int | None)
-    (True, False, False, True)
-    """
-    return any(_fits(value, one) for one in members(declared))
-
-
-def _fits(value: Any, declared: Any) -> bool:
-    kind: Any = get_origin(declared) or declared
-    if kind is Literal:
-        return any(type(value) is type(one) and value == one for one in get_args(declared))
-    if not isinstance(kind, type) or kind in (Any, object):  # or a type variable
-        return True
-    if isinstance(value, bool):
-        return kind is bool
-    also: dict[Any, Any] = {float: (int, float), os.PathLike: (str, Path), tuple: (list, tuple)}
-    try:
-        return isinstance(value, also.get(kind, kind))
-    except TypeError:  # a protocol that can't be asked
-        return True
-
-
-def type_text(declared: Any) -> str:
-    """A declared type as text.
-
-    >>> from collections.abc import Mapping
-    >>> type_text(int | None), type_text(Mapping[str, Any] | None)
-    ('int | None', 'Mapping[str, Any] | None')
-    """
-    text = " | ".join(map(inspect.formatannotation, members(declared)))
-    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Za-z])", "", text).replace("NoneType", "None")
-
-
-# Functions, dtypes and schemas
+    found = {}
+    for name, declared in types.items():
+        union = get_origin(declared) in (Union, UnionType)
+        parts = get_args(declared) if union else (declared,)
+        found[name] = [get_origin(one) or one for one in parts]
+    return found
 
 
 def is_name(text: str) -> bool:

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from trainpipes._internal.checks import need
 from trainpipes._internal.secrets import is_secret, without_url_secrets
 from trainpipes._internal.text import shown
 from trainpipes.config.document import STANDARD, add_scalars
-from trainpipes.config.values import arrow_schema, declared_types, members
+from trainpipes.config.values import arrow_schema, declared_kinds
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import same
 from trainpipes.kinds.stage import Stage
@@ -46,27 +45,21 @@ def to_yaml(pipeline: Pipeline, path: str | os.PathLike[str] | None = None) -> s
     import yaml
 
     writer = _Writer()
-    document = writer.document(pipeline)
+    root = _node(writer.document(pipeline))
     head = f"# trainpipes {__version__}\n"
     if writer.left_out:
         head += "# storage_options are not written: tp.load(path, storage_options=...)\n"
-    root = _node(document)
     text = head + yaml.serialize(root, Dumper=_dumper(), allow_unicode=True, width=1 << 30)
     if path is not None:
-        _save(Path(path), text)
+        unfinished = Path(f"{os.fspath(path)}.{os.getpid()}.tmp")
+        try:
+            unfinished.write_text(text, encoding="utf-8", newline="\n")
+            unfinished.replace(path)
+        except OSError as error:
+            raise ConfigError(f"to_yaml(path): {path} cannot be written: {error}") from error
+        finally:
+            unfinished.unlink(missing_ok=True)
     return text
-
-
-def _save(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(text, encoding="utf-8", newline="\n")
-        unfinished.replace(path)
-    except OSError as error:
-        raise ConfigError(f"to_yaml(path): {path} cannot be written: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 class _Block(dict[str, Any]):
@@ -95,11 +88,8 @@ def _dumper() -> Any:
     class Dumper(yaml.SafeDumper):
         def choose_scalar_style(self) -> Any:
             """Names after a tag need no quotes."""
-            event: Any = self.event
-            tagged = str(event.tag).startswith("!")
-            if tagged and re.fullmatch(r"[A-Za-z_][\w.]*(:[\w.]+)?", event.value):
-                return ""
-            return super().choose_scalar_style()
+            tagged = str(self.event.tag).startswith("!")  # type: ignore[has-type]
+            return "" if tagged else super().choose_scalar_style()
 
     add_scalars(Dumper)
     return Dumper
@@ -145,11 +135,7 @@ class _Writer:
             name, options, count = pipeline._recipe
             stages = stages[count:]
             found["recipe"] = name
-            known = inspect.signature(recipe_function(name)).parameters
-            defaults = {name: one.default for name, one in known.items()}
-            if given := self.options(
-                name, options, defaults, declared_types(recipe_function(name))
-            ):
+            if given := self.options(name, options, recipe_function(name)):
                 found["options"] = given
         if stages:
             found["stages"] = [self.stage(stage) for stage in stages]
@@ -163,82 +149,79 @@ class _Writer:
                 name = name_of(kind)
             except ValueError as error:
                 raise ConfigError(f"to_yaml(): {stage.name}: {error}", stage=str(stage)) from None
-        defaults = {one.name: one.default for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        first = next(iter(defaults), "")
-        rows = getattr(stage, first, None)
-        if ours and name in _IN_MEMORY and not inspect.isroutine(rows):
+        first = next(iter(stage.options), "")
+        if ours and name in _IN_MEMORY and not inspect.isroutine(stage.options[first]):
             raise ConfigError(
                 f"to_yaml(): {name}({first}): rows in memory have no place in a config: write them to files "
                 "once, as with .write_parquet(folder), and read these",
                 stage=str(stage),
             )
-        given = self.options(stage.name, stage.options, defaults, declared_types(kind))
-        if not given:
-            return name
+        given: Any = self.options(stage.name, stage.options, kind)
         if list(given) == [first] and not isinstance(given[first], dict):
-            return _Block({name: given[first]})
-        return _Block({name: dict(given)})
+            given = given[first]
+        return (
+            _Block({name: dict(given) if isinstance(given, dict) else given})
+            if given != {}
+            else name
+        )
 
-    def options(
-        self,
-        asker: str,
-        options: Mapping[str, Any],
-        defaults: Mapping[str, Any],
-        types: Mapping[str, Any],
-    ) -> _Block:
-        found = _Block()
+    def options(self, asker: str, options: Mapping[str, Any], kind: Any) -> _Block:
+        """Those that are not as the parameters of ``kind`` have them anyway."""
+        found, kinds = _Block(), declared_kinds(kind)
+        known = inspect.signature(kind).parameters
         for name, value in options.items():
-            default = defaults.get(name, inspect.Parameter.empty)
+            default = known[name].default if name in known else inspect.Parameter.empty
             if name == "storage_options":
                 self.left_out |= value is not None
             elif not (type(value) is type(default) and same(value, default)):
                 try:
-                    found[name] = self.value(_as_declared(value, types.get(name)), name)
+                    found[name] = self.value(_as_declared(value, kinds.get(name, [])), name)
+                except ConfigError:  # of a pipeline within this one
+                    raise
                 except ValueError as error:
-                    if isinstance(error, ConfigError):  # of a pipeline within this one
-                        raise
                     raise ConfigError(f"to_yaml(): {asker}({name}): {error}") from None
         return found
 
-    def value(self, value: Any, name: str) -> Any:
+    def value(self, value: Any, name: str = "") -> Any:
         """A plain value; raises ValueError for one that has no form."""
-        if is_secret(name) and value is not None and not isinstance(value, bool):
-            raise ValueError(f"{name!r} may be a secret: write ${{VARIABLE}} there, by hand")
         if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, Path):
-            value = str(value)
+        if is_secret(name):
+            raise ValueError(f"{name!r} may be a secret: write ${{VARIABLE}} there, by hand")
         if isinstance(value, int | float):  # perhaps of NumPy
             return int(value) if isinstance(value, int) else float(value)
+        if isinstance(value, Path):
+            value = str(value)
         if isinstance(value, str) and str(value) == value:  # as an enum's is not
-            if _has_secret(value):
+            left = without_url_secrets(value)
+            if left != value or re.search(r"://[^\s'\"/?#]*@", left.replace("://…@", "://")):
                 raise ValueError(
                     "a URL with a user, a password or values in its query may hold a secret: give it with "
                     "storage_options, or write ${VARIABLE} there, by hand"
                 )
             return str(value).replace("${", "$${")
+        if isinstance(value, Retry):
+            value = dataclasses.asdict(value)
         if isinstance(value, Mapping):
             return {_key(key): self.value(one, str(key)) for key, one in value.items()}
-        if isinstance(value, Retry):
-            return self.value(dataclasses.asdict(value), name)
         if isinstance(value, list | tuple):
-            return [self.value(one, "") for one in value]
+            return [self.value(one) for one in value]
         if isinstance(value, Pipeline):
             return _Tagged("!pipeline", self.document(value))
         return _named(value, name)
 
 
-def _as_declared(value: Any, declared: Any) -> Any:
+def _as_declared(value: Any, kinds: list[Any]) -> Any:
     """An option that is a dtype or a schema as what it is made of; others as they are."""
-    if type(value) not in members(declared):
-        return value
-    if isinstance(value, torch.dtype):
+    if isinstance(value, torch.dtype) and torch.dtype in kinds:
         return str(value).removeprefix("torch.")
-    if isinstance(value, pa.Schema):
+    if isinstance(value, pa.Schema) and pa.Schema in kinds:
         found = {one.name: str(one.type) for one in value}
-        with suppress(ValueError):
+        try:
             if arrow_schema(found).equals(value, check_metadata=True):
                 return found
+        except ValueError:
+            pass
         raise ValueError(
             "a schema with metadata, with columns that may not be null, or of types beyond a name or a list, "
             f"has no form in a config: {_IN_CODE}"
@@ -253,33 +236,29 @@ def _key(key: Any) -> Any:
 
 
 def _named(value: Any, option: str) -> _Tagged:
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if option == "tokenizer" and not inspect.isroutine(value):
-        raise ValueError(
-            f"a tokenizer that is an object ({kind}) has no form in a config: save it, as with "
-            'save_pretrained(folder) or save("tokenizer.json"), and give that path'
-        )
-    if isinstance(value, pc.Expression):
-        raise ValueError(
-            f"the expression {shown(str(value))} has no form in a config: give it as a list, such as "
-            '[["x", ">", 20], ["lang", "in", ["en", "de"]]] (see pyarrow.parquet.filters_to_expression)'
-        )
     if inspect.isroutine(value) or inspect.isclass(value):
         return _Tagged("!function", name_of(value))
     _refuse_parts_of_recipes(type(value))
-    raise ValueError(f"an object of {kind} has no form in a config: {_IN_CODE}")
+    kind, way = f"{type(value).__module__}.{type(value).__qualname__}", _IN_CODE
+    what = f"an object of {kind}"
+    if option == "tokenizer":
+        what = f"a tokenizer that is an object ({kind})"
+        way = (
+            'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
+        )
+    elif isinstance(value, pc.Expression):
+        what = f"the expression {shown(str(value))}"
+        way = (
+            'give it as a list, such as [["x", ">", 20], ["lang", "in", ["en", "de"]]] '
+            "(see pyarrow.parquet.filters_to_expression)"
+        )
+    raise ValueError(f"{what} has no form in a config: {way}")
 
 
 def _refuse_parts_of_recipes(value: Any) -> None:
     if str(getattr(value, "__module__", "")).startswith("trainpipes_recipes."):
         way = "make this pipeline by tp.recipe(name, ...), and the recipe is written"
         raise ValueError(f"{value.__qualname__} is part of a recipe: {way}")
-
-
-def _has_secret(text: str) -> bool:
-    left = without_url_secrets(text)
-    bare = left.replace("://…@", "://")
-    return left != text or re.search(r"://[^\s'\"/?#]*@", bare) is not None
 
 
 def name_of(value: Any) -> str:
@@ -289,13 +268,13 @@ def name_of(value: Any) -> str:
     >>> name_of(json.dumps)
     'json:dumps'
     """
+    _refuse_parts_of_recipes(value)
     module = getattr(value, "__module__", None) or "builtins"
     path = getattr(value, "__qualname__", type(value).__qualname__)
     try:
         found = functools.reduce(getattr, path.split("."), sys.modules[module])
     except (AttributeError, KeyError):
         found = None
-    _refuse_parts_of_recipes(value)
     if module == "__main__" or (found is not value and found != value):
         raise ValueError(
             f"a config cannot import {module}:{path}: define it at the top of a module, and the config names "

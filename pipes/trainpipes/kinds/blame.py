@@ -32,6 +32,11 @@ def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
     return results
 
 
+def refused(stage: Stage, message: str, kind: type[DataError] = SchemaError) -> DataError:
+    """The error of a stage about rows, none of them by itself."""
+    return kind(f"{stage}{message}", stage=str(stage))
+
+
 def at_row(message: str, stage: Stage, row: Any, kind: type[DataError] = DataError) -> DataError:
     error = kind(message, stage=str(stage))
     blame(error, stage, int(row))

@@ -66,6 +66,14 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
+class Taker(Protocol):
+    """Takes rows by number, for several threads."""
+
+    def take(self, index: IntArray) -> Payload: ...
+
+    def coming(self, index: IntArray) -> None: ...
+
+
 @runtime_checkable
 class LooksAhead(Protocol):
     def expect(self, blocks: Sequence[int]) -> None: ...
@@ -292,6 +300,13 @@ class RandomAccessSource(RowSource):
 
     def will_need(self, start: int, stop: int) -> None:
         """Rows ``start`` to ``stop`` will soon be asked for."""
+
+    def taker(self) -> Taker:
+        """What a window takes its rows from."""
+        return self
+
+    def coming(self, index: IntArray) -> None:
+        """The rows at ``index`` are asked for next by one of the threads, in this order."""
 
 
 class RowsInMemory(RandomAccessSource):

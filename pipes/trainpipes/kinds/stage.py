@@ -219,11 +219,6 @@ class Stage:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
 
     @property
-    def resolved_options(self) -> dict[str, Any]:
-        """The options, with what they take from earlier stages and the tokenizer, for ``explain()``."""
-        return self.options
-
-    @property
     def name(self) -> str:
         """The stage's name in a chain: its class in snake case."""
         return snake_case(type(self).__name__)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from trainpipes._internal.text import cut, shown
-from trainpipes.engine.layout import divisors, slots_before
+from trainpipes.engine.layout import divisors
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import MissingFilesError, StateError, TrainpipesError
 from trainpipes.look.checkpoint_files import INDEX, check_regular, mentions_us, read_dcp, read_file
@@ -21,11 +21,6 @@ from trainpipes.state.merge import merge_states
 
 #: Files of a folder, dicts and lists within a file, and levels of these, at most.
 MOST_FILES, MOST_LOOKED_INTO, MOST_DEEP = 20_000, 200_000, 40
-#: The option that says most about a stage.
-MAIN_OPTIONS = (
-    "num_shards", "buffer_size", "batch_size", "max_tokens", "max_length", "count", "times",
-    "fraction",
-)  # fmt: skip
 OF_STATEFUL = (
     "this is the state of a StatefulDataLoader: load it into a StatefulDataLoader with as many workers, or "
     "count batches: pipe.state_at(batches_delivered_to_each_rank, epoch=...)"
@@ -68,28 +63,18 @@ class StateSummary:
         epoch: from 0.
         batches: delivered in that epoch, over all ranks.
         rank: that saved it, and the number of ranks; None if the state is that of all ranks.
-        rank_batches: batches that this rank has delivered.
         num_shards: of the pipeline.
         world_sizes: numbers of ranks that may load it.
-        stages: of the pipeline, each with its main option.
-        files: of the data; None where it is in none.
-        rows: of the data; None where they are not counted.
+        stages: of the pipeline, by name.
     """
 
     format: int
     epoch: int
     batches: int
     rank: tuple[int, int] | None
-    rank_batches: int | None
     num_shards: int
     world_sizes: list[int]
     stages: list[str]
-    files: int | None
-    rows: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        rank = None if self.rank is None else {"rank": self.rank[0], "world_size": self.rank[1]}
-        return {**asdict(self), "rank": rank}
 
 
 @dataclass(frozen=True)
@@ -153,20 +138,15 @@ def summarize(found: FoundState) -> StateSummary:
     if found.problem:
         raise StateError(found.problem)
     saved = read(found.state)
-    position, identity = saved.position, json.loads(saved.pipeline)
-    shards = position.num_shards
-    rank = _rank(sorted(position.cursors), shards)
+    position, shards = saved.position, saved.position.num_shards
     return StateSummary(
         format=int(found.state["trainpipes"]),
         epoch=position.epoch,
         batches=position.m,
-        rank=rank,
-        rank_batches=None if rank is None else slots_before(position.m, *rank),
+        rank=_rank(sorted(position.cursors), shards),
         num_shards=shards,
         world_sizes=divisors(shards),
-        stages=[_in_short(stage) for stage in identity["stages"]],
-        files=_count(identity["data"], "files"),
-        rows=_count(identity["data"], "rows"),
+        stages=[cut(str(one["stage"]), 60) for one in json.loads(saved.pipeline)["stages"]],
     )
 
 
@@ -283,24 +263,6 @@ def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
         if shards == list(range(shards[0], S, world)):
             return shards[0], world
     return None
-
-
-def _in_short(stage: Mapping[str, Any]) -> str:
-    value = next((stage[name] for name in MAIN_OPTIONS if stage.get(name) is not None), None)
-    name = cut(str(stage["stage"]), 60)
-    return f"{name}({cut(str(value), 60)})" if isinstance(value, int | float | str) else name
-
-
-def _count(data: Any, name: str) -> int | None:
-    """Files or rows of the data, also where it has several sources."""
-    if not isinstance(data, Mapping):
-        return None
-    value, sources = data.get(name), data.get("sources", [])
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    several = list(sources.values()) if isinstance(sources, Mapping) else sources
-    counts = [_count(one, name) for one in several] if isinstance(several, list) else []
-    return None if None in counts or not counts else sum(filter(None, counts))
 
 
 def _step(found: FoundState) -> tuple[Any, ...] | None:

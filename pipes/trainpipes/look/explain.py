@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from trainpipes.engine.planning.as_columns import columns, columns_if_known
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
-from trainpipes.look.lengths import cuts_by_length, ends_short, exact_length, flows, rows_of
+from trainpipes.look.lengths import cuts_by_length, ends_short, exact_length, expected_items
 from trainpipes.look.mermaid import mermaid, written
 from trainpipes.look.record import record
 from trainpipes.stages.flat_map import FlatMap
@@ -82,8 +82,9 @@ class Explanation:
         """What a run trains on, to be logged with it: plain JSON types. Reads nothing more.
 
         - ``fingerprint``: equal for pipelines that take each other's states, and for no others.
-        - ``stages``: each with all of its options. Functions by module and name, tokenizers by name and
-          content, arrays by their content.
+        - ``pipeline``: the stages as text, with the options that were given.
+        - ``stages``: each as a state knows it, with the options that batches depend on. Functions by module
+          and name, tokenizers and arrays by their content.
         - ``data``: files, rows, a fingerprint, and what it is made of.
         - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is not
           known in advance. ``num_shards``, ``batch_size``, ``world_size``.
@@ -95,7 +96,7 @@ class Explanation:
         There are no ``storage_options``, no credentials of a URL, and no values under names such as
         ``api_key``. ``position["state"]`` is None where the state itself holds such a value.
         """
-        return record(self._iteration, self._loader)
+        return record(self._pipeline, self._iteration, self._loader)
 
     def __str__(self) -> str:
         width = max(len(label) for label, _ in self.lines)
@@ -127,16 +128,12 @@ def explain(
     lines = [
         *_stage_lines(plan),
         *source_lines,
-        *_column_lines(plan, [label for label, _ in source_lines]),
+        *([] if "columns" in dict(source_lines) else _column_lines(plan)),
         ("an epoch", _epoch(plan, batches, world_size)),
-        ("runs in", _place(plan, num_workers, loader)),
     ]
     if shards > 1:
         said = "which ranks and workers share: always so many, so that a state fits all"
         lines.append(("shards", f"{shards}, {said}"))
-    if plan.layouts.usual.num_spans > 1 and not plan.mixed:
-        said = "parts of the rows, read side by side: batches come from them in turn"
-        lines.append(("spans", f"{plan.layouts.usual.num_spans} {said}"))
     lines += _shuffle_lines(plan, window)
     if held:
         what = "of all sources' rows" if plan.mixed else "of rows to be mixed"
@@ -161,22 +158,20 @@ def explain(
 
 
 def _stage_lines(plan: Plan) -> Lines:
-    lines = [cut(f"{stage.name}({written(stage)})", MOST_WIDE) for stage in plan.chain.stages]
+    lines = [cut(written(stage), MOST_WIDE) for stage in plan.chain.stages]
     return [("stages" if not number else "", line) for number, line in enumerate(lines)]
 
 
-def _column_lines(plan: Plan, said: Sequence[str]) -> Lines:
-    """The columns as far as no row has to be read to know them, unless the source says them."""
+def _column_lines(plan: Plan) -> Lines:
+    """The columns as far as no row has to be read to know them."""
     known, more = columns_if_known(plan.inputs), ""
     schema = getattr(plan.inputs.source, "schema", None)
     if not known and isinstance(schema, pa.Schema):
         known, more = {field.name: str(field.type) for field in schema}, ", as they are read"
-    if not known or "columns" in said:
-        return []
     named = [f"{name}: {cut(kind, 40)}" for name, kind in known.items()]
     if len(named) > MOST_COLUMNS:
         named[MOST_COLUMNS - 1 :] = [f"and {len(named) - MOST_COLUMNS + 1:,} more"]
-    return [("columns", ", ".join(named) + more)]
+    return [("columns", ", ".join(named) + more)] if named else []
 
 
 def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
@@ -193,24 +188,11 @@ def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
         return f"how many {what} is known only at the end; {measure}"
     if plan.inputs.epoch_rows is None:
         return "how many is known only at the end"
-    *_, last = flows(plan, chain.stages, rows_of(plan.inputs.source))
-    if last.count is not None:
-        return f"{last}, over all ranks: exactly how many is known only at the end"
+    if (count := expected_items(plan)) is not None:
+        return f"about {round(count):,} {what}, over all ranks: exactly how many is known only at the end"
     short = chain.num_shards if ends_short(plan) and not chain.drop_last else 0
     most = f"at most about {plan.counts.batches_in_epoch + short:,} {what}"
     return f"{most}: how many is known only at the end; {measure}"
-
-
-def _place(plan: Plan, num_workers: int, loader: Mapping[str, Any] | None) -> str:
-    if num_workers:
-        return f"{num_workers} worker process{'es' * (num_workers > 1)} of each rank"
-    threads = None if loader is None else loader["threads"]
-    if threads == 0:
-        return "this process, without threads"
-    many = "threads" if threads is None else f"{threads} thread{'s' * (threads > 1)}"
-    if threads is None and plan.runs_user_code:
-        return f"{many} of this process; functions of your own in the thread that trains"
-    return f"{many} of this process"
 
 
 def _shuffle_lines(plan: Plan, window: int | None) -> Lines:
@@ -299,9 +281,5 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
             f"{chain.batch} {what} in an epoch, {each}: one for each shard, since how many rows a shard has "
             "is known only at its end. Fewer shards, by sharding_filter(num_shards), have fewer of them, and "
             "with repeat() before batch() there are none between epochs"
-        )
-    if chain.shard is not None and len(divisors(chain.num_shards)) < 6 and chain.num_shards > 8:
-        notes.append(
-            f"num_shards = {chain.num_shards} fits few world sizes; 24, 48, 96, 240 or 960 fit many"
         )
     return notes

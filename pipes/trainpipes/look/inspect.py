@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,22 +17,19 @@ from trainpipes.columns.arrays import has_text, is_number, is_utf8, replaced, to
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import SchemaError
 from trainpipes.look.inspect_findings import findings_of
-from trainpipes.look.inspect_reading import (
-    NAMES,
-    Found,
-    Sample,
-    find_files,
-    plain_array,
-    read_sample,
-)
-from trainpipes.look.inspect_result import Column, Inspection, Lengths, RowGroups
+from trainpipes.look.inspect_reading import NAMES, Found, find_files, read_sample
+from trainpipes.look.inspect_result import Column, Inspection, Lengths
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 
+#: The rows of the sample, by column.
+Columns = Mapping[str, Sequence[pa.Array]]
 #: Columns whose lengths are measured if none are named: those with most bytes.
 MOST_COLUMNS = 4
 #: Characters of a value that is shown.
 MOST_SHOWN = 80
+#: What lengths are in; of several columns together, the last of these.
+UNITS = ("items", "bytes", "tokens")
 
 
 def inspect_files(
@@ -88,55 +84,73 @@ def inspect_files(
     engine = None if tokenizer is None else load(tokenizer)
     given = [files] if isinstance(files, str | os.PathLike) else files
     found = find_files([os.fspath(url) for url in given], storage_options)
-    looked = read_sample(found, sample, small=engine is not None)
-    places = np.linspace(0, looked.rows - 1, min(rows, looked.rows)).astype(int).tolist()
+    tables = read_sample(found, sample, small=engine is not None)
+    sampled = sum(map(len, tables))
     total = round(int(found.lengths.sum()) * found.scale)
-    columns = _columns(found, looked)
+    chunks = _chunks(tables)
+    columns = _columns(found, chunks)
     need_columns([one.name for one in columns], asked, "inspect_files(column)")
-    measured = [asked] if asked else _measured_columns(looked, max_length)
-    lengths = [one for names in measured if (one := _lengths(looked, names, engine, max_length))]
+    if asked:
+        having = [table for table in tables if set(asked) <= set(table.column_names)]
+        lengths = [_lengths(_chunks(having), asked, engine, max_length)] if having else []
+    else:
+        lengths = [
+            _lengths(chunks, [name], engine, max_length)
+            for name in _measured_columns(chunks, max_length)
+        ]
     return Inspection(
         reader=found.reader,
         files=found.count - len(found.unreadable),
         bytes=found.bytes,
         rows=total,
         rows_counted=found.scale == 1,
-        memory_bytes=round(looked.bytes / max(1, looked.rows) * total),
+        memory_bytes=round(sum(table.nbytes for table in tables) / max(1, sampled) * total),
         row_groups=_row_groups(found),
         columns=columns,
-        sampled_rows=looked.rows,
-        shown=[_row(looked, place) for place in places],
+        sampled_rows=sampled,
+        shown=_shown(tables, np.linspace(0, sampled - 1, min(rows, sampled)).astype(int).tolist()),
         lengths=lengths,
-        findings=findings_of(found, looked, total, columns, lengths, asked, max_length),
+        findings=findings_of(found, tables, chunks, total, columns, lengths, asked, max_length),
         unreadable=found.unreadable,
     )
 
 
-def _row_groups(found: Found) -> RowGroups | None:
+def _row_groups(found: Found) -> dict[str, int] | None:
     rows = found.lengths
     if found.reader != "read_parquet" or not len(rows):
         return None
-    most = int(found.block_bytes.max())
-    return RowGroups(len(rows), int(rows.min()), int(np.median(rows)), int(rows.max()), most)
+    least, median, most = int(rows.min()), int(np.median(rows)), int(rows.max())
+    return {"count": len(rows), "least": least, "median": median, "most": most}
 
 
-def _columns(found: Found, sample: Sample) -> list[Column]:
+def _chunks(tables: Iterable[pa.Table]) -> dict[str, list[pa.Array]]:
+    """The rows of each column, without views and types of Python packages."""
+    found: dict[str, list[pa.Array]] = {}
+    for table in tables:
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            found.setdefault(name, []).extend(map(_plain, column.chunks))
+    return found
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """An array without views and types of Python packages. Readers decode dictionaries."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    return array.cast(kind[array.type]) if array.type in kind else array
+
+
+def _columns(found: Found, chunks: Columns) -> list[Column]:
     types: dict[str, dict[str, None]] = {}
-    rows: Counter[str] = Counter()
-    for file in found.files:
-        for one in file.schema or []:
-            types.setdefault(one.name, {})[cut(str(one.type))] = None
-            rows[one.name] += int(file.lengths.sum())
-    told = []
+    for one in (field for schema in found.schemas.values() for field in schema):
+        types.setdefault(one.name, {})[cut(str(one.type))] = None
+    columns = []
     for name, kinds in types.items():
-        chunks = sample.columns.get(name, [])
-        seen = sum(map(len, chunks))
-        nulls = sum(chunk.null_count for chunk in chunks) / seen if seen else None
-        sized = [chunk for chunk in chunks if _is_text(chunk.type) or _is_list(chunk.type)]
-        empty = sum(int((_counts(chunk) == 0).sum()) - chunk.null_count for chunk in sized)
-        size = round(sum(chunk.nbytes for chunk in chunks) / seen * rows[name]) if seen else None
-        told.append(Column(name, " or ".join(kinds), nulls, empty / seen if sized else None, size))
-    return told
+        own = chunks.get(name, ())
+        seen = sum(map(len, own))
+        nulls = sum(chunk.null_count for chunk in own) / seen if seen else None
+        columns.append(Column(name, " or ".join(kinds), nulls))
+    return columns
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -156,13 +170,15 @@ def _counts(array: pa.Array) -> IntArray:
     return found
 
 
-def _row(sample: Sample, row: int) -> dict[str, str]:
-    for table in sample.tables:
-        if row < len(table):
-            break
-        row -= len(table)
-    columns = zip(table.column_names, table.columns, strict=True)
-    return {name: _value(column[row]) for name, column in columns}
+def _shown(tables: Sequence[pa.Table], rows: Sequence[int]) -> list[dict[str, str]]:
+    firsts = np.cumsum([0, *map(len, tables)])
+    shown = []
+    for row in rows:
+        number = int(np.searchsorted(firsts, row, side="right")) - 1
+        table, own = tables[number], row - int(firsts[number])
+        columns = zip(table.column_names, table.columns, strict=True)
+        shown.append({name: _value(column[own]) for name, column in columns})
+    return shown
 
 
 def _value(scalar: pa.Scalar) -> str:
@@ -177,49 +193,45 @@ def _value(scalar: pa.Scalar) -> str:
     return "null" if value is None else cut(str(value), MOST_SHOWN)
 
 
-def _measured_columns(sample: Sample, max_length: int | None) -> list[list[str]]:
+def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
     """Columns of texts, bytes or lists of numbers, those with most bytes; without those of one length."""
     total: dict[str, int] = {}
-    for name, chunks in sample.columns.items():
-        measured = _measured(chunks, None)
-        if measured is None or name in NAMES:
+    for name in chunks.keys() - NAMES:
+        measured = _measured(chunks[name], None)
+        if measured is None or not measured[0].any():
             continue
-        lengths, _ = measured
+        lengths = measured[0]
         too_long = max_length is not None and lengths.max() > max_length
-        if len(lengths) == 1 or len(np.unique(lengths)) > 1 or too_long:
+        if len(lengths) == 1 or lengths.min() < lengths.max() or too_long:
             total[name] = int(lengths.sum())
     largest = sorted(total, key=lambda name: -total[name])[:MOST_COLUMNS]
-    return [[name] for name in total if name in largest and total[name]]
+    return [name for name in chunks if name in largest]
 
 
 def _lengths(
-    sample: Sample, names: list[str], engine: Engine | None, max_length: int | None
-) -> Lengths | None:
-    """How long rows are in these columns together; None if there are no such rows."""
-    sample = sample.having(names)
-    lengths, units = np.zeros(sample.rows, dtype=np.int64), set()
-    if not len(lengths):
-        return None
+    chunks: Columns, names: list[str], engine: Engine | None, max_length: int | None
+) -> Lengths:
+    """How long rows are in these columns together."""
+    found = []
     for name in names:
-        measured = _measured(sample.columns[name], engine)
+        measured = _measured(chunks[name], engine)
         if measured is None:
             raise SchemaError(
                 f"inspect_files(column) must be a column of text, bytes or lists of numbers, got {name!r} of "
-                f"{sample.tables[0].schema.field(name).type}; choose another"
+                f"{chunks[name][0].type}; choose another"
             )
-        lengths += measured[0]
-        units.add(measured[1])
-    unit = next(one for one in ("tokens", "bytes", "items") if one in units)
+        found.append(measured)
+    lengths = np.sum([own for own, _ in found], axis=0)
+    unit = max((unit for _, unit in found), key=UNITS.index)
     if engine is not None and unit == "tokens":
         lengths += sum(map(len, engine.affixes()))
+    percentiles = np.percentile(lengths, (50, 90, 95, 99), method="higher").tolist()
     return Lengths(
         columns=names,
         unit=unit,
         rows=len(lengths),
         mean=float(lengths.mean()),
-        percentiles={
-            str(p): int(np.percentile(lengths, p, method="higher")) for p in (50, 90, 95, 99)
-        },
+        percentiles=dict(zip(("50", "90", "95", "99"), percentiles, strict=True)),
         most=int(lengths.max()),
         too_long=None if max_length is None else float((lengths > max_length).mean()),
     )
@@ -246,7 +258,7 @@ def _measured(chunks: Iterable[pa.Array], engine: Engine | None) -> tuple[IntArr
 
 def _texts(array: pa.Array, rows: IntArray) -> Iterator[tuple[pa.Array, IntArray]]:
     """Texts in an array, without nulls, whatever lists and structs they are in; and the row of each."""
-    array = plain_array(array)
+    array = _plain(array)
     kind = array.type
     if pa.types.is_struct(kind):
         for child in array.flatten():

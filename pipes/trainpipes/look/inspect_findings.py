@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import amount, cut
 from trainpipes.columns.arrays import to_numpy
 from trainpipes.columns.content_hash import row_hashes
 from trainpipes.errors import SchemaError
-from trainpipes.look.inspect_reading import NAMES, Found, Sample
+from trainpipes.look.inspect_reading import NAMES, Found
 from trainpipes.look.inspect_result import Column, Finding, Lengths, percent
 from trainpipes.sources.files.schema import one_schema
 
+#: The rows of the sample, by column.
+Chunks = Mapping[str, Sequence[pa.Array]]
 #: Rows that ``shuffle`` mixes at a time in README and recipes, and shards that ``sharding_filter`` makes.
 BUFFER_ROWS, NUM_SHARDS = 40_960, 24
 #: Rows of a row group above which a resume within it is slow: docs/speed.md. Bytes of a compressed
@@ -30,18 +33,18 @@ GOOD_ROWS = 10_000
 NAMED = 5
 #: Formats of which every row can be read by itself.
 BY_ROW = ("read_images", "read_numpy", "from_memmap")
-#: Distinct values of a label at most, rows of each on average at least, and pieces of rows that are compared.
-MOST_LABELS, LABEL_ROWS, LEAST_PIECES = 1000, 4, 4
-#: Rows of a piece whose values are compared.
-LEAST_PIECE, MOST_PIECE = 8, 256
-#: From 0, where pieces have the values of all rows, to 1, where each has one value: rows in random order are
-#: below 0.05 (measured, 64 pieces of 150 rows of 2 to 100 labels), sorted ones above 0.8.
+#: Distinct values of a label at most, rows of each on average at least, and rows that are compared.
+MOST_LABELS, LABEL_ROWS, LEAST_ROWS = 1000, 4, 32
+#: So far apart are rows that are compared, at most: a few of one label in a row are no cluster.
+APART = 64
+#: From 0, where rows near each other are as any two, to 1, where they are all alike.
 CLUSTERED = 0.5
 
 
 def findings_of(
     found: Found,
-    sample: Sample,
+    tables: Sequence[pa.Table],
+    chunks: Chunks,
     rows: int,
     columns: Sequence[Column],
     lengths: Sequence[Lengths],
@@ -51,10 +54,10 @@ def findings_of(
     return [
         *_of_files(found),
         *_of_blocks(found, rows),
-        *_of_columns(columns),
+        *_of_values(chunks, columns),
         *_of_lengths(lengths, max_length),
-        *_of_order(found, sample, rows),
-        *_of_equal_rows(found, sample, asked),
+        *_of_order(found, chunks, rows),
+        *_of_equal_rows(found, tables, asked),
     ]
 
 
@@ -63,13 +66,10 @@ def _of_files(found: Found) -> Iterator[Finding]:
         named = " ".join(map(shlex.quote, others[:NAMED]))
         text = f"{found.reader}() does not read files of other formats: {len(others):,} beside the data"
         yield Finding("other_formats", text, f"trainpipes inspect {named}")
-    schemas: dict[pa.Schema, str] = {}
-    for file in found.files:
-        if file.schema is not None and len(file.lengths):
-            schemas.setdefault(file.schema, file.name)
+    with_rows = {name for name, source in found.sources if len(source.lengths)}
+    several = [(name, schema) for name, schema in found.schemas.items() if name in with_rows]
     try:
-        if schemas:
-            several = [(name, schema) for schema, name in schemas.items()]
+        if several:
             one_schema(several, None, f"{found.reader}()")
     except SchemaError as error:
         cure = f".{found.reader}(columns=[...]) with columns that all files have, or convert files"
@@ -107,14 +107,18 @@ def _of_blocks(found: Found, rows: int) -> Iterator[Finding]:
         yield Finding("small_row_groups", text, cure)
 
 
-def _of_columns(columns: Sequence[Column]) -> Iterator[Finding]:
+def _of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
     nulls = {one.name: one.nulls for one in columns if one.nulls}
     if nulls:
         some = next((name for name, share in nulls.items() if share < 1), None)
         cure = f".filter(pc.field({some!r}).is_valid()), or " if some is not None else ""
         text = f"nulls in {_named(nulls)}"
         yield Finding("nulls", text, f"{cure}leave the column out by columns=[...]")
-    empty = {one.name: one.empty for one in columns if one.empty and one.type.endswith("string")}
+    empty = {}
+    for name, own in chunks.items():
+        texts = [one for one in own if one.type in (pa.string(), pa.large_string())]
+        if count := sum(pc.sum(pc.equal(pc.binary_length(one), 0)).as_py() or 0 for one in texts):
+            empty[name] = count / sum(map(len, own))
     if empty:
         text = f"empty texts in {_named(empty)}"
         yield Finding("empty_texts", text, f'.filter(pc.field({next(iter(empty))!r}) != "")')
@@ -135,13 +139,13 @@ def _of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[
         yield Finding("too_long", text, cure)
 
 
-def _of_order(found: Found, sample: Sample, rows: int) -> Iterator[Finding]:
+def _of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
     """Columns whose equal values stand together, as in files that are sorted by a label."""
     if rows <= BUFFER_ROWS:  # a shuffle mixes all of them
         return
     told = set()
-    for name, chunks in sample.columns.items():
-        alike, usual = _alike(chunks)
+    for name, own in chunks.items():
+        alike, usual = _alike(own)
         # A class and its number are one label.
         if usual == 1 or (alike - usual) / (1 - usual) < CLUSTERED or (alike, usual) in told:
             continue
@@ -160,37 +164,29 @@ def _of_order(found: Found, sample: Sample, rows: int) -> Iterator[Finding]:
 def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
     """The chance that two rows near each other have the same value in a column, and that any two have; (0, 0)
     if its values are no labels."""
-    size = max(LEAST_PIECE, min(MOST_PIECE, sum(map(len, chunks)) // (4 * LEAST_PIECES)))
-    pieces = [chunk.slice(at, size) for chunk in chunks for at in range(0, len(chunk), size)]
-    pieces = [piece for piece in pieces if len(piece) >= LEAST_PIECE]
-    kinds = {piece.type for piece in pieces}
-    types, kind = pa.types, next(iter(kinds), pa.null())
-    labels = types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)
-    if len(pieces) < LEAST_PIECES or len(kinds) > 1 or not (labels or types.is_boolean(kind)):
+    kinds, types = {chunk.type for chunk in chunks}, pa.types
+    if len(kinds) != 1 or not any(
+        is_label(*kinds)
+        for is_label in (types.is_string, types.is_large_string, types.is_integer, types.is_boolean)
+    ):
         return 0.0, 0.0
-    joined = pa.concat_arrays(pieces).dictionary_encode(null_encoding="encode")
+    joined = pa.concat_arrays(chunks).dictionary_encode(null_encoding="encode")
     codes, distinct = to_numpy(joined.indices), len(joined.dictionary)
-    if not 1 < distinct <= min(MOST_LABELS, len(codes) / LABEL_ROWS):
+    if len(codes) < LEAST_ROWS or not 1 < distinct <= min(MOST_LABELS, len(codes) / LABEL_ROWS):
         return 0.0, 0.0
-    ends = np.cumsum([len(piece) for piece in pieces])
-    counts = [np.bincount(own) for own in np.split(codes, ends[:-1])]
-    return _same(counts), _same([np.bincount(codes)])
+    shares = np.bincount(codes) / len(codes)
+    apart = min(APART, len(codes) // 16)
+    return float((codes[apart:] == codes[:-apart]).mean()), float((shares**2).sum())
 
 
-def _same(counts: Sequence[np.ndarray]) -> float:
-    """The chance that two rows of one piece have the same value, by how often each value is in each piece."""
-    same = sum(int((own * (own - 1)).sum()) for own in counts)
-    return same / max(1, sum(int(own.sum()) * (int(own.sum()) - 1) for own in counts))
-
-
-def _of_equal_rows(found: Found, sample: Sample, asked: Sequence[str]) -> Iterator[Finding]:
+def _of_equal_rows(
+    found: Found, tables: Sequence[pa.Table], asked: Sequence[str]
+) -> Iterator[Finding]:
     hashes = [np.empty(0, dtype=np.uint64)]
-    for table in sample.tables:
-        names = table.column_names
-        own = table.select(
-            [name for name in names if (name in asked if asked else name not in NAMES)]
-        )
-        if own.num_columns:
+    for table in tables:
+        names = [name for name in table.column_names if name in (asked or {name} - {*NAMES})]
+        if names:
+            own = table.select(names)
             null = np.logical_and.reduce([to_numpy(column.is_null()) for column in own.columns])
             hashes.append(row_hashes(own)[~null])
     every = np.concatenate(hashes)

@@ -17,18 +17,6 @@ Rows = list[list[str]]
 
 
 @dataclass(frozen=True)
-class RowGroups:
-    """Row groups of Parquet files: how many, rows of the smallest, the median and the largest one, and bytes
-    of the largest one before compression."""
-
-    count: int
-    least: int
-    median: int
-    most: int
-    bytes: int
-
-
-@dataclass(frozen=True)
 class Column:
     """A column.
 
@@ -36,15 +24,11 @@ class Column:
         name: of the column.
         type: of Arrow; several where files differ, such as "int64 or string".
         nulls: their share in the sample, 0 to 1; None if it has none of the column.
-        empty: the share of empty texts or lists in the sample; None for other types.
-        bytes: estimated, of all its values in memory; None if the sample has none.
     """
 
     name: str
     type: str
     nulls: float | None
-    empty: float | None
-    bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +80,8 @@ class Inspection:
         rows: rows of all files that can be read.
         rows_counted: whether all rows were counted; else ``rows`` is an estimate.
         memory_bytes: estimated bytes of all rows in memory.
-        row_groups: row groups of Parquet files; None for other formats.
+        row_groups: of Parquet files: their "count", and the "least", "median" and "most" rows of one; None
+            for other formats.
         columns: all columns, in the order of the first file.
         sampled_rows: number of rows in the sample.
         shown: some rows of the sample, each value in short, by column.
@@ -111,7 +96,7 @@ class Inspection:
     rows: int
     rows_counted: bool
     memory_bytes: int
-    row_groups: RowGroups | None
+    row_groups: dict[str, int] | None
     columns: list[Column]
     sampled_rows: int
     shown: list[dict[str, str]]
@@ -140,47 +125,39 @@ class Inspection:
 
     def _summary(self) -> Rows:
         about = "" if self.rows_counted else "about "
-        rows = f"{about}{self.rows:,}, about {amount(self.memory_bytes)} in memory"
         told = [
             ["files", f"{self.files:,} of {amount(self.bytes)}, for {self.reader}()"],
-            ["rows", rows],
+            ["rows", f"{about}{self.rows:,}, about {amount(self.memory_bytes)} in memory"],
         ]
-        if groups := self.row_groups:
-            sizes = f"{groups.least:,} / {groups.median:,} / {groups.most:,}"
-            told.append(["row groups", f"{groups.count:,} of {sizes} rows (least / median / most)"])
+        if self.row_groups:
+            count, *sizes = (f"{value:,}" for value in self.row_groups.values())
+            told.append(
+                ["row groups", f"{count} of {' / '.join(sizes)} rows (least / median / most)"]
+            )
         if self.sampled_rows != self.rows:
             told.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
         return told
 
     def _columns(self) -> Rows:
-        told = [["column", "type", "nulls", "empty", "in memory"]] if self.columns else []
-        told += [
-            [
-                one.name,
-                one.type,
-                "?" if one.nulls is None else percent(one.nulls),
-                "" if one.empty is None else percent(one.empty),
-                "" if one.bytes is None else amount(one.bytes),
-            ]
-            for one in self.columns[:MOST_COLUMNS]
+        rows = [
+            [one.name, one.type, "?" if one.nulls is None else percent(one.nulls)]
+            for one in self.columns
         ]
-        return told + _more(len(self.columns) - MOST_COLUMNS, 5)
+        return _cut([["column", "type", "nulls"], *rows]) if rows else []
 
     def _shown(self) -> Rows:
-        if not self.shown:
-            return []
-        names = list(dict.fromkeys(name for row in self.shown for name in row))
-        told = [["", *(f"row {n + 1}" for n in range(len(self.shown)))]]
-        told += [
-            [name, *(row.get(name, "") for row in self.shown)] for name in names[:MOST_COLUMNS]
-        ]
-        return told + _more(len(names) - MOST_COLUMNS, len(self.shown) + 1)
+        names = dict.fromkeys(name for row in self.shown for name in row)
+        head = ["", *(f"row {n + 1}" for n in range(len(self.shown)))]
+        rows = [[name, *(row.get(name, "") for row in self.shown)] for name in names]
+        return _cut([head, *rows]) if rows else []
 
     def _lengths(self) -> Rows:
-        told = [["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"]]
-        told += [
+        chats = {one.name for one in self.columns if "list<" in one.type and "content:" in one.type}
+        rows = [
             [
-                " + ".join(map(self._with_note, one.columns)),
+                " + ".join(
+                    f"{c} (texts, without the template)" if c in chats else c for c in one.columns
+                ),
                 one.unit,
                 f"{one.mean:,.1f}",
                 " / ".join(f"{value:,}" for value in one.percentiles.values()),
@@ -188,14 +165,9 @@ class Inspection:
             ]
             for one in self.lengths
         ]
-        return told if self.lengths else []
-
-    def _with_note(self, column: str) -> str:
-        kind = next((one.type for one in self.columns if one.name == column), "")
-        chat = kind.startswith(("list<", "large_list<")) and (
-            "content:" in kind or "value:" in kind
+        return (
+            [["length of", "in", "mean", "50 / 90 / 95 / 99 %", "longest"], *rows] if rows else []
         )
-        return f"{column} (texts, without the template)" if chat else column
 
     def _lines(self) -> Iterator[str]:
         for path, reason in list(self.unreadable.items())[:MOST_UNREADABLE]:
@@ -220,5 +192,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %".replace(".0 %", " %")
 
 
-def _more(count: int, width: int) -> Rows:
-    return [[f"… {count:,} more columns", *[""] * (width - 1)]] if count > 0 else []
+def _cut(rows: Rows) -> Rows:
+    more = len(rows) - 1 - MOST_COLUMNS
+    if more <= 0:
+        return rows
+    return [*rows[: MOST_COLUMNS + 1], [f"… {more:,} more columns", *[""] * (len(rows[0]) - 1)]]

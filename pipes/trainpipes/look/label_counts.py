@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from trainpipes._internal.messages import need_columns
@@ -58,31 +59,21 @@ class CountLabels(RunStage):
 def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
     """Rows of each label of a column, in sorted order: integers, then texts. Of a column that
     ``encode_labels`` makes, of each class, also those that no row has."""
-    stages = _on_rows(pipeline._stages, column)
+    stages = list(takewhile(lambda s: s.role not in ("batch", "pack", "finish"), pipeline._stages))
     found: Counter[Label] = Counter()
-    last: Any = stages[-1]
-    if isinstance(last, EncodeLabels) and last.output_column == column:
-        if last.counts is not None:
-            return dict(enumerate(last.counts))
-        found.update(dict.fromkeys(range(last.num_classes), 0))
-    for part in _parts(stages):
-        found.update(_counted(_narrowed(part, column), column))
-    order = sorted(found, key=lambda value: (isinstance(value, str), value))
-    return {value: found[value] for value in order}
-
-
-def _on_rows(stages: Sequence[Stage], column: str) -> Sequence[Stage]:
-    """The stages below those that make batches; up to the one that encodes the labels, if those above it
-    leave the rows and their labels as they are."""
-    batched = (n for n, stage in enumerate(stages) if stage.role in ("batch", "pack", "finish"))
-    rows = stages[: next(batched, len(stages))]
-    for place in reversed(range(len(rows))):
-        stage: Any = rows[place]
+    for place in reversed(range(len(stages))):
+        stage: Any = stages[place]
         if isinstance(stage, EncodeLabels) and stage.output_column == column:
-            return rows[: place + 1]
-        if not stage.keeps_rows or stage.calls_function or column in getattr(stage, "names", ()):
+            if stage.counts is not None:
+                return dict(enumerate(stage.counts))
+            found.update(dict.fromkeys(range(stage.num_classes), 0))
+            del stages[place + 1 :]
             break
-    return rows
+        if not stage.keeps_rows or stage.calls_function or column in getattr(stage, "names", ()):
+            break  # it may change the labels, or leave rows out
+    for part in _parts(stages):
+        found.update(_counted(_needed(part, column), column))
+    return {value: found[value] for value in sorted(found, key=lambda v: (isinstance(v, str), v))}
 
 
 def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
@@ -90,37 +81,28 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
     first, *above = stages
     if not isinstance(first, Mix):
         return [stages]
-    found: list[Sequence[Stage]] = []
-    for pipeline in first.sources.values():
-        found += _parts([*pipeline._stages, *above])
-    return found
+    mixed = first.sources.values()
+    return [part for one in mixed for part in _parts([*one._stages, *above])]
 
 
-def _narrowed(stages: Sequence[Stage], column: str) -> list[Stage]:
+def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
     """The stages that it takes to read a column: of files, the others are not read."""
-    left = list(stages)
+    left = [stage for stage in stages if stage.role not in ORDERING]
     above: list[Stage] = []
-    while len(left) > 1:
-        stage: Any = left[-1]
-        if stage.role == "reader":
-            given = stage.options.get("columns")
-            if "columns" in stage.options and (given is None or column in given):
-                left[-1] = stage.replaced(columns=[column])
-            break
-        if isinstance(stage, Select) and column in stage.columns:
-            above.append(Select([column]))
-        elif isinstance(stage, Rename) and column in stage.names.values():
+    while True:
+        stage: Any = left.pop()
+        if isinstance(stage, Rename) and column in stage.names.values():
             old = next(name for name, new in stage.names.items() if new == column)
-            above.append(Rename({old: column}))
+            above.insert(0, Rename({old: column}))
             column = old
         elif isinstance(stage, EncodeLabels) and column == stage.output_column:
-            above.append(stage)
+            above.insert(0, stage)
             column = stage.column
-        elif stage.role not in ORDERING:
+        elif not (isinstance(stage, Select) and column in stage.columns):
             break
-        left.pop()
-    rest = [stage for stage in left if stage.role not in ORDERING]
-    return [*rest, *reversed(above)]
+    if stage.role == "reader" and column in (stage.options.get("columns", ()) or [column]):
+        stage = stage.replaced(columns=[column])
+    return [*left, stage, *above]
 
 
 def _counted(stages: Sequence[Stage], column: str) -> Counter[Label]:

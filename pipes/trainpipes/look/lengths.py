@@ -1,4 +1,4 @@
-"""How many items an epoch has, in all and after each stage: exact, estimated, or why neither.
+"""How many items an epoch has: exact, estimated, or why neither.
 
 Where counts do not follow by arithmetic, some rows are read and put through the stages to estimate them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
@@ -23,12 +22,13 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.order import Take
-from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.state.format import Position
 
 #: Rows that are read, and batches at least where batches are filtered.
 SAMPLE_ROWS = 2048
 MINIMUM_BATCHES = 64
+#: Stages that rows come from.
+READING = ("reader", "source")
 
 
 def exact_length(plan: Plan, rank: int, world_size: int) -> int | None:
@@ -45,12 +45,7 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
         return exact
     if plan.chain.endless or plan.inputs.epoch_rows is None:
         raise TypeError(f"the length of this pipeline cannot be estimated: {no_length(plan)}")
-    source = plan.inputs.source
-    rows = rows_of(source)
-    if isinstance(source, RowSource) and source.unread is not None:
-        rows = int(source.lengths[~source.unread].sum())
-    *_, last = flows(plan, plan.chain.stages, rows, _measured(plan))
-    return round(last.count or 0) // world_size
+    return round(expected_items(plan, _measured(plan)) or 0) // world_size
 
 
 def no_length(plan: Plan) -> str:
@@ -86,90 +81,49 @@ def rows_of(source: RowSource | RowStream) -> int | None:
     return int(source.lengths.sum()) if isinstance(source, RowSource) else source.length
 
 
-@dataclass(frozen=True)
-class Flow:
-    """What comes out of a stage in an epoch, over all ranks."""
+def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> float | None:
+    """Items of an epoch over all ranks, about; None where that takes reading rows.
 
-    what: str
+    Args:
+        plan: without an endless stage.
+        made: items that come out of a stage for each that goes in, where rows were read to say so.
+    """
+    chain, source = plan.chain, plan.inputs.source
+    rows = rows_of(source)
+    if made is not None and isinstance(source, RowSource) and source.unread is not None:
+        rows = int(source.lengths[~source.unread].sum())
+    is_read = any(stage.role in READING for stage in chain.stages)
     count: float | None = None
-    exact: bool = True
-    endless: bool = False
-
-    def __str__(self) -> str:
-        if self.count is None:
-            return self.what
-        what, count = self.what, round(self.count)
-        if count == 1:
-            first, _, rest = what.partition(" of ")
-            first = first.removesuffix("es") if first == "batches" else first.removesuffix("s")
-            what = f"{first} of {rest}" if rest else first
-        return f"{'' if self.exact else 'about '}{count:,} {what}"
-
-
-def flows(
-    plan: Plan, stages: Sequence[Stage], rows: int | None, made: Mapping[Stage, float] | None = None
-) -> Iterator[Flow]:
-    flow = Flow("files")
-    reads = any(stage.role in ("reader", "source") for stage in stages)
-    kept: float | None = None  # rows, as far as they are exact
-    several = False  # whether a stage may make more rows than it gets
-    for stage in stages:
-        if stage.role in ("reader", "source"):
-            what = "batches" if getattr(stage, "makes_batches", False) else "rows"
-            is_filtered = stage.options.get("filter") is not None and made is None
-            endless = bool(getattr(stage, "endless", False))
-            flow = Flow(what, None if is_filtered else rows, endless=endless)
-        elif stage.role == "files":
-            flow = Flow("files", None if reads else rows)
-        elif flow.what != "files" or not reads:
-            if stage.role == "shuffle" and plan.chain.drawn is not None and flow.count and kept:
-                drawn = plan.inputs.epoch_rows or 0
-                flow = replace(flow, count=drawn if flow.exact else flow.count * drawn / kept)
-            flow = _after(flow, stage, plan, made, several)
-        several = several or stage.role == "pack"
-        kept = flow.count if flow.exact else kept
-        yield flow
-
-
-def _after(
-    flow: Flow, stage: Stage, plan: Plan, made: Mapping[Stage, float] | None, several: bool
-) -> Flow:
-    count = flow.count
-    options = stage.options
-    if stage.role == "repeat":
-        if options["times"] is None:
-            return replace(flow, count=None, exact=True, endless=True)
-        return replace(flow, count=None if count is None else count * options["times"])
-    if stage.role in ("take", "skip"):
-        n = int(options["count"])
-        if count is None or flow.endless:
-            return flow
-        return replace(flow, count=min(count, n) if stage.role == "take" else max(0, count - n))
-    what = flow.what
-    if stage.role == "batch":
-        size, tokens = options["batch_size"], options["max_tokens"]
-        what = f"batches of {size:,}" if size else f"batches of at most {tokens:,} tokens"
-    elif stage.role == "pack":  # or what else makes rows of others
-        length = options.get("max_length")
-        what = f"rows of {length:,} tokens" if length else "rows"
-    elif isinstance(stage, Tokenizes):
-        what = "token rows"
-    if count is None:
-        return replace(flow, what=what)
-    if not stage.keeps_rows:
-        share = stage.share
-        if share is None and made is not None:
-            share = made.get(stage, 1.0)
-        if share is None:
-            return Flow(what, endless=flow.endless)
-        return replace(flow, what=what, count=count * share, exact=False)
-    if stage.role == "batch":
-        if flow.exact or not ends_short(plan):
+    kept: float | None = None  # items, as far as they are exact
+    exact, several = True, False  # several: a stage may make more rows than it gets
+    for stage in chain.stages:
+        options, role = stage.options, stage.role
+        if role in READING or (role == "files" and not is_read):
+            count = None if made is None and options.get("filter") is not None else rows
+        elif count is None:
+            continue
+        elif role == "repeat":
+            count *= options["times"]
+        elif role in ("take", "skip"):
+            n = int(options["count"])
+            count = min(count, n) if role == "take" else max(0, count - n)
+        elif role == "shuffle" and chain.drawn is not None and kept:
+            count *= (plan.inputs.epoch_rows or 0) / kept
+        elif not stage.keeps_rows:
+            share = stage.share
+            if share is None and made is not None:
+                share = made.get(stage, 1.0)
+            if share is None:
+                return None
+            count, exact = count * share, False
+        elif role == "batch" and (exact or not ends_short(plan)):
             dropping = bool(options.get("drop_last"))
             count = count_batches(round(count), options["batch_size"], dropping)
-        else:
+        elif role == "batch":
             count = _batches(plan, count, several)
-    return replace(flow, what=what, count=count)
+        several = several or role == "pack"
+        kept = count if exact else kept
+    return count
 
 
 def _batches(plan: Plan, rows: float, several: bool) -> float:

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
-
-import numpy as np
 
 from trainpipes._internal.checks import require, whole_number
 from trainpipes._internal.progress import counted
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.table import table
-from trainpipes._internal.text import cut
-from trainpipes.columns.block import WHOLE, Block, Pieces
-from trainpipes.columns.payload import payload_rows
-from trainpipes.columns.run import unplaced
+from trainpipes.columns.block import WHOLE, Pieces
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.shards.shard_items import ItemRows
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import StateError
-from trainpipes.kinds.source import Place, Reader, RowMixture, RowSource, read_rows
-from trainpipes.kinds.stage_kinds import RunStage
+from trainpipes.kinds.source import Place
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
-#: Characters of a row's text in a table.
-TEXT = 40
-#: Titles of a table's columns, by what they show.
+#: Columns of a table, by what they show.
 TITLES = {
-    "segment": "segment", "source": "source", "path": "file", "row_group": "row group", "row": "row",
-    "tokens": "tokens", "epoch": "epoch",
+    "index": "in batch", "segment": "segment", "source": "source", "path": "file",
+    "row_group": "row group", "row": "row", "tokens": "tokens", "epoch": "epoch",
 }  # fmt: skip
 
 
@@ -68,10 +58,8 @@ class Provenance(list[RowPlace]):
 
     def __init__(self, rows: ItemRows, inputs: Inputs) -> None:
         super().__init__()
-        self._inputs = inputs
         pieces = Pieces.whole(rows.ids, rows.epochs) if rows.pieces is None else rows.pieces
         ids, epochs, starts, lengths, bounds = (column.tolist() for column in pieces)
-        self._ids: list[int] = []  # of each place
         for index, (first, stop) in enumerate(pairwise(bounds)):
             for n in range(first, stop):
                 segment = tokens = None
@@ -80,40 +68,21 @@ class Provenance(list[RowPlace]):
                 for p in inputs.places_of(ids[n]):
                     place = (p.path, p.row_group, p.row, p.source)
                     self.append(RowPlace(*place, index, epochs[n], segment, tokens))
-                    self._ids.append(ids[n])
 
     def __repr__(self) -> str:
-        return self.table([])
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """The first text among the columns of each place's row; "" where it has none, or cannot be read by
-        its number (streams). Reads these rows."""
-        with ExitStack() as opened:
-            readers: dict[int, Reader] = {}
-            rows = sorted(set(self._ids))  # those of a row group one after the other
-            found = {row: _text_of(self._inputs, row, readers, opened) for row in rows}
-        return [found[row] for row in self._ids]
-
-    def table(self, texts: Sequence[str]) -> str:
-        """The places as a table, without columns that are empty. File names lose the folder they share.
-
-        Args:
-            texts: the start of one for each place; none to leave that column out.
-        """
-        columns: dict[str, list[str]] = {"in batch": [str(p.index) for p in self]}
-        paths = [hidden(place.path) for place in self if place.path is not None]
-        prefix = os.path.commonprefix(paths)  # noqa: RUF071  which is cut at a slash
+        """A table without columns that are empty. File names lose the folder they share."""
+        prefix = os.path.commonprefix([hidden(one.path) for one in self if one.path is not None])  # noqa: RUF071
         folder = prefix[: prefix.rfind("/") + 1]
+        columns = {}
         for name, title in TITLES.items():
-            values = [getattr(place, name) for place in self]
-            if name == "path":
-                values = [v and hidden(v)[len(folder) :] for v in values]
-            if any(value is not None for value in values):
-                columns[title] = ["" if v is None else _said(v) for v in values]
-        if any(texts):
-            columns["text"] = [cut(" ".join(text[: 2 * TEXT].split()), TEXT) for text in texts]
+            cells = ["" if v is None else _said(v) for v in (getattr(one, name) for one in self)]
+            if any(cells):
+                columns[title] = [cell.removeprefix(folder) for cell in cells]
         return table([list(columns), *zip(*columns.values(), strict=True)])
+
+
+def _said(value: Any) -> str:
+    return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else hidden(str(value))
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +108,7 @@ class LocatedBatch:
     def __str__(self) -> str:
         who = f"rank {self.rank} of {self.world_size}" if self.world_size > 1 else "one rank"
         head = f"batch m = {self.m} of epoch {self.epoch}, {who}"
-        return f"{head}\n{self.places.table(self.places.texts)}"
+        return f"{head}\n{self.places}"
 
     __repr__ = __str__
 
@@ -179,9 +148,9 @@ def locate(
     ['two', 'one']
     >>> print(found)
     batch m = 1 of epoch 7, one rank
-    in batch  row  epoch  text
-    0         1    7      two
-    1         0    7      one
+    in batch  row  epoch
+    0         1    7
+    1         0    7
     """
     require(isinstance(run, Loader | Pipeline), "locate(run)", "a pipeline or a Loader", run)
     iteration = run._iteration
@@ -258,28 +227,3 @@ def _beyond(passed: int, topology: Topology, start: Position) -> StateError:
     whose = f"of rank {topology.rank} of {topology.world_size} " if topology.world_size > 1 else ""
     since = f"from m = {start.m} on " if start.m else ""
     return StateError(f"epoch {start.epoch} {whose}has no batch number {passed} {since}(from 0)")
-
-
-def _said(value: Any) -> str:
-    return f"{value[0]}-{value[1]}" if isinstance(value, tuple) else str(value)
-
-
-def _text_of(inputs: Inputs, row: int, readers: dict[int, Reader], opened: ExitStack) -> str:
-    """The first text of a row, as its source gives it; "" where there is none."""
-    if isinstance(inputs.source, RowMixture):
-        inputs, row, _ = inputs.source.where(inputs, row)
-    source = inputs.source
-    if not isinstance(source, RowSource):
-        return ""
-    if id(source) not in readers:
-        readers[id(source)] = reader = source.reader()
-        if reader is not source:
-            opened.callback(reader.close)
-    block, own = inputs.blocks.where(row)
-    data = read_rows(source, readers[id(source)], block, own, own + 1)
-    late = inputs.chain.opener.late()
-    if isinstance(late, RunStage):
-        data = late.process(unplaced(Block(data, np.array([row], dtype=np.int64)))).block.data
-    first = payload_rows(data)[0]
-    values = first.values() if isinstance(first, dict) else [first]
-    return next((value for value in values if isinstance(value, str)), "")

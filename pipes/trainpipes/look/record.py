@@ -8,26 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from platform import python_version
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
 
 from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
-from trainpipes._internal.text import cut
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import StateError
-from trainpipes.kinds.options import argument_names, identify
-from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.options import identify
 from trainpipes.look.lengths import exact_length, rows_of
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import FORMAT
@@ -40,21 +33,24 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def record(iteration: IterationState, loader: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def record(
+    pipeline: Pipeline, iteration: IterationState, loader: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     plan = iteration.plan
     rank, world_size = iteration.ranks()
     chain = plan.chain
     identity = json.loads(plan.identity)
+    known = without_secrets(identity)
     is_even = chain.num_shards % world_size == 0
-    data = without_secrets(identity["data"])
     found: dict[str, Any] = {
         "fingerprint": _content_hash(identity),
-        "stages": [_stage(stage) for stage in chain.stages],
+        "pipeline": repr(pipeline),
+        "stages": known["stages"],
         "data": {
             "fingerprint": _content_hash(identity["data"]),
-            "files": _files(data),
+            "files": _files(known["data"]),
             "rows": _rows(plan.inputs),
-            "known_by": data,
+            "known_by": known["data"],
         },
         "epoch_rows": plan.inputs.epoch_rows,
         "epoch_batches": exact_length(plan, 0, world_size) if is_even else None,
@@ -63,36 +59,10 @@ def record(iteration: IterationState, loader: Mapping[str, Any] | None = None) -
         "world_size": world_size,
     }
     if loader is not None:
-        found["loader"] = plain(dict(loader))
+        found["loader"] = without_secrets(dict(loader))
     found["position"] = _position(iteration, rank)
     found["versions"] = _versions()
     return found
-
-
-def _stage(stage: Stage) -> dict[str, Any]:
-    options = {k: v for k, v in stage.resolved_options.items() if k != "storage_options"}
-    return {
-        "stage": stage.name,
-        **{name: _option(value, name, stage.holds_data) for name, value in options.items()},
-    }
-
-
-def _option(value: Any, name: str, holds_data: bool) -> Any:
-    if isinstance(value, Pipeline):
-        return [_stage(stage) for stage in arrange(value.stages).stages]
-    if isinstance(value, Stage):
-        return _stage(value)
-    if isinstance(value, dict) and _has_pipelines(value.values()):
-        return {str(key): _option(one, name, holds_data) for key, one in value.items()}
-    if isinstance(value, tuple) and _has_pipelines(value):
-        return [_option(one, name, holds_data) for one in value]
-    if holds_data and isinstance(value, list | tuple | dict):  # rows, which "data" tells of
-        return f"{type(value).__name__} of {len(value):,} rows"
-    return plain(value, name)
-
-
-def _has_pipelines(values: Iterable[Any]) -> bool:
-    return any(isinstance(one, Pipeline) for one in values)
 
 
 def _files(data: Any) -> int | None:
@@ -137,74 +107,23 @@ def _versions() -> dict[str, Any]:
     return found
 
 
-#: Characters of one option; a larger list or dict is known by its length and content.
-MOST = 8192
-#: Characters of what an object says of itself.
-MOST_TEXT = 500
+def without_secrets(value: Any, name: str = "") -> Any:
+    """A value as JSON types, without what may be a credential; other objects as a state knows them.
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def plain(value: Any, name: str = "") -> Any:
-    """An option as JSON types; functions by module and name, arrays and tables by their content.
-
-    >>> plain({"size": (224, 224), "dtype": torch.float32, "password": "x"})
-    {'size': [224, 224], 'dtype': 'torch.float32', 'password': '(left out)'}
+    >>> without_secrets({"urls": ["https://me:pw@host/a.csv?sig=abc"], "api_key": "x"})
+    {'urls': ['https://…@host/a.csv?sig=…'], 'api_key': '(left out)'}
     """
-    found = _plain(value, name)
-    if isinstance(found, list | dict) and len(text := json.dumps(found)) > MOST:
-        return (
-            f"{len(found):,} {'items' if isinstance(found, list) else 'entries'}, {_digest(text)}"
-        )
-    return found
-
-
-def _plain(value: Any, name: str = "") -> Any:
-    if value is not None and not isinstance(value, bool) and is_secret(name):
-        return LEFT_OUT
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, str):
-        return hidden(str(value))
+    if is_secret(name):
+        return LEFT_OUT
     if isinstance(value, Mapping):
-        kept = {str(k): v for k, v in value.items() if k != "storage_options"}
-        return {k: _plain(v, k) for k, v in kept.items()}
+        return {str(k): without_secrets(v, str(k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, torch.dtype | torch.device | np.dtype | pa.DataType):
-        return str(value)
-    if isinstance(value, pa.Schema):
-        return {field.name: str(field.type) for field in value}
-    if isinstance(value, pa.Table | pa.RecordBatch):
-        return f"{type(value).__name__} of {len(value):,} rows"
-    if getattr(value, "func", None) is not None and hasattr(value, "keywords"):  # a partial
-        named = zip(argument_names(value), value.args, strict=True)
-        return {
-            "function": _plain(value.func),
-            "arguments": [_plain(one, name) for name, one in named],
-            "keywords": _plain(value.keywords),
-        }
-    found = identify(value)
-    if isinstance(found, str):
-        return cut(hidden(_ADDRESS.sub("", found.removesuffix(": "))), MOST_TEXT)
-    return _plain(found)
-
-
-def without_secrets(value: Any) -> Any:
-    """A value of JSON types without what may be a credential.
-
-    >>> without_secrets(["https://me:pw@host/a.csv?sig=abc", "s3://bucket/part-?.parquet"])
-    ['https://…@host/a.csv?sig=…', 's3://bucket/part-?.parquet']
-    """
-    return _plain(value)
+        return [without_secrets(one) for one in value]
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return hidden(str(value if isinstance(value, float) else identify(value)))
 
 
 def _content_hash(value: Any) -> str:

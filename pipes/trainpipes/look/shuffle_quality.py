@@ -43,8 +43,6 @@ class ShuffleQuality:
             0.01, batches hold stretches of files.
         files_per_batch: mean number of files that a batch has rows of.
         random_files_per_batch: the same in a random order.
-        file_spread: batches that have a row of a file, as a part of those in a random order: 1 is random.
-            None for a sample.
     """
 
     rows: int
@@ -55,22 +53,19 @@ class ShuffleQuality:
     neighbours_kept: float
     files_per_batch: float
     random_files_per_batch: float
-    file_spread: float | None
 
     def __str__(self) -> str:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
-        measures: list[tuple[str, float | None, int, str]] = [
+        measures = [
             ("neighbour distance", self.neighbour_distance, 3, "0.333"),
             ("neighbours kept", self.neighbours_kept, 4, f"{min(1.0, 2 / n):.4f}"),
             ("files in a batch", self.files_per_batch, 1, f"{self.random_files_per_batch:.1f}"),
-            ("spread of a file", self.file_spread, 2, "1.00"),
         ]
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
         measured = [
             (label, f"{value:<10.{digits}f}random: {random}")
             for label, value, digits, random in measures
-            if value is not None
         ]
         return table([("rows", f"{of} of {files}, batches of {self.batch_size}"), *measured])
 
@@ -102,7 +97,6 @@ def shuffle_quality(
     neighbour distance  0.001     random: 0.333
     neighbours kept     1.0000    random: 0.0020
     files in a batch    1.1       random: 4.0
-    spread of a file    0.27      random: 1.00
     """
     if isinstance(order, Pipeline):
         found = order_quality(order, batch_size=batch_size, epoch=epoch)
@@ -155,37 +149,29 @@ def _measured(
     whole = epoch_rows is None or n >= epoch_rows
     file = np.searchsorted(np.cumsum(lengths), numbers, side="right")
     in_file = np.bincount(file, minlength=len(lengths)) if whole else lengths
-    there = in_file > 0
     apart = np.abs(np.diff(numbers))
     full, rest = divmod(n, batch_size)
     batches = max(1, full + (rest > 0))
-    pairs = np.unique(np.arange(n) // batch_size * len(lengths) + file)
-    # Batches that a file's rows fall into where each row picks a place at random.
-    total = int(in_file.sum())
-    expected = full * _touches(in_file, total, batch_size) + _touches(in_file, total, rest)
-    spread = None
-    if whole:
-        touched = np.bincount(pairs % len(lengths), minlength=len(lengths))
-        spread = float((touched[there] / expected[there]).mean()) if there.any() else 1.0
+    files_in_batches = len(np.unique(np.arange(n) // batch_size * len(lengths) + file))
+    expected = full * _touched(in_file, batch_size) + _touched(in_file, rest)
     return ShuffleQuality(
         rows=n,
         epoch_rows=n if whole else int(epoch_rows or 0),
         batch_size=batch_size,
-        files=int(there.sum()),
+        files=int((in_file > 0).sum()),
         neighbour_distance=float(apart.mean() / max(1, lengths.sum())) if n > 1 else 0.0,
         neighbours_kept=float((apart == 1).mean()) if n > 1 else 0.0,
-        files_per_batch=len(pairs) / batches,
-        random_files_per_batch=float(expected.sum()) / batches,
-        file_spread=spread,
+        files_per_batch=files_in_batches / batches,
+        random_files_per_batch=expected / batches,
     )
 
 
-def _touches(in_file: IntArray, n: int, size: int) -> npt.NDArray[np.float64]:
-    """The chance that ``size`` of n rows, drawn at random, have one of each file's."""
-    none = np.ones(len(in_file))
+def _touched(in_file: IntArray, size: int) -> float:
+    """Files that ``size`` of all rows, drawn at random, have a row of, on average."""
+    n, none = int(in_file.sum()), np.ones(len(in_file))
     for drawn in range(size):
         none *= np.maximum(0.0, n - in_file - drawn) / max(1, n - drawn)
-    return 1.0 - none
+    return float((1.0 - none).sum())
 
 
 def _file_lengths(source: RowSource) -> IntArray:

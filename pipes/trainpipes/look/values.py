@@ -20,6 +20,8 @@ Array = npt.NDArray[Any]
 MOST_VALUES, DEEPEST = 64, 4
 #: Numbers of one tensor that are looked at: the first rows of a larger one.
 MOST_CELLS = 1 << 24
+#: Values of a list that are looked at.
+MOST_LISTED = 1 << 20
 #: What may stand beside token ids, after the same prefix, and is 0 on padding.
 MASKS = ("segment_ids", "attention_mask", "input_mask")
 #: Characters of a name, of a text, and of another value; texts of a batch that are quoted.
@@ -136,9 +138,7 @@ def facts_of(name: str, value: Any) -> Facts:
     name = escaped(name, NAME)
     try:
         return _facts(name, value)
-    except (
-        Exception
-    ):  # a class of the user's may raise anything, and the other values are to be shown
+    except Exception:  # of a class of the user's: the other values are to be shown
         return Facts(name, type(value).__name__)
 
 
@@ -149,58 +149,41 @@ def _facts(name: str, value: Any) -> Facts:
             kind += f" on {value.device}"
         if value.is_nested:
             return Facts(name, f"nested {kind}", (value.size(0),))
-        return _of_numbers(name, kind, tuple(value.shape), value)
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind in "OUS" and value.ndim == 1:
-            return _of_list(name, f"array {value.dtype}", value[:FEW].tolist(), len(value))
-        return _of_numbers(name, f"array {value.dtype}", value.shape, value)
+        return Facts(name, kind, tuple(value.shape), *_span(value))
+    if isinstance(value, np.ndarray) and (value.dtype.kind not in "OUS" or value.ndim != 1):
+        return Facts(name, f"array {value.dtype}", value.shape, *_span(value))
+    if isinstance(value, list | tuple | np.ndarray):
+        is_array = isinstance(value, np.ndarray)
+        kind = f"array {value.dtype}" if is_array else type(value).__name__
+        numbers = not is_array and all(isinstance(one, int | float) for one in value[:MOST_LISTED])
+        low, high, _ = _span(np.array(value[:MOST_LISTED])) if numbers and value else (None,) * 3
+        few = [_quoted(one, NAME, quotes=True) for one in value[:FEW]]
+        few += ["…"] * (len(value) > FEW)
+        return Facts(name, kind, (len(value),), low, high, ", ".join(few) or None)
     if isinstance(value, str):
         kind = "str" if len(value) <= TEXT else f"str of {len(value):,} characters"
         return Facts(name, kind, text=_quoted(value, TEXT))
     if isinstance(value, bytes | bytearray | memoryview):
         return Facts(name, f"bytes of {len(value):,}", text=escaped(shown(bytes(value[:32]), 60)))
-    if isinstance(value, list | tuple):
-        return _of_sequence(name, value)
     kind = "None" if value is None else type(value).__name__
     return Facts(name, kind, text=_quoted(value, QUOTED))
 
 
-def _quoted(value: Any, most: int) -> str:
+def _quoted(value: Any, most: int, quotes: bool = False) -> str:
     """A text, or the ``repr`` of another value, without secrets, cut."""
-    text = hidden(cut(value, MOST_OF_URL)) if isinstance(value, str) else shown(value, most)
-    return escaped(cut(text, most), most)
+    if not isinstance(value, str):
+        return escaped(shown(value, most), most)
+    text = escaped(cut(hidden(cut(value, MOST_OF_URL)), most), most)
+    return f"'{text}'" if quotes else text
 
 
-def _of_numbers(name: str, kind: str, shape: tuple[int, ...], value: Any) -> Facts:
+def _span(value: Any) -> tuple[str | None, str | None, str | None]:
+    """The least and the greatest number, and how many are NaN."""
     numbers = head(value)
     if numbers is None or not numbers.size or numbers.dtype.kind not in "biuf":
-        return Facts(name, kind, shape)
+        return None, None, None
     if numbers.dtype.kind != "f":
-        return Facts(name, kind, shape, str(numbers.min()), str(numbers.max()))
+        return str(numbers.min()), str(numbers.max()), None
     real = numbers[~np.isnan(numbers)]
     text = f"{numbers.size - real.size:,} NaN" if real.size < numbers.size else None
-    if not real.size:
-        return Facts(name, kind, shape, text=text)
-    return Facts(name, kind, shape, f"{real.min():.4g}", f"{real.max():.4g}", text)
-
-
-def _of_sequence(name: str, value: list[Any] | tuple[Any, ...]) -> Facts:
-    kind, some = type(value).__name__, value[: 1 << 20]
-    kinds = {type(one).__name__ for one in some}
-    if len(kinds) == 1:
-        kind += f" of {next(iter(kinds))}"
-    if kinds and kinds <= {"int", "float"}:
-        if "float" in kinds:
-            return _of_numbers(name, kind, (len(value),), np.array(some, dtype=np.float64))
-        few = ", ".join(map(shown, value[:8])) + (", …" if len(value) > 8 else "")
-        return Facts(name, kind, (len(value),), shown(min(some)), shown(max(some)), few)
-    return _of_list(name, kind, list(value[:FEW]), len(value))
-
-
-def _of_list(name: str, kind: str, few: list[Any], count: int) -> Facts:
-    parts = [
-        f"'{_quoted(one, NAME)}'" if isinstance(one, str) else _quoted(one, QUOTED) for one in few
-    ]
-    return Facts(
-        name, kind, (count,), text=", ".join([*parts, *["…"] * (count > len(few))]) or None
-    )
+    return (f"{real.min():.4g}", f"{real.max():.4g}", text) if real.size else (None, None, text)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Sized
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.checks import flag, require, whole_number
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, StateError
 
@@ -142,6 +143,56 @@ class Draws(Iterator[int]):
         self._epoch, self._at = int(state["epoch"]), int(state["position"])
         self._sampler._epoch = self._epoch + 1
         self._held, self._next = [], 0
+
+
+class BatchSampler(Sampler[list[int]]):
+    """Batches of another sampler's indices, as lists.
+
+    In a pipeline (``from_dataset(dataset, batch_sampler=...)``) it is
+    ``.shuffle(sampler=sampler).batch(...)``.
+
+    Args:
+        sampler: gives the indices.
+        batch_size: of each batch.
+        drop_last: leave out a short last one.
+    """
+
+    def __init__(self, sampler: RowSampler, batch_size: int, drop_last: bool = False) -> None:
+        good, rule = isinstance(sampler, RowSampler), "one of trainpipes.samplers"
+        require(good, "BatchSampler(sampler)", rule, sampler, "torch's BatchSampler takes torch's")
+        self.sampler = sampler
+        self.batch_size = whole_number(batch_size, 1, "BatchSampler(batch_size)", "rows in a batch")
+        self.drop_last = flag(drop_last, "BatchSampler(drop_last)")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next ``iter()`` be epoch ``epoch``."""
+        self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        rows = len(self.sampler)
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return _Batches(self)
+
+    def __repr__(self) -> str:
+        last = ", drop_last=True" if self.drop_last else ""
+        return f"BatchSampler({self.sampler!r}, {self.batch_size}{last})"
+
+
+class _Batches(Iterator[list[int]]):
+    """The batches of one epoch."""
+
+    def __init__(self, sampler: BatchSampler) -> None:
+        self._draws: Any = iter(sampler.sampler)
+        self._size, self._drop_last = sampler.batch_size, sampler.drop_last
+        self.state_dict, self.load_state_dict = self._draws.state_dict, self._draws.load_state_dict
+
+    def __next__(self) -> list[int]:
+        batch = list(islice(self._draws, self._size))
+        if not batch or (self._drop_last and len(batch) < self._size):
+            raise StopIteration
+        return batch
 
 
 def digest(values: np.ndarray[Any, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainpipes._internal.checks import ColumnName, Count, Text, require
+from trainpipes._internal.checks import ColumnName, Count, Text
 from trainpipes._internal.messages import need_columns
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
@@ -70,7 +70,7 @@ class ChatTemplate(Tokenizes):
         for name in ("prompt", "tools"):
             own = getattr(self, name)
             good = own is None or (isinstance(own, str) and own != self.column)
-            require(good, f"chat_template({name})", "the name of another column", own)
+            self._require(good, name, "the name of another column")
         _ = self._chat, self._engine  # raises unless both are there
 
     @made_once
@@ -79,10 +79,6 @@ class ChatTemplate(Tokenizes):
 
     def runs_on(self) -> str:
         return f"{self._engine}: its chat template, by transformers"
-
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        return {**super().resolved_options, "template": self._chat.fingerprint()}
 
     def identity(self) -> dict[str, Any]:
         found = {
@@ -122,9 +118,9 @@ class ChatTemplate(Tokenizes):
         for place, (messages, *others) in enumerate(zip(*given, strict=True)):
             try:
                 written.append(self._write(messages, others))
-            except ConfigError:
-                raise
             except Exception as error:
+                if isinstance(error, ConfigError):
+                    raise
                 if self.on_error != "skip" or not isinstance(error, DataError):
                     blame(error, self, int(block.ids[place]))
                     raise
@@ -133,13 +129,10 @@ class ChatTemplate(Tokenizes):
         return written, bad
 
     def _write(self, messages: Any, others: list[Any]) -> Written:
-        prompt = others[0] if self.prompt else None
-        tools = others[-1] if self.tools else None
-        return self._chat.write(
-            messages_of(messages, self.parse_arguments),
-            messages_of(prompt, self.parse_arguments) if self.prompt else (),
-            tools_of(tools) if self.tools else None,
-        )
+        parse = self.parse_arguments
+        prompt = messages_of(others[0], parse) if self.prompt else ()
+        tools = tools_of(others[-1]) if self.tools else None
+        return self._chat.write(messages_of(messages, parse), prompt, tools)
 
     def _checked(self, run: Run, columns: dict[str, Ragged], bad: Flags) -> Run:
         """The run without rows to be left out: those that have no target, and ``bad`` ones."""

@@ -23,8 +23,8 @@ from trainpipes.columns.lazy_batches import late_if_small
 from trainpipes.columns.row_types import array_of, fixed_shape, python_rows
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows, batches_of
-from trainpipes.errors import ConfigError, DataError
-from trainpipes.kinds.blame import blame, each
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import at_row, blame, each
 from trainpipes.kinds.stage_kinds import BatchStage, RunStage
 from trainpipes.stages.columns import columns_as, refuse_collated, unbatched
 
@@ -63,24 +63,13 @@ def _stacked(rows: Any) -> Any:
             return default_collate(rows)
     if kind is dict:
         return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
-    if (
-        kind is np.ndarray
-        and get_worker_info() is None
-        and len({_layout(row) for row in rows}) == 1
-    ):
+    alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
+    if alike and rows[0].dtype.kind in "biuf" and get_worker_info() is None:
         # torch would have threads of its own stack large ones, which get in the way of ours.
-        return (
-            torch.from_numpy(np.stack(rows))
-            if rows[0].dtype.kind in "biuf"
-            else default_collate(rows)
-        )
+        return torch.from_numpy(np.stack(rows))
     if kind is tuple and len(set(map(len, rows))) == 1:
         return [_stacked(column) for column in zip(*rows, strict=True)]
     return default_collate(rows)
-
-
-def _layout(row: Array) -> tuple[Any, ...]:
-    return row.dtype, row.shape
 
 
 def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[Any]:
@@ -88,16 +77,17 @@ def stacked_columns(table: pa.Table, edges: Sequence[int]) -> MutableSequence[An
     if len(columns) < table.num_columns:
         raise ValueError("two columns have the same name")
     cuts: dict[str, Callable[[int], Any]] = {}
-    nbytes = 0
     for name, cells in columns.items():
         if isinstance(cells, list):
             cuts[name] = [stacked(cells[a:b]) for a, b in pairwise(edges)].__getitem__
         else:
             cuts[name] = _cutting(cells, edges)
-            nbytes += cells.nbytes
-    return late_if_small(
-        lambda k: {name: cut(k) for name, cut in cuts.items()}, len(edges) - 1, nbytes
-    )
+    nbytes = sum(cells.nbytes for cells in columns.values() if not isinstance(cells, list))
+
+    def make(k: int) -> dict[str, Any]:
+        return {name: cut(k) for name, cut in cuts.items()}
+
+    return late_if_small(make, len(edges) - 1, nbytes)
 
 
 def _cutting(values: Array, edges: Sequence[int]) -> Callable[[int], torch.Tensor]:
@@ -162,11 +152,8 @@ class Collate(RunStage):
             return run.with_items(self._collated(run))
         if run.bounds is None:
             raise ConfigError(f"{self} works on batches: put .batch(n) before it")
-        edges = run.bounds.tolist()
-        items = []
-        for start, stop in pairwise(edges):
-            items.append(self._of_columns(run.block.slice(start, stop)))
-        return run.with_items(items)
+        cuts = pairwise(run.bounds.tolist())
+        return run.with_items([self._of_columns(run.block.slice(a, b)) for a, b in cuts])
 
     def _collated(self, run: Run) -> list[Any]:
         items: list[Any] = []
@@ -176,11 +163,9 @@ class Collate(RunStage):
             try:
                 items.append(stacked(with_same_keys(rows)))
             except Exception as error:
-                bad = unfit(rows)
-                refused = DataError(f"{self}: {bad}", stage=str(self))
-                ids = run.row_ids(len(items))
-                blame(refused, self, int(ids[min(bad.row or 0, len(ids) - 1)]))
-                raise refused from error
+                bad, ids = unfit(rows), run.row_ids(len(items))
+                row = ids[min(bad.row or 0, len(ids) - 1)]
+                raise at_row(f"{self}: {bad}", self, row) from error
         return items
 
     def _of_columns(self, block: Block) -> Any:
@@ -219,28 +204,23 @@ def unfit(rows: Sequence[Any]) -> BadCell:
     first, row, where = rows[0], rows[number], "a row"
     if isinstance(first, Mapping) and isinstance(row, Mapping):
         if first.keys() != row.keys():
-            problem = (
+            return BadCell(
+                number,
                 f"a row has the keys {list(row)} where the first of its batch has {list(first)}: give all "
-                "rows the same, by map()"
+                "rows the same, by map()",
             )
-            return BadCell(number, problem)
         name = next((name for name in first if not collates(first[name], row[name])), None)
         if name is not None:
             first, row, where = first[name], row[name], f"column {name!r}"
+    way = "leave the column out with select(), make numbers of it with map(), or use pad_collate()"
+    problem = f"is {shown(row, 60)} ({type(row).__name__}), of which default_collate makes no tensor: {way}"
     if row is None:
-        problem = (
-            "is null, which a tensor cannot hold: fill it with map(), or drop it with filter()"
-        )
-    elif size_of(row) is not None and size_of(first) not in (None, size_of(row)):
-        problem = (
-            f"has the shape {size_of(row)} where the first row of its batch has {size_of(first)}, and only "
-            "equal shapes can be stacked: pad_collate() pads lists of numbers"
-        )
-    else:
-        problem = (
-            f"is {shown(row, 60)} ({type(row).__name__}), of which default_collate makes no tensor: leave "
-            "the column out with select(), make numbers of it with map(), or use pad_collate()"
-        )
+        way = "fill it with map(), or drop it with filter()"
+        problem = f"is null, which a tensor cannot hold: {way}"
+    elif None not in (size_of(row), size_of(first)) and size_of(row) != size_of(first):
+        rule = "only equal shapes can be stacked: pad_collate() pads lists of numbers"
+        shape = f"has the shape {size_of(row)} where the first row of its batch has"
+        problem = f"{shape} {size_of(first)}, and {rule}"
     return BadCell(number, f"{where} {problem}")
 
 

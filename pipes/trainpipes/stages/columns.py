@@ -18,8 +18,8 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of, to_columns
 from trainpipes.columns.run import Run
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.blame import blame, refused
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 
@@ -82,9 +82,9 @@ class DropColumns(_ByName):
         need_columns(table.column_names, self.columns, self)
         left = [name for name in table.column_names if name not in self.columns]
         if not left:
+            there = ", ".join(table.column_names)
             raise ConfigError(
-                f"{self}: rows keep one column at least, and have {', '.join(table.column_names)}; "
-                "leave one of them in"
+                f"{self}: rows keep one column at least, and have {there}; leave one in"
             )
         return table.select(left)
 
@@ -133,7 +133,7 @@ def columns_as(block: Block, format: str, asker: Stage) -> Any:
     try:
         return to_columns(table_of(block.data, asker), format)
     except BadCell as bad:
-        error = DataError(f"{asker}: {bad}", stage=str(asker))
+        error = refused(asker, f": {bad}", DataError)
         blame(error, asker, None if bad.row is None else int(block.ids[bad.row]))
         raise error from None
 
@@ -148,10 +148,8 @@ def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
 
 def refuse_collated(run: Run, asker: Stage) -> None:
     if run.items is not None:
-        raise ConfigError(
-            f"{asker} takes rows that batch() has grouped, and another stage has collated them already: "
-            "leave one of the two out"
-        )
+        why = "another stage has collated them already: leave one of the two out"
+        raise ConfigError(f"{asker} takes rows that batch() has grouped, and {why}")
 
 
 def unbatched(asker: Stage, row: Any) -> ConfigError:
@@ -167,11 +165,9 @@ def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
             raise taken(name, asker)
 
 
-def taken(name: str, asker: Stage) -> SchemaError:
-    return SchemaError(
-        f"{asker}: the rows have a column {name!r} already; rename() it, or drop it with select()",
-        stage=str(asker),
-    )
+def taken(name: str, asker: Stage) -> DataError:
+    way = "rename() it, drop it with select(), or give the new one another name"
+    return refused(asker, f": the rows have a column {name!r} already; {way}")
 
 
 class Enumerate(RunStage):
@@ -201,16 +197,14 @@ class Enumerate(RunStage):
 
     def resolve(self, below: Sequence[Stage]) -> Self:
         for stage in below:
+            why = ""
             if stage.role in ("shuffle", "pack", "batch", "repeat") or not stage.keeps_rows:
-                raise ConfigError(
-                    f"{self} numbers rows in file order: put it before {stage.name}(), or number "
-                    "the batches in the loop, for n, batch in enumerate(loader)"
-                )
-            if isinstance(stage, MixingSource):
-                raise ConfigError(
-                    f"{self} numbers rows in file order, and each of several sources has its own: "
-                    f"put it before {stage.name}(), in each of its sources"
-                )
+                why = "or number the batches in the loop, for n, batch in enumerate(loader)"
+            elif isinstance(stage, MixingSource):
+                why = "in each of its sources, which each have a file order of their own"
+            if why:
+                place = f"put it before {stage.name}(), {why}"
+                raise ConfigError(f"{self} numbers rows in file order: {place}")
         passed = sum(stage.options["count"] for stage in below if stage.role == "skip")
         return self.resolved(_passed=passed)
 

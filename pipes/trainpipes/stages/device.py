@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from trainpipes._internal.checks import Natural
+from trainpipes._internal.checks import Natural, wrong
 from trainpipes._internal.messages import warn_once
-from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import DeviceStage
@@ -85,10 +84,9 @@ class Pin(DeviceStage):
     """
 
     def place(self, item: Any) -> Any:
-        why = "there is no accelerator to copy to"
-        if torch.accelerator.is_available():
-            is_mps = str(torch.accelerator.current_accelerator()) == "mps"
-            why = "MPS shares the CPU's memory" if is_mps else ""
+        why = "" if torch.accelerator.is_available() else "there is no accelerator to copy to"
+        if not why and str(torch.accelerator.current_accelerator()) == "mps":
+            why = "MPS shares the CPU's memory"
         if why:
             warn_once(f"pin() does nothing here: {why}")
             return item
@@ -99,9 +97,8 @@ def _pinned(one: Any) -> Any:
     if isinstance(one, torch.Tensor):
         dense = one.layout in (torch.strided, torch.jagged)
         return one.pin_memory() if dense and one.device.type == "cpu" else one
-    if isinstance(one, type) or not callable(getattr(one, "pin_memory", None)):
-        return None
-    return one.pin_memory()
+    own = not isinstance(one, type) and callable(getattr(one, "pin_memory", None))
+    return one.pin_memory() if own else None
 
 
 class SideStream:
@@ -193,9 +190,8 @@ class To(DeviceStage):
         try:
             self._set(device=str(self._device))
         except (RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f'to(device) must be a device such as "cuda" or "cuda:1", got {shown(self.device)}'
-            ) from error
+            rule = 'a device such as "cuda" or "cuda:1"'
+            raise wrong("to(device)", rule, self.device) from error
 
     @property
     def ahead(self) -> int:
@@ -227,9 +223,8 @@ class To(DeviceStage):
         if rank.isdecimal() and current != int(rank) < module.device_count():
             kind = self._device.type
             warn_once(
-                f"{self} copies batches to this process's current device, {kind}:{current}, and "
-                f"LOCAL_RANK is {rank}: call torch.{kind}.set_device({rank}) before, or use "
-                f"to('{kind}:{rank}')"
+                f"{self} copies to this process's current device, {kind}:{current}, and LOCAL_RANK is "
+                f"{rank}: call torch.{kind}.set_device({rank}) before, or use to('{kind}:{rank}')"
             )
         return current
 
@@ -258,8 +253,6 @@ class To(DeviceStage):
 
 def _moved(item: Any, device: torch.device, non_blocking: bool) -> Any:
     def moved(one: Any) -> Any:
-        if isinstance(one, torch.Tensor):
-            return one.to(device, non_blocking=non_blocking)
         if isinstance(one, type) or not callable(getattr(one, "to", None)):
             return None
         return one.to(device, non_blocking=non_blocking)

@@ -29,8 +29,8 @@ from trainpipes.columns.arrays import (
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.blame import in_column
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.blame import in_column, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import refuse_taken, row_table
@@ -63,10 +63,10 @@ class LabelColumn:
         elif is_number(array.type):
             self.values = self._whole(to_numpy(array))
         else:
-            raise SchemaError(
-                f"{asker}: column {name!r} must hold labels, which are texts, integers, bools or lists of "
-                f"these, got {kind}: make texts of them with map(), or name another column",
-                stage=str(asker),
+            raise refused(
+                asker,
+                f": column {name!r} must hold labels, which are texts, integers, bools or lists of these, "
+                f"got {kind}: make texts of them with map(), or name another column",
             )
 
     @property
@@ -81,24 +81,17 @@ class LabelColumn:
 
     def _refuse_null(self, array: pa.Array) -> None:
         if array.null_count:
-            raise self.fail(
-                first_null(array),
-                "holds a null, which is no label: leave such rows out with filter(), or give them a label "
-                "with map()",
-            )
+            way = "leave such rows out with filter(), or give them a label with map()"
+            raise self.fail(first_null(array), f"holds a null, which is no label: {way}")
 
     def _whole(self, values: Any) -> IntArray:
-        found: IntArray
         with np.errstate(invalid="ignore"):
-            found = values.astype(np.int64)
+            found: IntArray = values.astype(np.int64)
         bad = np.flatnonzero((found != values) | ((found < 0) != (values < 0)))
         if len(bad):
-            place = int(bad[0])
-            raise self.fail(
-                place,
-                f"holds {values[place]}, and a label is a text or a whole number: for numbers to predict "
-                "leave encode_labels() out",
-            )
+            place, rule = int(bad[0]), "a label is a text or a whole number"
+            way = "for numbers to predict leave encode_labels() out"
+            raise self.fail(place, f"holds {values[place]}, and {rule}: {way}")
         return found
 
 
@@ -156,16 +149,15 @@ class EncodeLabels(RunStage):
         rule = "encode_labels(classes)"
         if isinstance(given, int):
             whole_number(given, 1, rule, most=2**31)
-        elif isinstance(given, Mapping):
-            numbers = [whole_number(number, 0, rule, most=2**31) for number in given.values()]
+        elif isinstance(given, Mapping) or several(given):
             names = [_label(name, rule) for name in given]
-            self._set(classes=dict(zip(names, numbers, strict=True)))
-        elif several(given):
-            names = [_label(name, rule) for name in given]
-            if len(set(names)) < len(names):
-                twice = Counter(names).most_common(1)[0][0]
-                raise ConfigError(f"{rule} must name each label once, got {twice!r} twice")
-            self._set(classes=names)
+            for name in (one for one, count in Counter(names).items() if count > 1):
+                raise ConfigError(f"{rule} must name each label once, got {name!r} twice")
+            if isinstance(given, Mapping):
+                numbers = [whole_number(number, 0, rule, most=2**31) for number in given.values()]
+                self._set(classes=dict(zip(names, numbers, strict=True)))
+            else:
+                self._set(classes=names)
         else:
             forms = "a list of labels, a dict of labels and their classes, or a number of classes"
             raise wrong(rule, forms, given, f"pipe.stats(0, labels={self.column!r}) counts them")
@@ -223,17 +215,15 @@ class EncodeLabels(RunStage):
             bad = np.flatnonzero((values < 0) | (values >= self.num_classes))
             if len(bad):
                 raise self._unknown(labels, int(bad[0]), int(values[bad[0]]))
-            stay: IntArray = values
-            return stay
+            return values  # type: ignore[no-any-return]
         if labels.is_text:
             coded = values.dictionary_encode()
             names, places = coded.dictionary.to_pylist(), to_numpy(coded.indices)
         else:
             unique, places = np.unique(values, return_inverse=True)
             names = unique.tolist()
-        known = self._numbers
-        numbers = np.array([known.get(name, -1) for name in names], dtype=np.int64)
-        codes: IntArray = numbers[places]
+        numbers = [self._numbers.get(name, -1) for name in names]
+        codes: IntArray = np.array(numbers, dtype=np.int64)[places]
         bad = np.flatnonzero(codes < 0)
         if len(bad):
             raise self._unknown(labels, int(bad[0]), names[places[bad[0]]])
@@ -242,20 +232,16 @@ class EncodeLabels(RunStage):
     def _unknown(self, labels: LabelColumn, place: int, label: Label) -> DataError:
         count = self.num_classes
         if isinstance(label, int) and self._stay:
-            cure = "rows without a label are left out with filter()"
-            if label >= 0:
-                cure = (
-                    f"classes are 0 to {count - 1}; give more, or leave such rows out with filter()"
-                )
+            more = f"classes are 0 to {count - 1}; give more, or leave such rows out with filter()"
+            cure = more if label >= 0 else "rows without a label are left out with filter()"
             problem = f"{label}, of {count:,} classes: {cure}"
         elif isinstance(self.classes, int):
             problem = f"{label!r}, and classes={count} is for labels that are integers: list them"
         else:
             names = list(self._numbers)
-            problem = (
-                f"{label!r}, which classes do not have{near_label(label, names)}; they are "
-                f"{shown(names, 200)}: add it, or leave such rows out with filter()"
-            )
+            near, known = near_label(label, names), shown(names, 200)
+            way = "add it, or leave such rows out with filter()"
+            problem = f"{label!r}, which classes do not have{near}; they are {known}: {way}"
         return labels.fail(place, f"holds the label {problem}")
 
 
@@ -329,6 +315,5 @@ class AddLabels(RunStage):
             labels[flags == 0] = IGNORED
         if self.ignore:
             labels[np.isin(values, self.ignore)] = IGNORED
-        return run.with_block(
-            block.with_data(table.append_column("labels", list_array(labels, lengths)))
-        )
+        found = table.append_column("labels", list_array(labels, lengths))
+        return run.with_block(block.with_data(found))

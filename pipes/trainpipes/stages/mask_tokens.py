@@ -90,13 +90,9 @@ class MaskTokens(RunStage):
     seed: Seed = 0
 
     def check(self) -> None:
-        if self.mask_replace_prob + self.random_replace_prob > 1:
-            raise ConfigError(
-                "mask_tokens(mask_replace_prob, random_replace_prob) must be parts of the chosen tokens, "
-                f"at most 1 together, got {self.mask_replace_prob} and {self.random_replace_prob}"
-            )
-        if self.special_ids is not None:
-            self._set(special_ids=list(self.special_ids))
+        total = self.mask_replace_prob + self.random_replace_prob
+        rule = "together with random_replace_prob at most 1"
+        self._require(total <= 1, "mask_replace_prob", rule)
         _ = self._own  # whether it is there is said here
 
     _below: ClassVar[Engine | None] = None
@@ -106,14 +102,13 @@ class MaskTokens(RunStage):
         lacking = [
             n for n in ("mask_token_id", "special_ids", "vocab_size") if self.options[n] is None
         ]
-        if self.whole_words:
-            lacking.append("whole_words")
+        lacking += ["whole_words"] if self.whole_words else []
         if self._own is None and not makers and lacking:
             raise ConfigError(
                 f"{self} needs a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() "
                 "before it: pass tokenizer=..., or give these options"
             )
-        return self.resolved(_below=makers[-1] if makers and self._own is None else None)
+        return self.resolved(_below=makers[-1] if makers else None)
 
     @made_once
     def _own(self) -> Engine | None:
@@ -138,9 +133,8 @@ class MaskTokens(RunStage):
         found = super().identity()
         for name in ("tokenizer", "special_ids"):
             found.pop(name, None)
-        known = self._special.tobytes() + (
-            b"" if self._begins is None else np.packbits(self._begins).tobytes()
-        )
+        known = self._special.tobytes()
+        known += b"" if self._begins is None else np.packbits(self._begins).tobytes()
         tokens = hashlib.sha256(known).hexdigest()[:16]
         return {**found, "mask_token_id": self._mask, "vocab_size": self._size, "tokens": tokens}
 
@@ -154,8 +148,8 @@ class MaskTokens(RunStage):
         found = [i for i in map(self._engine.token_id, MASKS) if i is not None]
         if not found:
             raise ConfigError(
-                f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: take "
-                "a tokenizer that has one, or pass mask_token_id=..."
+                f"{self} needs the mask token, and {self._engine} has none of {', '.join(MASKS)}: pass "
+                "mask_token_id=..."
             )
         return found[0]
 
@@ -164,7 +158,7 @@ class MaskTokens(RunStage):
         found = None if self._engine is None else self._engine.pieces()
         if not found:
             raise ConfigError(
-                f"{self} needs the tokenizer's vocabulary, and {self._engine} does not show any: pass "
+                f"{self} needs the tokenizer's vocabulary, which {self._engine} does not show: pass "
                 "vocab_size and special_ids, and leave whole_words out"
             )
         return found
@@ -189,10 +183,8 @@ class MaskTokens(RunStage):
             return None
         found = begins_word(self._pieces)
         if found is None:
-            raise ConfigError(
-                f"{self} finds words by the vocabulary, and that of {self._engine} does not mark where words "
-                "begin: leave whole_words out"
-            )
+            why = f"the vocabulary of {self._engine} does not mark where words begin"
+            raise ConfigError(f"{self}: {why}, so that none are found: leave whole_words out")
         return found
 
     # The work
@@ -206,9 +198,8 @@ class MaskTokens(RunStage):
         ids, labels = self._hidden(block, values, lengths)
         place = table.column_names.index(name)
         table = table.set_column(place, name, list_array(ids, lengths))
-        return run.with_block(
-            block.with_data(table.append_column("labels", list_array(labels, lengths)))
-        )
+        table = table.append_column("labels", list_array(labels, lengths))
+        return run.with_block(block.with_data(table))
 
     def _hidden(self, block: Block, values: Any, lengths: IntArray) -> tuple[Any, Any]:
         starts = np.cumsum(lengths) - lengths

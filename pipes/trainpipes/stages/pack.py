@@ -161,10 +161,6 @@ class Pack(TakesTokenizer, RegroupStage):
             return self._tokenize.pad_id
         return self.pad_token_id or 0
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        return {**super().resolved_options, "pad_token_id": self.fill_id}
-
     def identity(self) -> dict[str, Any]:
         found = {**super().identity(), "pad_token_id": self.fill_id}
         if self.on_error != "skip":  # nothing else shapes the rows
@@ -220,8 +216,8 @@ class Pack(TakesTokenizer, RegroupStage):
     def used_up(self, documents: Documents, ids: IntArray, count: int) -> None:
         """Count what was left out of the first ``count`` documents, which are not looked at again."""
         if self.overflow == "drop" and count:
-            lost = documents.dropped
-            self._dropped.add(ids[:count], None if lost is None else lost[:count])
+            lost = np.zeros(count, np.int64) if documents.dropped is None else documents.dropped
+            self._dropped.add(ids[:count], lost[:count])
 
     @made_once
     def _targets(self) -> Targets:

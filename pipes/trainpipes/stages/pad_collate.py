@@ -127,8 +127,6 @@ class PadCollate(TakesTokenizer, RunStage):
     tokenizer: Any = None
 
     def check(self) -> None:
-        if self.columns is not None:
-            self._set(columns={name: dict(own) for name, own in self.columns.items()})
         _ = self._own, self._asked_masks  # what is wrong with them is said here
 
     @cached_property
@@ -138,42 +136,33 @@ class PadCollate(TakesTokenizer, RunStage):
 
     @cached_property
     def _rules(self) -> dict[str, Rule]:
-        columns = self.columns or {}
-        return {name: self._rule.of_column(name, own) for name, own in columns.items()}
+        given = self.columns or {}
+        return {name: self._rule.of_column(name, own) for name, own in given.items()}
 
     def _rule_of(self, name: str) -> Rule:
         return self._rules.get(name, self._rule)
 
     @cached_property
-    def _numbers(self) -> dict[str, np.dtype[Any]]:
-        """The dtypes of integers and floats, by their kind, as far as ``dtype`` says them."""
-        found = numpy_dtype(self.dtype, str(self))
-        integers = np.dtype(np.int64) if found.kind == "f" else found
-        return {"i": integers, "u": integers} | ({"f": found} if found.kind == "f" else {})
+    def _asked(self) -> np.dtype[Any]:
+        return numpy_dtype(self.dtype, str(self))
 
     @cached_property
     def _asked_masks(self) -> dict[str, str]:
         return asked_masks(self.mask, self._rules)
-
-    @property
-    def _adds_attention(self) -> bool:
-        mask = self._rule_of("input_ids").mask
-        return self.mask is None and mask is None and self._pack is None
 
     _tokenize: ClassVar[Tokenizes | None] = None
     _id_columns: ClassVar[Mapping[str, Tokenizes]] = {}
     _pack: ClassVar[Pack | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        tokenize: Tokenizes | None = None
         ids: dict[str, Tokenizes] = {}
         for stage in below:
             if isinstance(stage, Tokenizes):
-                tokenize = stage
                 ids |= dict.fromkeys(stage.id_columns, stage)
             elif stage.name == "rename":
                 names = stage.options["names"]
                 ids = {names.get(name, name): maker for name, maker in ids.items()}
+        tokenize = next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
         if self._own is not None:
             tokenize = ids["input_ids"] = self._own
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
@@ -181,23 +170,30 @@ class PadCollate(TakesTokenizer, RunStage):
 
     @property
     def resolved_options(self) -> dict[str, Any]:
-        rule, below = self._rule, self._tokenize
-        value = below.pad_id if rule.value is None and below is not None else rule.value
-        side = below.padding_side if below is not None else "right"
+        rule = self._rule
+        value = self._pad_below if rule.value is None else rule.value
         return {
             **super().resolved_options,
             "value": value or 0,
-            "padding_side": rule.padding_side or side,
+            "padding_side": rule.padding_side or self._side_below,
             "truncation_side": rule.truncation_side or "right",
         }
+
+    @property
+    def _pad_below(self) -> int | None:
+        return None if self._tokenize is None else self._tokenize.pad_id
+
+    @property
+    def _side_below(self) -> Side:
+        return "right" if self._tokenize is None else self._tokenize.padding_side
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
-                found["value"] = self._tokenize.pad_id
+                found["value"] = self._pad_below
             if self.padding_side is None:
-                found["padding_side"] = self._tokenize.padding_side
+                found["padding_side"] = self._side_below
         return found
 
     def process(self, run: Run) -> Run:
@@ -285,10 +281,10 @@ class PadCollate(TakesTokenizer, RunStage):
     def _tensor_dtype(self, name: str, tensor: torch.Tensor) -> torch.dtype:
         rule = self._rule_of(name)
         if rule.dtype is not None and rule.numpy is not None:
-            size = tensor[:1].numel()
-            check_fit(as_array(tensor), rule.numpy, lambda place: place // size)
+            _check_even(as_array(tensor), rule.numpy)
             return rule.dtype
-        return self.dtype if "f" in self._numbers and tensor.is_floating_point() else tensor.dtype
+        asked = self._asked.kind == "f" and tensor.is_floating_point()
+        return self.dtype if asked else tensor.dtype
 
     def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
         """Items of another kind of node, which are batches if they are lists of rows."""
@@ -321,7 +317,8 @@ class PadCollate(TakesTokenizer, RunStage):
         present = list(columns)
         need_columns(present, [*self._rules, *self._asked_masks], self)
         masks = dict(self._asked_masks)
-        if self._adds_attention and "attention_mask" not in {*present, *masks.values()}:
+        asked = self.mask is not None or self._rule_of("input_ids").mask is not None
+        if not asked and self._pack is None and "attention_mask" not in {*present, *masks.values()}:
             masks = {"input_ids": "attention_mask"} | masks
         taken = sorted(set(masks.values()) & set(present))
         if taken:
@@ -348,22 +345,17 @@ class PadCollate(TakesTokenizer, RunStage):
             raise no_mask(mask)
         if isinstance(column, Opaque):
             return object_writer(name, column.values)
-        values = column.values
-        dtype = self._even_dtype(name, values)
-        size = values[:1].size
-        check_fit(values, dtype, lambda place: place // size)
-        return even_writer(name, values, dtype)
+        dtype = self._dtype(name, column.values, ragged=False)
+        _check_even(column.values, dtype)
+        return even_writer(name, column.values, dtype)
 
     def _ragged(self, name: str, column: Ragged, mask: str | None) -> Writer:
         rule = self._rule_of(name)
         values, lengths = column.values, column.lengths
-        dtype = rule.numpy or self._ragged_dtype(values.dtype)
+        dtype = self._dtype(name, values, ragged=True)
         ends = np.cumsum(lengths)
         size = values[:1].size or 1
-        check_fit(
-            values, dtype, lambda place: int(np.searchsorted(ends * size, place, side="right"))
-        )
-        below = "right" if self._tokenize is None else self._tokenize.padding_side
+        check_fit(values, dtype, lambda at: int(np.searchsorted(ends * size, at, side="right")))
         found = RaggedRows(
             values,
             ends - lengths,
@@ -372,25 +364,22 @@ class PadCollate(TakesTokenizer, RunStage):
             dtype=dtype,
             max_length=rule.max_length,
             multiple=rule.pad_to_multiple_of or 1,
-            padding_side=rule.padding_side or below,
+            padding_side=rule.padding_side or self._side_below,
             truncation_side=rule.truncation_side or "right",
             mask=None if mask is None else np.int64,
         )
         return ragged_writer(name, found, mask)
 
-    def _even_dtype(self, name: str, values: Any) -> np.dtype[Any]:
-        found: np.dtype[Any] = values.dtype
-        if found.kind in "iu" and values.ndim == 1:
-            found = np.dtype(np.int64)
-        elif found.kind == "f" and "f" in self._numbers:
-            found = self._numbers["f"]
-        elif self._pack is not None and values.ndim == 2:
-            found = self._ragged_dtype(found)
-        return self._rule_of(name).numpy or found
-
-    def _ragged_dtype(self, found: np.dtype[Any]) -> np.dtype[Any]:
-        wide = np.dtype(np.float32) if found.kind == "f" and found.itemsize > 2 else found
-        return self._numbers.get(found.kind, wide)
+    def _dtype(self, name: str, values: Any, ragged: bool) -> np.dtype[Any]:
+        own, asked, found = self._rule_of(name).numpy, self._asked, values.dtype
+        padded = ragged or (self._pack is not None and values.ndim == 2)
+        if own is not None or (found.kind == asked.kind == "f"):
+            return own or asked
+        if found.kind in "iu" and (padded or values.ndim == 1):
+            return np.dtype(np.int64) if asked.kind == "f" or not padded else asked
+        return (
+            np.dtype(np.float32) if padded and found.kind == "f" and found.itemsize > 2 else found
+        )
 
     def _pad_value(self, name: str, dtype: np.dtype[Any]) -> float:
         own = self._rules[name].value if name in self._rules else None
@@ -416,6 +405,11 @@ class PadCollate(TakesTokenizer, RunStage):
                 f"columns={{{name!r}: {{'value': …}}}}"
             )
         return value
+
+
+def _check_even(values: Any, dtype: np.dtype[Any]) -> None:
+    size = values[:1].size
+    check_fit(values, dtype, lambda place: place // size)
 
 
 def _all(ids: IntArray) -> IntArray:

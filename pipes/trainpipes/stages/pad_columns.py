@@ -26,7 +26,7 @@ from trainpipes.columns.arrays import (
 )
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.rectangles import RaggedRows
-from trainpipes.columns.row_types import as_array, fixed_shape
+from trainpipes.columns.row_types import as_array
 from trainpipes.engine.layout import IntArray
 
 
@@ -64,65 +64,41 @@ TWO_RAGGED = (
 def of_arrow(column: pa.ChunkedArray, name: str) -> Column:
     array = one_chunk(column)
     kind = array.type
-    if isinstance(kind, pa.FixedShapeTensorType):
-        _refuse_null(array, name)
-        starts = np.arange(len(array)) * kind.storage_type.list_size
-        _refuse_null_within(array.storage.flatten(), starts)
-        return Even(array.to_numpy_ndarray())
-    if isinstance(array, pa.ExtensionArray):
+    tensors = isinstance(kind, pa.FixedShapeTensorType)
+    if isinstance(array, pa.ExtensionArray) and not tensors:
         return Opaque(array)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         array = python_to_arrow(array.to_pylist(), pa.large_list(kind.value_type))
-        kind = array.type
-    if is_list(kind):
-        return _of_lists(array, name)
-    if pa.types.is_fixed_size_list(kind):
-        return _of_fixed(array, name)
-    if not is_number(kind):
-        return Opaque(array)
-    _refuse_null(array, name)
-    return Even(to_numpy(array))
-
-
-def _of_lists(array: Any, name: str) -> Column:
-    leaf = array.type.value_type
+    inner = array.storage if tensors else array
+    ragged, leaf = is_list(inner.type), inner.type
+    if ragged:
+        leaf = leaf.value_type
     shape: tuple[int, ...] = ()
     while pa.types.is_fixed_size_list(leaf):
         leaf, shape = leaf.value_type, (*shape, leaf.list_size)
     if not is_number(leaf):
-        inner = leaf
-        while is_list(inner):
-            inner = inner.value_type
-        if inner is not leaf and is_number(inner):
+        while ragged and is_list(leaf):
+            leaf = leaf.value_type
+        if is_number(leaf):
             raise BadCell(None, TWO_RAGGED)
         return Opaque(array)
-    _refuse_null(array, name)
-    values, offsets = apart(array)
-    starts = offsets[:-1].astype(np.int64)
-    while shape and pa.types.is_fixed_size_list(values.type):
-        _refuse_null_within(values, starts)
-        starts = starts * values.type.list_size
-        values = values.flatten()
-    _refuse_null_within(values, starts)
-    return Ragged(to_numpy(values).reshape(-1, *shape), np.diff(offsets).astype(np.int64))
-
-
-def _of_fixed(array: Any, name: str) -> Column:
-    shape = fixed_shape(array.type)
-    if shape is None:
-        return Opaque(array)
-    _refuse_null(array, name)
-    rows, starts = len(array), np.arange(len(array))
-    while pa.types.is_fixed_size_list(array.type):
-        starts = starts * array.type.list_size
-        array = array.flatten()
-        _refuse_null_within(array, starts)
-    return Even(to_numpy(array).reshape(rows, *shape))
-
-
-def _refuse_null(array: Any, name: str) -> None:
     if array.null_count:
         raise BadCell(first_null(array), no_null(name))
+    starts: IntArray = np.arange(len(array))
+    if ragged:
+        inner, offsets = apart(inner)
+        starts = offsets[:-1].astype(np.int64)
+    for size in (*shape, 0):
+        if inner.null_count:
+            row = int(np.searchsorted(starts, first_null(inner), side="right")) - 1
+            raise BadCell(row, NULL_WITHIN)
+        if size or pa.types.is_fixed_size_list(inner.type):
+            inner, starts = inner.flatten(), starts * size
+    if ragged:
+        return Ragged(to_numpy(inner).reshape(-1, *shape), np.diff(offsets).astype(np.int64))
+    if tensors:
+        return Even(array.to_numpy_ndarray())
+    return Even(to_numpy(inner).reshape(len(array), *shape))
 
 
 def no_null(name: str) -> str:
@@ -130,14 +106,6 @@ def no_null(name: str) -> str:
         "is null, which a tensor cannot hold: fill it with map_batches(), or drop such rows "
         f"with .filter(pc.field({name!r}).is_valid())"
     )
-
-
-def _refuse_null_within(values: Any, starts: IntArray) -> None:
-    """Refuse a null inside a row's list; rows start at ``starts`` in ``values``."""
-    if values.null_count:
-        place = first_null(values)
-        row = int(np.searchsorted(starts, place, side="right")) - 1
-        raise BadCell(row, NULL_WITHIN)
 
 
 def no_mask(mask: str) -> BadCell:
@@ -152,16 +120,15 @@ NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_b
 def of_list(values: Sequence[Any], name: str) -> Column:
     """A column of one batch, as Python values, arrays or tensors."""
     kinds = [_kind(value) for value in values]
-    known = {kind for kind in kinds if kind != "none"}
-    if known <= {"other"}:
-        return Opaque(list(values))
+    known = set(kinds) - {"none"}
     if known == {"list"} and "none" in kinds:
         rest = of_list([value for value in values if value is not None], name)
-        if isinstance(rest, Opaque):
-            return Opaque(list(values))
-    if len(set(kinds)) > 1:
-        if "none" in kinds:
-            raise BadCell(kinds.index("none"), no_null(name))
+        known = {"other"} if isinstance(rest, Opaque) else known
+    if known <= {"other"}:
+        return Opaque(list(values))
+    if "none" in kinds:
+        raise BadCell(kinds.index("none"), no_null(name))
+    if len(known) > 1:
         row = next(k for k, kind in enumerate(kinds) if kind != kinds[0])
         raise BadCell(
             row,
@@ -172,8 +139,7 @@ def of_list(values: Sequence[Any], name: str) -> Column:
         return _of_row_lists(values)
     arrays = [as_array(value) for value in values]
     if kinds[0] == "number":
-        found = np.array(arrays)
-        return Even(found)
+        return Even(np.array(arrays))
     odd = next((k for k, a in enumerate(arrays) if a.shape != arrays[0].shape), None)
     if odd is not None:
         raise BadCell(
@@ -224,9 +190,8 @@ def _of_row_lists(rows: Sequence[Any]) -> Column:
 def first_unfit(values: Array, dtype: npt.DTypeLike) -> int | None:
     """Index of the first integer, flat, that an integer type cannot hold; None if there is none."""
     kind = np.dtype(dtype)
-    if kind.kind not in "iub" or values.dtype.kind not in "iu" or not values.size:
-        return None
-    if np.can_cast(values.dtype, kind, "safe"):
+    integers = kind.kind in "iub" and values.dtype.kind in "iu" and values.size
+    if not integers or np.can_cast(values.dtype, kind, "safe"):
         return None
     least, most = (0, 1) if kind.kind == "b" else (np.iinfo(kind).min, np.iinfo(kind).max)
     if int(values.min()) >= least and int(values.max()) <= most:
@@ -275,16 +240,13 @@ def ragged_writer(name: str, rows: RaggedRows, mask: str | None) -> Writer:
 
 
 def even_writer(name: str, values: Array, dtype: np.dtype[Any]) -> Writer:
-    small = values.ndim == 1
-
     def writes(index: IntArray | None, bounds: IntArray) -> Write:
         edges = bounds.tolist()
-        rows = values if index is None or not small else values[index]
 
         def write(batch: dict[str, Any], k: int) -> None:
             part = slice(edges[k], edges[k + 1])
-            some = rows[part] if index is None or small else rows[index[part]]
-            batch[name] = torch.from_numpy(np.array(some, dtype=dtype, order="C"))
+            found = values[part] if index is None else values[index[part]]
+            batch[name] = torch.from_numpy(found.astype(dtype, order="C", copy=index is None))
 
         return write
 

@@ -30,31 +30,22 @@ class LeftOut:
     """
 
     def __init__(self, stage: Any, why: str, kind: str = "document", unit: str = "tokens") -> None:
-        self._stage = stage
-        self._why = why
-        self._kind, self._unit = kind, unit
+        self._stage, self._why, self._kind, self._unit = stage, why, kind, unit
         self._next = 1
         self._lock = threading.Lock()
-        self.seen = 0
-        self.documents = 0
-        self.tokens = 0
+        self.seen = self.documents = self.tokens = 0
 
-    def add(self, ids: IntArray, dropped: IntArray | None) -> None:
-        lost = np.empty(0, dtype=np.int64) if dropped is None else np.flatnonzero(dropped)
+    def add(self, ids: IntArray, dropped: IntArray) -> None:
+        lost = np.flatnonzero(dropped)
         with self._lock:
             self.seen += len(ids)
-            if not len(lost):
-                return
             self.documents += len(lost)
-            self.tokens += int(dropped.sum())  # type: ignore[union-attr]
-            if self.documents < self._next:
+            self.tokens += int(dropped.sum())
+            if not len(lost) or self.documents < self._next:
                 return
-            while self.documents >= self._next:
-                self._next *= 10
+            self._next = 10 ** len(str(self.documents))
             said = str(self)
-        assert dropped is not None
-        place = int(lost[-1])
-        inputs = self._stage.plan_inputs
+        place, inputs = int(lost[-1]), self._stage.plan_inputs
         where = "" if inputs is None else f" at {inputs.place_of(int(ids[place]))}"
         size = f" has {dropped[place]:,}" if self._unit else ""
         log.warning("%s: %s; the last one%s%s", self._stage, said, size, where)
@@ -91,9 +82,7 @@ class Targets:
     """
 
     def __init__(self, stage: Any, cure: str = "", item: str = "row") -> None:
-        self._stage = stage
-        self._cure = cure
-        self._item = item
+        self._stage, self._cure, self._item = stage, cure, item
         self.left_out = LeftOut(stage, "they have no target, or cannot be read", item, unit="")
 
     @property
@@ -110,37 +99,31 @@ class Targets:
                 found = found & ~bad
             self.left_out.add(run.block.ids, (~found).astype(np.int64))
             return run if found.all() else run.pick(np.flatnonzero(found).astype(np.int64))
-        if asked != "keep" and not found.all():
-            lacking = np.flatnonzero(~found)
-            if asked == "raise":
-                row = int(lacking[0])
-                was_cut = cut is not None and bool(cut[row])
-                said = self._said("", "it was" if was_cut else "", 1)
-                raise at_row(said, self._stage, run.block.ids[row])
-            self._warn(len(lacking), len(found), 0 if cut is None else int(cut[lacking].sum()))
+        if asked == "keep" or found.all():
+            return run
+        lacking = np.flatnonzero(~found)
+        was_cut = np.zeros(len(lacking), dtype=np.bool_) if cut is None else cut[lacking]
+        if asked == "raise":
+            cause, row = "it was" if was_cut[0] else "", int(lacking[0])
+            said = self._said(f"a {self._item} has", cause, '"skip" or "keep"')
+            raise at_row(said, self._stage, run.block.ids[row])
+        many, cause = len(lacking) > 1, ""
+        if was_cut.any():
+            cause = f"{was_cut.sum():,} of them were"
+        if was_cut.all():
+            cause = "they were" if many else "it was"
+        plural = "s" if len(found) > 1 else ""
+        rows = (
+            f"{len(lacking):,} of {len(found):,} {self._item}{plural} {'have' if many else 'has'}"
+        )
+        said = self._said(rows, cause, '"raise", "skip" or "keep"')
+        warn_once(said, key=("no target", self._stage.name, self._cure))
         return run
 
-    def _warn(self, lacking: int, rows: int, cut: int) -> None:
-        cause = f"{cut:,} of them were" if cut else ""
-        if cut == lacking:
-            cause = "they were" if lacking > 1 else "it was"
-        said = self._said(f"{lacking:,} of {rows:,}", cause, lacking)
-        warn_once(said, key=("no target", self._stage.name, self._cure))
-
-    def _said(self, count: str, cause: str, lacking: int) -> str:
-        rows = (
-            f"{count} {self._item}{'' if count == '1 of 1' else 's'}"
-            if count
-            else f"a {self._item}"
-        )
-        verb = "have" if lacking > 1 else "has"
+    def _said(self, rows: str, cause: str, ways: str) -> str:
         why = f", since {cause} cut before the response" if cause else ""
-        ways = ('"raise"', '"skip"', '"keep"') if count else ('"skip"', '"keep"')
         cure = f"{self._cure}, or " if self._cure else ""
-        return (
-            f"{self._stage}: {rows} {verb} no target for the loss{why}: {cure}choose "
-            f"on_error={', '.join(ways[:-1])} or {ways[-1]}"
-        )
+        return f"{self._stage}: {rows} no target for the loss{why}: {cure}choose on_error={ways}"
 
     def refuse_batches(self, run: Run) -> None:
         """Raise where rows to be left out are in batches already."""

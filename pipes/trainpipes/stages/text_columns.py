@@ -12,15 +12,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.checks import column_names, require
+from trainpipes._internal.checks import column_names, require, wrong
 from trainpipes._internal.messages import nearest, need_columns
-from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import first_null, is_text, one_chunk, python_to_arrow, to_numpy
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.block import Block
 from trainpipes.columns.tensor_rows import TensorRows
-from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.blame import at_row, blame, in_column
+from trainpipes.errors import ConfigError, DataError
+from trainpipes.kinds.blame import at_row, blame, in_column, refused
 from trainpipes.kinds.stage import Stage
 from trainpipes.stages.token_columns import cells
 
@@ -29,35 +28,30 @@ Texts: TypeAlias = "pa.LargeStringArray"
 
 class Template:
     def __init__(self, text: str) -> None:
+        option = "tokenize(template)"
         try:
-            self._parts = list(string.Formatter().parse(text))
+            parts = list(string.Formatter().parse(text))
         except ValueError as error:
-            raise ConfigError(
-                f"tokenize(template) must be a format string ({error}), got {shown(text)}"
-            ) from None
-        for _, field, form, conversion in self._parts:
-            if field is not None and (not field or form or conversion or set(field) & set(".[")):
-                raise ConfigError(
-                    f"tokenize(template) must name columns as {{column}}, without index, format or "
-                    f"conversion, got {shown(text)}; make another text with map_batches()"
-                )
-        self.columns = list(dict.fromkeys(p[1] for p in self._parts if p[1] is not None))
-        if not self.columns:
-            raise ConfigError(
-                f"tokenize(template) must name at least one column as {{column}}, got {shown(text)}"
-            )
+            raise wrong(option, f"a format string ({error})", text) from None
+        fields = [part[1:] for part in parts if part[1] is not None]
+        good = all(name and not rest and not conversion for name, rest, conversion in fields)
+        rule = "text that must name columns as {column}, without index, format or conversion"
+        good = good and not any(set(name) & set(".[") for name, _, _ in fields)
+        require(good, option, rule, text, "make another text with map_batches()")
+        self.columns = list(dict.fromkeys(name for name, _, _ in fields))
+        require(self.columns, option, "text with at least one column as {column}", text)
+        self._parts = [(literal, name) for literal, name, _, _ in parts]
 
     def fill(self, columns: Mapping[str, Texts]) -> Texts:
         pieces: list[Any] = []
-        for literal, field, _, _ in self._parts:
+        for literal, field in self._parts:
             if literal:
                 pieces.append(_scalar(literal))
             if field is not None:
                 pieces.append(columns[field])
         if len(pieces) == 1:
             return pieces[0]
-        filled = pc.binary_join_element_wise(*pieces, _scalar(""))
-        return one_chunk(filled)
+        return one_chunk(pc.binary_join_element_wise(*pieces, _scalar("")))
 
 
 def _scalar(text: str) -> Any:
@@ -70,7 +64,7 @@ def text_columns(
     """Columns of text, each in one array of Arrow's ``large_string``."""
     data = block.data
     if isinstance(data, TensorRows):
-        raise SchemaError(f"{asker} works on columns of text, got tensors", stage=str(asker))
+        raise refused(asker, " works on columns of text, got tensors")
     if isinstance(data, list):
         return {name: _of_rows(block, name, asker, numbers) for name in names}
     need_columns(data.column_names, names, asker)
@@ -111,26 +105,23 @@ def _is_text(kind: Any) -> bool:
 
 
 def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
-    texts = []
-    for place, value in enumerate(cells(block, name, asker)):
-        if numbers and isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
+    texts = cells(block, name, asker)
+    if numbers:
+        texts = [str(value) if type(value) is int else value for value in texts]
+    for place, value in enumerate(texts):
         if value is None:
             raise _null(name, int(block.ids[place]), asker)
         if not isinstance(value, str):
             error = _no_text(name, type(value).__name__, asker)
             blame(error, asker, int(block.ids[place]))
             raise error
-        texts.append(value)
     try:
         return python_to_arrow(texts, pa.large_string())
     except UnicodeEncodeError as error:
         bad = next(k for k, text in enumerate(texts) if text == error.object)
-        message = (
-            "holds a surrogate (half of a character), which UTF-8 cannot write; clean it in the map() that "
-            "makes it"
-        )
-        raise in_column(BadCell(bad, message), name, asker, block.ids) from error
+        said = "holds a surrogate (half of a character), which UTF-8 cannot write"
+        cell = BadCell(bad, f"{said}; clean it in the map() that makes it")
+        raise in_column(cell, name, asker, block.ids) from error
 
 
 def _null(name: str, row_id: int, asker: Stage) -> DataError:
@@ -141,12 +132,9 @@ def _null(name: str, row_id: int, asker: Stage) -> DataError:
     return at_row(message, asker, row_id)
 
 
-def _no_text(name: str, found: str, asker: Stage) -> SchemaError:
-    return SchemaError(
-        f"{asker}: column {name!r} holds {found}, and only text can be tokenized; make it a string "
-        "with map_batches()",
-        stage=str(asker),
-    )
+def _no_text(name: str, found: str, asker: Stage) -> DataError:
+    way = "make it a string with map_batches()"
+    return refused(asker, f": column {name!r} holds {found}, and only text can be tokenized; {way}")
 
 
 def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
@@ -154,26 +142,23 @@ def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[s
     named = [columns != "text", concat is not None, templated]
     if sum(named) > 1 or (pair and any(named[1:])):
         raise ConfigError(
-            "tokenize takes one of columns, concat and template, and pair with a list of two columns: leave "
-            "out the others"
+            "tokenize takes one of columns, concat and template, and pair with a list of two columns"
         )
     if templated:
         return {"input_ids": []}
     if concat is not None:
         return {"input_ids": column_names(concat, "tokenize(concat)")}
+    option = "tokenize(columns)"
+    names: list[str] = []
     if isinstance(columns, Mapping):
         good = columns and all(isinstance(n, str) for item in columns.items() for n in item)
-        rule = "a dict of text columns and names for their ids"
-        require(good, "tokenize(columns)", rule, columns)
+        require(good, option, "a dict of text columns and names for their ids", columns)
         outputs = {ids: [text] for text, ids in columns.items()}
-        if len(outputs) < len(columns):
-            raise ConfigError(
-                "tokenize(columns): two text columns would become one column of ids; to join them, "
-                f"concat={list(columns)}; got {shown(columns)}"
-            )
-        names: list[str] = []
+        way = f"to join them, concat={list(columns)}"
+        rule = "a dict with another column of ids for each text column"
+        require(len(outputs) == len(columns), option, rule, columns, way)
     else:
-        names = column_names(columns, "tokenize(columns)")
+        names = column_names(columns, option)
         one = pair or isinstance(columns, str)
         outputs = {"input_ids": names} if one else {f"{name}_ids": [name] for name in names}
     require(not pair or len(names) == 2, "tokenize(pair=True)", "a list of two columns", columns)
@@ -184,21 +169,18 @@ def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bo
     """Which columns are labels; True for all; None for none."""
     if labels is None or labels is False:
         return None
-    if "input_ids" not in outputs:
+    option, joined = "tokenize(labels)", outputs.get("input_ids")
+    if joined is None:
         raise ConfigError(
-            'tokenize(labels) needs ids in a column "input_ids", and here they are in '
-            f'{list(outputs)}; join columns by concat=[...], or name a column of ids "labels" instead'
+            f'{option} needs ids in a column "input_ids", and here they are in {list(outputs)}; join '
+            'columns by concat=[...], or name a column of ids "labels" instead'
         )
     if labels is True:
         return True
-    names = column_names(labels, "tokenize(labels)")
-    joined = outputs["input_ids"]
+    names = column_names(labels, option)
     for name in names:
-        if name not in joined:
-            raise ConfigError(
-                f"tokenize(labels) must name some of the columns that are joined, {joined}, or be True, "
-                f"got {shown(name)}{nearest(str(name), joined)}"
-            )
+        rule = f"some of the columns that are joined, {joined}, or True"
+        require(name in joined, option, rule, name, nearest(name, joined)[2:-1])
     return names
 
 

@@ -81,9 +81,7 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
     column, found = cells(block, name, asker), None
     if isinstance(column, list):  # each row by itself, whatever its list holds
         found = np.array([_length(value) for value in column], dtype=np.int64)
-    elif (
-        not isinstance(column, torch.Tensor) and has_offsets(column.type) and not column.null_count
-    ):
+    elif isinstance(column, pa.ChunkedArray) and has_offsets(column.type) and not column.null_count:
         found = to_numpy(pc.list_value_length(column)).astype(np.int64)
     elif isinstance(numbers := read(block, name, asker), Ragged):
         found = numbers.lengths

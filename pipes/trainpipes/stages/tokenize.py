@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import Count, Text, whole_number
+from trainpipes._internal.checks import Count, Text, require, whole_number
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
+from trainpipes.stages.columns import taken
 from trainpipes.stages.targets import IGNORED, OnError, have_target
 from trainpipes.stages.text_columns import (
     Template,
@@ -128,11 +129,11 @@ class Tokenize(Tokenizes):
 
     def check(self) -> None:
         _ = self._template, self._outputs, self._labelled  # raises for what does not fit
-        taken = sorted(set(self._texts) & set(self._outputs))
-        if self.keep_text and taken:
+        both = sorted(set(self._texts) & set(self._outputs))
+        if self.keep_text and both:
             raise ConfigError(
-                f"tokenize(keep_text=True) keeps the text column {taken[0]!r}, and the ids would "
-                f"have that name too; give them another by columns={{text: ids}}"
+                f"tokenize(keep_text=True) keeps the text column {both[0]!r}, and the ids would have "
+                "that name too; give them another by columns={text: ids}"
             )
         if isinstance(self._engine, Function) and self.add_eos is True:
             raise ConfigError(self._no_end({}))
@@ -163,25 +164,15 @@ class Tokenize(Tokenizes):
     def runs_user_code(self) -> bool:
         return isinstance(self._engine, Function)
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        found = super().resolved_options
-        return {**found, "add_eos": self._end()} if self.add_eos is True else found
-
     def identity(self) -> dict[str, Any]:
-        shaping = {
-            k: identify(v)
-            for k, v in self.options.items()
-            if k != "tokenizer" and k not in self.free
-        }
+        gone = {"tokenizer", *self.free}
+        shaping = {k: identify(v) for k, v in self.options.items() if k not in gone}
         if self.concat is not None:
             shaping["columns"] = shaping.pop("concat")
         elif "input_ids" not in self._outputs:  # of a list, as of a dict that names the same
             shaping["columns"] = identify({name: ids for ids, (name,) in self._outputs.items()})
-        shaping |= {
-            "on_error": None if self.keeps_rows else "skip",
-            "engine": self._engine.package(),
-        }
+        shaping["on_error"] = None if self.keeps_rows else "skip"
+        shaping["engine"] = self._engine.package()
         if shaping["add_eos"] is True:
             shaping["add_eos"] = self._end()
         shaping = {k: v for k, v in shaping.items() if v is not None}
@@ -197,11 +188,8 @@ class Tokenize(Tokenizes):
             return int(asked)
         if isinstance(asked, str):
             found = self._engine.token_id(asked)
-            if found is None:
-                raise ConfigError(
-                    f"tokenize(add_eos={asked!r}): the tokenizer {self._engine} has no such token; give "
-                    "another, or its id"
-                )
+            rule = f"a token that the tokenizer {self._engine} has"
+            require(found is not None, "tokenize(add_eos)", rule, asked, "give another, or its id")
             return found
         ends = self._engine.ends()
         if len(ends) != 1:
@@ -210,16 +198,13 @@ class Tokenize(Tokenizes):
 
     def _no_end(self, ends: Mapping[str, int]) -> str:
         said = f"has several ({', '.join(ends)})" if ends else "does not tell which token that is"
-        return (
-            f"tokenize(add_eos=True) needs the tokenizer's end token, and {self._engine} {said}; give it: "
-            'add_eos="<token>" or add_eos=<id>'
-        )
+        way = 'give it: add_eos="<token>" or add_eos=<id>'
+        return f"tokenize(add_eos=True) needs the end token, and the tokenizer {self._engine} {said}; {way}"
 
     @cached_property
     def _affixes(self) -> Affixes:
         """Special tokens before and after one sequence, the end token included."""
-        plain: Affixes = ((), ())
-        prefix, suffix = self._engine.affixes() if self.add_special_tokens else plain
+        prefix, suffix = self._engine.affixes() if self.add_special_tokens else ((), ())
         end = self._end()
         if end is not None and suffix[-1:] != (end,):
             suffix = (*suffix, end)
@@ -258,9 +243,8 @@ class Tokenize(Tokenizes):
         except Exception as error:
             blame(error, self, self._culprit(texts, block))
             raise
-        return self._checked(
-            run.with_block(block.with_data(self._replaced(block, columns))), columns
-        )
+        run = run.with_block(block.with_data(self._replaced(block, columns)))
+        return self._checked(run, columns)
 
     def _checked(self, run: Run, columns: Mapping[str, Ragged]) -> Run:
         """The run without rows to be left out, which have no target."""
@@ -285,7 +269,7 @@ class Tokenize(Tokenizes):
         side = self.truncation_side
         columns: dict[str, Ragged] = {}
         for output, names in outputs.items():
-            segments = [self._engine.encode_rows(texts[name], numbers) for name in names]
+            segments = [self._engine.encode(texts[name], numbers) for name in names]
             ids, pieces = assemble(segments, prefix, suffix, room, side)
             columns[output] = ids
             if output == "input_ids" and self._labelled is not None:
@@ -306,24 +290,20 @@ class Tokenize(Tokenizes):
             return Ragged(values, ids.offsets)
         assert isinstance(self._labelled, list)
         flags = [False, *(name in self._labelled for name in names), False, ended]
-        # The end token is the last of the suffix, and a piece of its own.
-        cut = np.column_stack(
-            [pieces[:, :-1], pieces[:, -1] - ended, np.full(len(ids), int(ended))]
-        )
+        last = np.full(len(ids), int(ended))  # the end token, a piece of its own
+        cut = np.column_stack([pieces[:, :-1], pieces[:, -1] - last, last])
         told = np.tile(flags, (len(ids), 1))
         told[:, -1] &= whole
         counted = np.repeat(told.reshape(-1), cut.reshape(-1))
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
     def _encode_pairs(self, first: Any, second: Any, numbers: IntArray) -> dict[str, Ragged]:
-        special = self.add_special_tokens
+        special, side = self.add_special_tokens, self.truncation_side
         count, last = self._engine.pair_affixes() if special else (0, None)
         end = self._end()
         added = () if end is None or last == end else (end,)
         self._check_room(count + len(added))
-        limit = self.max_length
-        room = None if limit is None else limit - len(added)
-        side = self.truncation_side
+        room = None if self.max_length is None else self.max_length - len(added)
         ids, types = self._engine.encode_pairs(first, second, special, room, side, numbers)
         ids = assemble([ids], (), added)[0]
         columns = {"input_ids": ids, "token_type_ids": assemble([types], (), [1] * len(added))[0]}
@@ -348,17 +328,14 @@ class Tokenize(Tokenizes):
         present = {name for row in rows for name in row}
         clash = [name for name in columns if name in present and name not in gone]
         if clash:
-            raise SchemaError(
-                f"{self}: the rows have a column {clash[0]!r} already; rename() it, drop it with "
-                "select(), or name the ids otherwise by columns={text: ids}",
-                stage=str(self),
-            )
+            raise taken(clash[0], self)
         if isinstance(data, list):
             made = [ragged.to_rows() for ragged in columns.values()]
+            kept = [{k: v for k, v in row.items() if k not in gone} for row in data]
+            ids = zip(*made, strict=True)
             return [
-                {k: v for k, v in row.items() if k not in gone}
-                | dict(zip(columns, ids, strict=True))
-                for row, *ids in zip(data, *made, strict=True)
+                row | dict(zip(columns, one, strict=True))
+                for row, one in zip(kept, ids, strict=True)
             ]
         kept = data.select([name for name in data.column_names if name not in gone])
         for name, ragged in columns.items():

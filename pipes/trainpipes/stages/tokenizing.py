@@ -32,11 +32,6 @@ class Tokenizes(TargetStage):
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
 
     @property
-    def resolved_options(self) -> dict[str, Any]:
-        name = getattr(self.options["tokenizer"], "name_or_path", None) or str(self._engine)
-        return {**self.options, "tokenizer": {"name": name, "content": self._engine.fingerprint()}}
-
-    @property
     def id_columns(self) -> list[str]:
         return ["input_ids"]
 
@@ -153,11 +148,6 @@ class TakesTokenizer(Stage):
     def _own(self) -> TokenizedBy | None:
         given = self.options["tokenizer"]
         return None if given is None else TokenizedBy(given)
-
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        own = None if self._own is None else self._own.resolved_options["tokenizer"]
-        return {**self.options, "tokenizer": own}
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()

@@ -83,13 +83,9 @@ def reorders(sampler: Any) -> bool:
 
 
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
-    """All that a sampler gives in an epoch.
-
-    A sampler of torch's draws from a generator of its own, seeded by the epoch (and by the
-    generator that it was given). One of your own that draws from torch's global generator finds
-    that seeded, and it is put back afterwards. A ``DistributedSampler`` gives the keys of all its
-    replicas, in turn. One without a length is asked for a few keys at a time, so that it need not
-    end.
+    """All that a sampler gives in an epoch. One of torch's draws from a generator of its own, seeded by the
+    epoch; any other finds torch's global generator seeded, which is put back. A ``DistributedSampler`` gives
+    the keys of all its replicas; one without a length is asked for a few at a time.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
     if isinstance(sampler, DistributedSampler):

@@ -109,11 +109,8 @@ class Position:
     def require(self, shards: Collection[int]) -> None:
         """Raise StateError unless the cursors of these shards are here, if they have delivered
         something."""
-        lacking = [
-            s
-            for s in shards
-            if s not in self.cursors and slots_before(self.m, s, self.num_shards) > 0
-        ]
+        lacking = [s for s in shards if s not in self.cursors]
+        lacking = [s for s in lacking if slots_before(self.m, s, self.num_shards) > 0]
         if lacking:
             raise StateError(
                 f"this rank or worker reads shards {shown(sorted(shards))}, and the state has no "

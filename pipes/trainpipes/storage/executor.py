@@ -19,11 +19,10 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import connection, forkserver
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from trainpipes._internal.checks import whole_number
-from trainpipes._internal.text import how_ended, shown
+from trainpipes._internal.checks import require, whole_number
+from trainpipes._internal.text import how_ended
 from trainpipes.errors import ConfigError, WorkerError
 from trainpipes.tokenizers.parallelism import VARIABLE
 
@@ -36,7 +35,7 @@ PRELOADED = "trainpipes.storage.writers.write"
 
 
 class Executor(Protocol):
-    """Runs tasks: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)``. A context, for one job at a time."""
+    """Runs tasks: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)``; a context."""
 
     @property
     def workers(self) -> int:
@@ -45,12 +44,7 @@ class Executor(Protocol):
 
     def __enter__(self) -> Executor: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def check_path(self, path: str, option: str) -> None:
         """Raise ConfigError where a worker cannot get at a path or URL, which ``option`` named."""
@@ -62,10 +56,9 @@ class Executor(Protocol):
         """Each task with what ``fn(task, state)`` gives, as they end. Closed early, it ends the others.
 
         Args:
-            fn: does a task. Pickles, but for threads, as ``open_state`` does.
-            tasks: taken one by one, when there is room for it.
-            open_state: called once in each worker. A thread's state is closed at the end, if it has
-                ``close``.
+            fn: does a task; pickles, but for threads, as ``open_state`` does.
+            tasks: taken one by one, when there is room.
+            open_state: called once in each worker.
         """
         ...
 
@@ -78,7 +71,7 @@ _here = threading.local()
 
 
 def check_stop() -> None:
-    """Raise ``Stopped`` in a task that is to end; whoever works long calls it now and then."""
+    """Raise ``Stopped`` in a task that is to end."""
     check = getattr(_here, "check", None)
     if check is not None:
         check()
@@ -117,53 +110,35 @@ class Threads(_OnThisMachine):
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
-        states: list[S] = []
-        try:
-            if self.n > 1:
-                yield from self._beside(fn, tasks, open_state, states)
-                return
-            for task in tasks:
-                if not states:
-                    states.append(open_state())
-                yield task, fn(task, states[0])
-        finally:
-            for state in states:
-                close = getattr(state, "close", None)
-                if close is not None:
-                    close()
-
-    def _beside(
-        self,
-        fn: Callable[[T, S], R],
-        tasks: Iterable[T],
-        open_state: Callable[[], S],
-        states: list[S],
-    ) -> Iterator[tuple[T, R]]:
-        stop = threading.Event()
+        here, stop, states = threading.local(), threading.Event(), list[S]()
 
         def check() -> None:
             if stop.is_set():
                 raise Stopped
 
         def do(task: T) -> R:
-            if not hasattr(_here, "state"):
-                set_stop_check(check)
-                _here.state = open_state()
-                states.append(_here.state)
-            return fn(task, _here.state)
+            if not hasattr(here, "state"):
+                here.state = open_state()
+                states.append(here.state)
+            return fn(task, here.state)
 
-        pool = ThreadPoolExecutor(self.n, "trainpipes-task")
+        pool = ThreadPoolExecutor(self.n, "trainpipes-task", set_stop_check, (check,))
         try:
-            yield from _as_they_end(lambda task: pool.submit(do, task), tasks, self.n)
+            if self.n == 1:
+                yield from ((task, do(task)) for task in tasks)
+            else:
+                yield from _as_they_end(lambda task: pool.submit(do, task), tasks, self.n, {})
         finally:
             stop.set()
             pool.shutdown(cancel_futures=True)
+            for state in states:
+                getattr(state, "close", lambda: None)()
 
 
 @dataclass(frozen=True)
 class Processes(_OnThisMachine):
-    """Processes of this machine, which end with this one, however it ends. A script that uses them does so
-    below ``if __name__ == "__main__":``.
+    """Processes of this machine, which end with this one. A script uses them below
+    ``if __name__ == "__main__":``.
 
     Args:
         n: how many; one a core if left out.
@@ -191,13 +166,12 @@ class Processes(_OnThisMachine):
         pool = ProcessPoolExecutor(
             self.workers, context, initializer=_begin, initargs=(theirs, payload)
         )
-        running: dict[Future[Any], T] = {}
-        others, ours_now = set(multiprocessing.active_children()), set[Any]()
-        whole = False
+        running: dict[Future[R], T] = {}
+        others, ours_now, whole = {*multiprocessing.active_children()}, set[Any](), False
 
         def submit(task: T) -> Future[R]:
             future: Future[R] = pool.submit(_do, task)
-            ours_now.update(set(multiprocessing.active_children()) - others)
+            ours_now.update({*multiprocessing.active_children()} - others)
             return future
 
         try:
@@ -217,11 +191,8 @@ class Processes(_OnThisMachine):
 def checked_executor(value: Any, caller: str, default: Executor) -> Executor:
     if value is None:
         return default
-    if not hasattr(type(value), "map_unordered"):
-        raise ConfigError(
-            f"{caller}(executor) must be Threads(n), Processes(n) or Ray(address) of trainpipes.storage, or "
-            f"None, got {shown(value)}"
-        )
+    rule = "Threads(n), Processes(n) or Ray(address) of trainpipes.storage, or None"
+    require(hasattr(type(value), "map_unordered"), f"{caller}(executor)", rule, value)
     found: Executor = value
     return found
 
@@ -264,12 +235,8 @@ def portable(error: BaseException, task: object) -> BaseException:
 
 
 def _as_they_end(
-    submit: Callable[[T], Future[R]],
-    tasks: Iterable[T],
-    most: int,
-    running: dict[Future[R], T] | None = None,
+    submit: Callable[[T], Future[R]], tasks: Iterable[T], most: int, running: dict[Future[R], T]
 ) -> Iterator[tuple[T, R]]:
-    running = {} if running is None else running
     waiting = iter(tasks)
     while feed(waiting, running, most, submit):
         ended, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -287,9 +254,8 @@ def feed(waiting: Iterator[T], running: dict[R, T], most: int, submit: Callable[
 
 def _died(tasks: list[Any], workers: Iterable[Any]) -> WorkerError:
     ended = [one for one in workers if one.exitcode not in (None, 0, -signal.SIGTERM)]
-    who = "a worker process has died"
-    if ended:
-        who = f"process {ended[0].pid} {how_ended(ended[0].exitcode)}"
+    said = [f"process {one.pid} {how_ended(one.exitcode)}" for one in ended]
+    who = [*said, "a worker process has died"][0]
     return WorkerError(
         f"{who} while making {' or '.join(sorted(map(str, tasks)))}; the same call goes on after the files "
         "that are whole, with fewer processes if memory ran out: executor=Processes(n). A program that is a "
@@ -308,9 +274,7 @@ def _pickled(work: Any, executor: Processes) -> bytes:
 
 
 def _context() -> Any:
-    """Starts processes from a server that has imported what they need: a fork of this process would copy
-    locks that other threads hold.
-    """
+    """Starts processes from a server: a fork of this one would copy locks that other threads hold."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

@@ -103,10 +103,7 @@ class MapDataset(Dataset[dict[str, Any]]):
         return python_rows(self.table.take(to_arrow(np.array(list(map(index, indices)), np.int64))))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "about": self._about}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self._table, self._about = state["path"], None, state["about"]
+        return {**vars(self), "_table": None}
 
     def __repr__(self) -> str:
         return f"MapDataset({self.path!r})"
@@ -157,17 +154,12 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
             found = MapDataset._kept(target, about)
     finally:
         lock.leave()
-    if found is None:
-        raise ConfigError(
-            f"to_map_dataset(): {target} was written, and is gone again: name another folder by {VARIABLE}, "
-            "or use to_map_dataset(path)"
-        )
+    assert found is not None, f"{target} was removed as it was written"
     return found
 
 
 def _known_by(plan: Plan) -> list[Any]:
-    """What tells the rows of a pipeline from any others, as the entries of ``cache()`` are told: all of
-    its data, its stages, and where they stand."""
+    """What tells the rows of a pipeline from any others, as for ``cache()``."""
     stages = [s for s in plan.chain.stages if s.role not in ("files", "place", "cache")]
     known: list[Any] = [json.loads(plan.identity), cache_key(stages, ASKER)]
     if plan.mixed:

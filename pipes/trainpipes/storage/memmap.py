@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,33 +11,29 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from trainpipes._internal.checks import whole_number
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memmap.dataset import MemmapDataset
 from trainpipes.sources.memmap.manifest import DTYPES, HEADER
 from trainpipes.storage.executor import Executor, Threads, checked_executor
-from trainpipes.storage.places import LocalPlace, place_at
+from trainpipes.storage.places import place_at
 from trainpipes.storage.writers.array_blocks import Arrays, of_arrays, of_batches, of_rows
 from trainpipes.storage.writers.epoch_arrays import ArrayGroups, EpochArrays
 from trainpipes.storage.writers.npy_files import PartFile
-from trainpipes.storage.writers.write import Format, Group, write, write_once
+from trainpipes.storage.writers.write import ANY, Format, Output, write, write_once
 
 __all__ = ["read_memmap", "write_memmap"]
 
 read_memmap = MemmapDataset
 #: Bytes of rows after which a part ends, where neither rows nor parts are counted.
 PART_BYTES = 1 << 30
-ANY = 1 << 62
 
 
 def write_memmap(
     path: str | os.PathLike[str],
     source: Any,
     *,
-    length: int | None = None,
-    names: Sequence[str] | None = None,
     dtype: Any = None,
     ragged: Collection[str] = (),
     batched: bool = False,
@@ -49,8 +45,7 @@ def write_memmap(
 ) -> MemmapDataset | None:
     """Write rows of numbers to a folder of ``.npy`` files that ``read_memmap`` maps into memory.
 
-    After a kill the same call goes on after the last whole part of a pipeline of rows; other sources are
-    written anew.
+    After a kill the same call goes on, for a pipeline of rows; other sources are written anew.
 
     Args:
         path: a folder, new or empty: a path or fsspec URL.
@@ -58,11 +53,10 @@ def write_memmap(
             columns are ragged; rows one by one (an iterable, a function that returns one, a map-style
             dataset): dicts, tuples or single values; or a ``Pipeline`` of rows or batches, of which one epoch
             is written.
-        length: N, where it is known: another number of rows is refused.
-        names: of the columns, where rows are no dicts. Ragged columns need a name.
-        dtype: of the columns; a dict of names for some of them; if left out, as the values come. A value that
-            does not fit is refused; floats may be narrowed.
-        ragged: columns whose rows are arrays of different lengths, if the first thousand rows do not show it.
+        dtype: of the columns; a dict of names for some of them ("0", "1" and so on for tuples); if left out,
+            as the values come. A value that does not fit is refused; floats may be narrowed.
+        ragged: columns of dicts whose rows are arrays of different lengths, if the first thousand rows do not
+            show it.
         batched: whether each item of the iterable is several rows: columns ``[rows, ...]``.
         rows_per_file: rows in each part; or
         num_files: number of parts, where rows are counted. If both are left out, a part ends after 1 GiB.
@@ -75,10 +69,10 @@ def write_memmap(
         The memory map, opened; None where it was written to a URL.
 
     Raises:
-        ConfigError: something else is there; another process writes to it; a name or dtype is of no column;
-            it cannot be written; or the executor cannot know which rows are whose.
-        DataChangedError: the pipeline's input has changed since the work was begun.
-        DataError: a row does not fit those before it, holds no numbers, or there are not ``length`` rows.
+        ConfigError: something else is there; another process writes to it; a dtype is of no column; or it
+            cannot be written.
+        DataChangedError: the pipeline's input has changed.
+        DataError: a row does not fit those before it, or holds no numbers.
         SchemaError: a part has other columns than those before it.
         WorkerError: a worker process has died.
 
@@ -91,43 +85,24 @@ def write_memmap(
     >>> data[2]
     {'input_ids': tensor([0, 1], dtype=torch.uint16), 'source': tensor(2)}
     """
-    if length is not None:
-        whole_number(length, 0, "write_memmap(length)", "rows")
     ragged = [ragged] if isinstance(ragged, str) else list(ragged)
     dtypes = _dtypes(dtype)
     form = Format(
-        "write_memmap", HEADER, PartFile, _group,
-        {"dtype": _said(dtypes), "ragged": sorted(ragged), "names": names and list(names)},
-        PART_BYTES, ".x.npy",
+        "write_memmap", HEADER, PartFile,
+        {"dtype": _said(dtypes), "ragged": sorted(ragged)}, ANY, 0, PART_BYTES, ".x.npy",
     )  # fmt: skip
-    cut = num_files, rows_per_file, overwrite
+    out = Output(path, num_files, rows_per_file, overwrite, storage_options)
     if isinstance(source, Pipeline) and not _makes_batches(source):
-        count = source._iteration.plan.counts
-        rows = int(count.end(1)) if count.known else None
-        named = dtypes, ragged, names, _same_length(length, rows)
-        opened = partial(EpochArrays, source, "write_memmap", named)
-        write(opened, path, form, *cut, executor, storage_options)
+        write(partial(EpochArrays, source, form.caller, (dtypes, ragged)), form, out, executor)
     else:
         _check_alone(executor)
-        rows, blocks = _blocks(source, ragged, batched)
-        length = _same_length(length, rows)
-        groups = ArrayGroups(blocks, (dtypes, ragged, names, length))
+        count, blocks = _blocks(source, ragged, batched)
         read = source._iteration.plan.inputs.source if isinstance(source, Pipeline) else None
-        write_once(groups, read, length, path, form, *cut, storage_options)
+        write_once(ArrayGroups(blocks, (dtypes, ragged)), read, count, form, out)
     place = place_at(path, "write_memmap", storage_options)
-    if not isinstance(place, LocalPlace):
+    if not place.is_local:
         return None
     return MemmapDataset(place.root if "://" in str(path) else path)
-
-
-def _group(rows: ArrayGroups | EpochArrays, left: int | None, room: int) -> Group | None:
-    return rows.group(left, room if left is None else ANY)
-
-
-def _same_length(length: int | None, rows: int | None) -> int | None:
-    if rows is not None and length is not None and rows != length:
-        raise ConfigError(f"write_memmap(length={length:,}) got a source of {rows:,} rows")
-    return length if rows is None else rows
 
 
 def _makes_batches(pipe: Pipeline) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from trainpipes.errors import ConfigError
+from trainpipes.errors import ConfigError, UnreachableError
 from trainpipes.storage.executor import check_stop
 
 
@@ -75,16 +75,24 @@ class OutputFile:
 
 
 @contextmanager
-def writing(path: Path, caller: str) -> Iterator[None]:
+def writing(path: str | Path, caller: str) -> Iterator[None]:
     """Raise ConfigError, with the path, for a disk that is full or a folder that cannot be written to."""
+    # A file without a name is one of a place at a URL, until it is sent there.
+    place = f"a file in {tempfile.gettempdir()}" if str(path).startswith("/proc/") else path
+    what = f"{caller}(): {place} cannot be written"
     try:
         yield
-    except OSError as error:
-        # A file without a name is one of a place at a URL, until it is sent there.
-        place = f"a file in {tempfile.gettempdir()}" if str(path).startswith("/proc/") else path
+    except UnreachableError as error:
+        why = error.message.split("; ")[0].removeprefix(f"{error.path}: ")
+        error.message = (
+            f"{what}: {why}; check the address, the network and the credentials (environment, or "
+            "storage_options={...}), then call it again to go on after the files that are whole"
+        )
+        raise
+    except (OSError, NotImplementedError) as error:
         raise ConfigError(
-            f"{caller}(): {place} cannot be written: {error.strerror or error}; free space there or allow "
-            "writing, or give another folder",
+            f"{what}: {getattr(error, 'strerror', None) or error}; free space there or allow writing, or "
+            "give another folder",
             path=str(path),
         ) from error
 

@@ -17,7 +17,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, TypeVar
 from zlib import crc32
 
@@ -108,41 +107,37 @@ class Manifest:
         Raises:
             DataChangedError: one has changed since it was written.
         """
-        check_bytes(self._place or place_at(self.folder, "verify"), self.entries)
+        place = self._place or place_at(self.folder, "verify")
+        for info in self.entries:
+            check = 0
+            try:
+                for block in place.blocks(info.file):
+                    check = crc32(block, check)
+            except UnreachableError:
+                raise
+            except OSError as error:
+                raise _changed(place.at(info.file), str(error.strerror or error)) from error
+            if f"{check:08x}" != info.crc32:
+                raise _changed(place.at(info.file), "its bytes are not those that were written")
 
 
 class OutputFolder:
-    """A folder that one job writes to. Entered, it is locked, and knows what is there: ``files`` by name, and
-    ``finished``, the manifest, if all are there. ``about`` is what is written; no later run goes on where
-    its "pipeline" is None.
+    """A folder that one job writes to. Entered, it is locked and knows what is there: ``files``, and
+    ``finished`` if all are. No later run goes on where the "pipeline" of ``about`` is None.
     """
 
     def __init__(
-        self,
-        folder: str | os.PathLike[str] | Place,
-        caller: str,
-        about: Mapping[str, Any],
-        *,
-        overwrite: bool = False,
-        storage_options: Mapping[str, Any] | None = None,
+        self, place: Place, caller: str, about: Mapping[str, Any], *, overwrite: bool = False
     ) -> None:
-        self.place: Place = (
-            place_at(folder, caller, storage_options)
-            if isinstance(folder, str | os.PathLike)
-            else folder
-        )
+        self.place = place
         self.caller = caller
         self.files: dict[str, FileInfo] = {}
         self.finished: Manifest | None = None
-        self._about = json.loads(json.dumps(about))
+        self.about = json.loads(json.dumps(about))
         self._overwrite = flag(overwrite, f"{caller}(overwrite)")
         #: Rows of a pipeline can be told from others, and what was written of them goes on.
-        self._goes_on = self._about.get("pipeline", "") is not None
+        self._goes_on = self.about.get("pipeline", "") is not None
         self._stack = ExitStack()
-
-    @property
-    def name(self) -> str:
-        return self.place.root.rpartition("/")[2]
 
     @property
     def columns(self) -> dict[str, str] | None:
@@ -179,11 +174,11 @@ class OutputFolder:
         self.files[info.file] = info
 
     def finish(self, notes: Mapping[str, Any] | None = None) -> Manifest:
-        self.files = dict(sorted(self.files.items(), key=lambda item: (len(item[0]), item[0])))
+        self.files = {info.file: info for info in sorted(self.files.values(), key=_in_order)}
         content: dict[str, Any] = {"trainpipes_files": FORM, "columns": self.columns or {}}
         content |= {"rows": sum(info.rows for info in self.files.values())}
         content |= {"files": [_entry(info) for info in self.files.values()]}
-        content |= {"notes": dict(notes or {}), **self._about}
+        content |= {"notes": dict(notes or {}), **self.about}
         write_json(self.place, MANIFEST, content)
         self._sweep()
         self._clear()
@@ -207,7 +202,9 @@ class OutputFolder:
                 "folder",
                 path=self.place.root,
             )
-        found = read_manifest(self.place)
+        found = self._read(MANIFEST)
+        if not isinstance(found, dict) or found.get("trainpipes_files") != FORM:
+            raise _damaged(self.place.at(MANIFEST))
         self._check_same(found)
         self.files = {one["file"]: _info(one, found["columns"]) for one in found["files"]}
         self._check_there()
@@ -219,45 +216,50 @@ class OutputFolder:
         if MANIFEST in names and not self._overwrite and self._is_finished():
             self._clear()  # another one has finished it, or was killed thereafter
             return
+        begun = "about.json" in work
         others = [name for name in names if name != WORK and not name.startswith(".")]
-        if MANIFEST not in names and "about.json" not in work and others:
+        if MANIFEST not in names and not begun and others:
             raise ConfigError(
                 f"{self.caller}(): {self.place.root} holds files that no writer has written: give a folder "
                 "that is empty, or not there yet",
                 path=self.place.root,
             )
-        if MANIFEST in names:
-            write_json(
-                self.place, ABOUT, {}
-            )  # what is there is a writer's, also without the manifest
+        if MANIFEST in names:  # what is there is a writer's, also without the manifest
+            write_json(self.place, ABOUT, {})
             self.place.remove(MANIFEST)
-        before = self._about_before() if "about.json" in work and not self._overwrite else None
-        done = [] if self._overwrite else [name for name in work if name.endswith(SIDECAR)]
-        if before is not None and not (self._goes_on or before.get("pipeline")):
-            before, done = None, []
-        if done:
-            self._check_same(before or {})
-            texts = self.place.read_all([f"{WORK}/{name}" for name in done])
-            infos = [
-                _parsed(text, self.place.at(name)) for text, name in zip(texts, done, strict=True)
-            ]
-            self.files = {
-                info.file: info for info in sorted(infos, key=lambda i: (len(i.file), i.file))
-            }
-            self._check_there()
-        elif before != self._about:
+        before = self._read(ABOUT) if begun and not self._overwrite else {}
+        if not (self._goes_on or before.get("pipeline")):
+            before = {}
+        done = [f"{WORK}/{name}" for name in work if name.endswith(SIDECAR)]
+        if before and done:
+            self._check_same(before)
+            self._note_all(done)
+        elif before != self.about:
             self._clear()
-        write_json(self.place, ABOUT, self._about)
+        write_json(self.place, ABOUT, self.about)
         self._sweep()
 
-    def _about_before(self) -> dict[str, Any]:
-        return dict(_parse_json(b"".join(self.place.blocks(ABOUT)), self.place.at(ABOUT)))
+    def _note_all(self, sidecars: list[str]) -> None:
+        infos = []
+        for name, text in zip(sidecars, self.place.read_all(sidecars), strict=True):
+            try:
+                infos.append(FileInfo(**json.loads(text)))
+            except (ValueError, TypeError) as error:
+                raise _damaged(self.place.at(name)) from error
+        self.files = {info.file: info for info in sorted(infos, key=_in_order)}
+        self._check_there()
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads(b"".join(self.place.blocks(name)))
+        except ValueError as error:
+            raise _damaged(self.place.at(name)) from error
 
     def _clear(self) -> None:
-        found = {name: size for name, size in self.place.sizes(WORK).items() if name != LOCK_NAME}
-        self.place.remove(*(f"{WORK}/{name}" for name, size in found.items() if size >= 0))
-        for name in (name for name, size in found.items() if size < 0):
-            self.place.remove_folder(f"{WORK}/{name}")
+        work = self.place.sizes(WORK).items()
+        self.place.remove(*(f"{WORK}/{n}" for n, size in work if size >= 0 and n != LOCK_NAME))
+        for folder in [name for name, size in work if size < 0]:
+            self.place.remove(f"{WORK}/{folder}", recursive=True)
 
     def _sweep(self) -> None:
         """Remove what a killed process left behind: parts of files, and files without a sidecar."""
@@ -279,7 +281,7 @@ class OutputFolder:
                     raise _changed(self.place.at(name), how)
 
     def _check_same(self, before: Mapping[str, Any]) -> None:
-        root, mine = self.place.root, self._about
+        root, mine = self.place.root, self.about
         way_out = (
             "write the same pipeline with the same options, give another folder, or overwrite=True"
         )
@@ -322,23 +324,22 @@ def run(
     """Make the files of tasks that are not whole yet, each with its sidecar, and at the end the manifest.
 
     Args:
-        make: writes the file of a task, and calls ``file.advance(rows)`` now and then. Pickles, but for
-            threads.
-        open_state: called once in each worker, before its first task; gives the state.
-        notes: further entries of the manifest, of JSON types.
+        make: writes the file of a task, and calls ``file.advance(rows)``.
+        open_state: called once in each worker.
+        notes: further entries of the manifest.
     """
     if folder.finished is not None:
         return folder.finished
     kept = len(folder.files)
-    with Progress(f"{job} {folder.name}", total, "rows") as progress:
+    with Progress(f"{job} {folder.place.root.rpartition('/')[2]}", total, "rows") as progress:
         progress.skip(sum(info.rows for info in folder.files.values()))
         work = _Work(make, folder.place, progress.advance)
         missing = (task for task in tasks if task.name not in folder.files)
         done = executor.map_unordered(work.make_file, missing, open_state)
         with closing(done):  # type: ignore[type-var]
-            for task, info in done:
+            for _, (info, shown) in done:
                 folder.note(info)
-                work.end(task.name, info.rows)
+                progress.advance(info.rows - shown)
     if not folder.files:
         raise ConfigError(
             f"{folder.caller}(): the pipeline has no rows, and nothing was written: check what filters it"
@@ -353,23 +354,21 @@ class _Work:
     make: Callable[[Any, OutputFile, Any], FileInfo]
     place: Place
     show: Callable[[int], None] | None
-    shown: dict[str, int] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "show": None, "shown": {}}
+        return {**vars(self), "show": None}
 
-    def advance(self, name: str, rows: int) -> None:
-        if self.show is not None:
-            self.shown[name] = self.shown.get(name, 0) + rows
-            self.show(rows)
-
-    def end(self, name: str, rows: int) -> None:
-        assert self.show is not None
-        self.show(rows - self.shown.pop(name, 0))
-
-    def make_file(self, task: Task, state: Any) -> FileInfo:
-        name, place = task.name, self.place
+    def make_file(self, task: Task, state: Any) -> tuple[FileInfo, int]:
+        """Write the files of a task; gives also how many rows were shown."""
+        name, place, shown = task.name, self.place, 0
         beside: dict[str, OutputFile] = {}
+
+        def advance(rows: int) -> None:
+            nonlocal shown
+            if self.show is not None:
+                shown += rows
+                self.show(rows)
+
         try:
             with ExitStack() as files:
 
@@ -379,13 +378,11 @@ class _Work:
                     return beside[other]
 
                 file = files.enter_context(place.file(name))
-                file.on_advance = partial(self.advance, name)
-                file.beside = open_beside
+                file.on_advance, file.beside = advance, open_beside
                 info = self.make(task, file, state)
             sizes = {other: beside[other].size for other in sorted(beside)}
-            info = replace(
-                info, file=name, bytes=file.size, crc32=f"{file.check:08x}", beside=sizes
-            )
+            check = f"{file.check:08x}"
+            info = replace(info, file=name, bytes=file.size, crc32=check, beside=sizes)
             write_json(place, f"{WORK}/{name}{SIDECAR}", asdict(info))
         except TrainpipesError as error:
             if error.path is None:
@@ -394,42 +391,12 @@ class _Work:
         except Exception as error:
             error.add_note(f"while making {task}")
             raise
-        return info
+        return info, shown
 
 
 def write_json(place: Place, name: str, content: Any) -> None:
     with place.file(name) as file:
         file.write(json.dumps(content, indent=1, ensure_ascii=False).encode())
-
-
-def read_manifest(place: Place) -> dict[str, Any]:
-    path = place.at(MANIFEST)
-    found = _parse_json(b"".join(place.blocks(MANIFEST)), path)
-    try:
-        good = found["trainpipes_files"] == FORM and type(found["rows"]) is int
-        good = good and all(
-            {"file", "rows", "bytes", "crc32"} <= one.keys() for one in found["files"]
-        )
-        good = good and not any("/" in one["file"] for one in found["files"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path) from error
-    if not good:
-        raise _damaged(path)
-    return dict(found)
-
-
-def check_bytes(place: Place, files: Iterable[FileInfo]) -> None:
-    for info in files:
-        check = 0
-        try:
-            for block in place.blocks(info.file):
-                check = crc32(block, check)
-        except UnreachableError:
-            raise
-        except OSError as error:
-            raise _changed(place.at(info.file), str(error.strerror or error)) from error
-        if f"{check:08x}" != info.crc32:
-            raise _changed(place.at(info.file), "its bytes are not those that were written")
 
 
 def _entry(info: FileInfo) -> dict[str, Any]:
@@ -450,18 +417,8 @@ def _stem(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _parsed(text: bytes, path: str) -> FileInfo:
-    try:
-        return FileInfo(**_parse_json(text, path))
-    except TypeError as error:
-        raise _damaged(path) from error
-
-
-def _parse_json(text: bytes, path: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path) from error
+def _in_order(info: FileInfo) -> tuple[int, str]:
+    return len(info.file), info.file
 
 
 def _damaged(path: str) -> UnreadableError:

@@ -20,13 +20,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
-from trainpipes._internal.checks import flag, need
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import flag, need, require
 from trainpipes.errors import ConfigError, UnreachableError, WorkerError
 from trainpipes.storage.executor import feed, refuse_memory
 from trainpipes.storage.ray_tasks import Failed, Job, do_task, end_tasks
@@ -68,11 +65,9 @@ class Ray:
 
     def __post_init__(self) -> None:
         flag(self.shared_filesystem, "Ray(shared_filesystem)")
-        if self.address is not None and (not isinstance(self.address, str) or not self.address):
-            raise ConfigError(
-                'Ray(address) must be that of a cluster, such as "10.0.0.1:6379" or '
-                f'"ray://10.0.0.1:10001", got {shown(self.address)}'
-            )
+        good = self.address is None or (isinstance(self.address, str) and self.address)
+        rule = 'that of a cluster, such as "10.0.0.1:6379" or "ray://10.0.0.1:10001"'
+        require(good, "Ray(address)", rule, self.address)
 
     def __enter__(self) -> Ray:
         need("ray", "executor=Ray()")
@@ -104,7 +99,8 @@ class Ray:
         env: dict[str, Any] = {}
         # A job that was submitted with modules of its own may give no others.
         if '"py_modules"' not in os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", ""):
-            env["py_modules"] = [_folder_of(name) for name in SHIPPED if find_spec(name)]
+            found = [spec.origin for spec in map(find_spec, SHIPPED) if spec and spec.origin]
+            env["py_modules"] = [os.path.dirname(path) for path in found]
         options: dict[str, Any] = {"log_to_driver": False, "runtime_env": env}
         if given is None or "://" not in given:
             options |= {"include_dashboard": False, "configure_logging": False}
@@ -123,12 +119,6 @@ class Ray:
             ) from error
 
     @property
-    def _nodes(self) -> int:
-        import ray
-
-        return sum(bool(node["Alive"]) for node in ray.nodes())
-
-    @property
     def workers(self) -> int:
         """Cores of all nodes, as Ray counts them."""
         import ray
@@ -136,16 +126,17 @@ class Ray:
         return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
     def check_path(self, path: str, option: str) -> None:
-        """Raise ConfigError where the nodes cannot get at a path. A cluster of one node, the driver's, keeps
-        its tasks there: none goes to a node that joins later.
-        """
+        """Raise ConfigError where nodes cannot get at a path. A cluster of one node keeps its tasks there."""
         refuse_memory(path, option)
         scheme = path.partition("://")[0] if "://" in path else "file"
         if scheme not in ("file", "local") or self.shared_filesystem:
             return
-        if self._nodes > 1 or _is_client():
+        import ray
+
+        nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        if nodes > 1 or _is_client():
             raise ConfigError(
-                f"{option}: {path} is on this machine, and the Ray cluster has {self._nodes} nodes, which "
+                f"{option}: {path} is on this machine, and the Ray cluster has {nodes} nodes, which "
                 "cannot see it: give a URL of shared storage, such as s3://bucket/folder; or say "
                 "shared_filesystem=True if every node sees the same files at this path",
                 path=path,
@@ -155,7 +146,6 @@ class Ray:
     def map_unordered(
         self, fn: Callable[[T, S], R], tasks: Iterable[T], open_state: Callable[[], S]
     ) -> Iterator[tuple[T, R]]:
-        """See ``Executor``. What a task has raised is raised as it was, and once."""
         import ray
 
         given: dict[str, Any] = {"num_cpus": 1, "max_retries": RETRIES, "retry_exceptions": False}
@@ -170,7 +160,7 @@ class Ray:
         running: dict[Any, T] = {}
         waiting = iter(tasks)
         try:
-            while feed(waiting, running, most, partial(_submit, remote, job)):
+            while feed(waiting, running, most, lambda task: remote.remote(task, job)):
                 if time.monotonic() >= look:  # a cluster may grow
                     most, look = self._most(), time.monotonic() + LOOK
                 ready, _ = ray.wait([*running], num_returns=1, timeout=LOOK)
@@ -210,16 +200,12 @@ class Ray:
             done = ray.get(reference)
         except RayError as error:
             said = _first_line(error)
-            if isinstance(error, RayTaskError):
-                cause = error.cause if isinstance(error.cause, BaseException) else error
+            if isinstance(error, RayTaskError | RuntimeEnvSetupError):
+                cause = getattr(error, "cause", None) or error
                 raise ConfigError(
                     f"{name} cannot be begun on a node of the Ray cluster "
                     f"({type(cause).__name__}: {_first_line(cause)}): install there what the driver has; "
                     'modules of your own travel by ray.init(runtime_env={"working_dir": "."})'
-                ) from error
-            if isinstance(error, RuntimeEnvSetupError):
-                raise ConfigError(
-                    f"a node of the Ray cluster cannot set up the runtime environment: {said}"
                 ) from error
             if isinstance(error, TaskCancelledError):
                 raise WorkerError(f"{name} was cancelled from outside") from error
@@ -230,15 +216,6 @@ class Ray:
         if isinstance(done, Failed):
             raise done.error
         return done
-
-
-def _submit(remote: Any, job: Job, task: Any) -> Any:
-    return remote.remote(task, job)
-
-
-def _folder_of(package: str) -> str:
-    """Where a package lies. (Ray takes modules, too, but not through Ray Client.)"""
-    return os.path.dirname(str(import_module(package).__file__))
 
 
 def _known_as() -> list[str]:

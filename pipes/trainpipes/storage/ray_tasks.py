@@ -1,8 +1,7 @@
 """Tasks on a Ray cluster, in a worker process, and how they are ended.
 
-What all tasks share lies in the object store once. A user's error is a task's result: as an exception, Ray
-would log it, wrap it, and might run the task again. Long tasks look now and then whether an actor of the
-job's name asks all to end.
+A user's error is a task's result: as an exception, Ray would log it, and might run the task again. Long
+tasks look now and then whether an actor of the job's name asks all to end.
 """
 
 from __future__ import annotations
@@ -99,10 +98,8 @@ def _opened(job: Job) -> tuple[Callable[[Any, Any], Any], Any]:
 
 
 def end_tasks(job: Job, references: list[Any]) -> None:
-    """End the tasks of a job, and wait until they have ended.
-
-    They are asked to, and only those that go on are cancelled: Ray (2.60) may abort this process where a
-    task is cancelled at the moment that it ends.
+    """End the tasks of a job. They are asked to; only those that go on are cancelled, since Ray (2.60) may
+    abort this process where a task is cancelled as it ends.
     """
     import ray
 

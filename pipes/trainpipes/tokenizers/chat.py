@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ _lock = threading.Lock()
 AT_A_TIME = 64
 
 
+Tools: TypeAlias = "Sequence[Any] | None"
+
+
 @dataclass(frozen=True)
 class Written:
     text: str
@@ -38,7 +41,7 @@ class Written:
 
 class Chat:
     def __init__(self, tokenizer: Any, template: str | None) -> None:
-        need("transformers", "a chat template")
+        need("transformers", "a chat template", oldest="4.52")
         by_name = isinstance(tokenizer, str) and is_hub_name(tokenizer)
         folder = isinstance(tokenizer, str | os.PathLike) and os.path.isdir(tokenizer)
         good = folder or by_name or hasattr(tokenizer, "apply_chat_template")
@@ -90,10 +93,7 @@ class Chat:
         return digest(self.template.encode())
 
     def write(
-        self,
-        messages: Sequence[Any],
-        prompt: Sequence[Any] = (),
-        tools: Sequence[Any] | None = None,
+        self, messages: Sequence[Any], prompt: Sequence[Any] = (), tools: Tools = None
     ) -> Written:
         """The text of a conversation, and where the assistant speaks."""
         told = [*prompt, *messages]
@@ -134,9 +134,7 @@ class Chat:
         values = np.concatenate([part.values for part in ids])
         return Ragged.of_lengths(values, lengths), np.concatenate(masks)
 
-    def _text(
-        self, messages: Sequence[Any], tools: Sequence[Any] | None, prompt: bool = False
-    ) -> str:
+    def _text(self, messages: Sequence[Any], tools: Tools, prompt: bool = False) -> str:
         with _refusals():
             found: str = self.loaded.apply_chat_template(
                 messages, tools, chat_template=self.template, tokenize=False,
@@ -145,35 +143,21 @@ class Chat:
         return found
 
     def _render(
-        self, messages: Sequence[Any], tools: Sequence[Any] | None, **options: bool
+        self, messages: Sequence[Any], tools: Tools, **options: bool
     ) -> tuple[str, list[tuple[int, int]]]:
         """The text, and the parts of it that the template marks, if asked for: what transformers
         keeps to itself where it is asked for text alone."""
-        try:
-            from transformers.utils import chat_template_utils
+        from transformers.utils.chat_template_utils import render_jinja_template
 
-            render: Any = chat_template_utils.render_jinja_template
-        except (ImportError, AttributeError) as error:
-            raise ConfigError(
-                "a chat template that marks turns by {% generation %} needs transformers 4.52 or later: "
-                "pip install --upgrade transformers"
-            ) from error
         with _refusals():
-            (text,), spans = render(
-                [messages],
-                tools,
-                chat_template=self.template,
-                **options,
+            (text,), spans = render_jinja_template(
+                [messages], tools, chat_template=self.template, **options,
                 **self.loaded.special_tokens_map,
-            )
+            )  # fmt: skip
         return text, [span for spans_of_one in spans for span in spans_of_one]
 
     def _spans(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Any] | None,
-        text: str,
-        first: int,
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools, text: str, first: int
     ) -> list[tuple[int, int]]:
         """Where in the text the assistant speaks: from the end of its prompt on, with the mark that
         ends its turn, without the line's end after that."""
@@ -199,7 +183,7 @@ class Chat:
             spans.append((len(before), len(before) + kept))
         return spans
 
-    def _before(self, messages: Sequence[Any], tools: Sequence[Any] | None) -> str | None:
+    def _before(self, messages: Sequence[Any], tools: Tools) -> str | None:
         """What the assistant is prompted with; None if the template has no prompt for these
         messages."""
         if messages:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes._internal.clean_errors import clean
+from trainpipes._internal.fork_lock import ForkLock
 from trainpipes.columns.rectangles import Side
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, UnreachableError, UnreadableError
@@ -78,17 +78,13 @@ class File:
         """The content of a file in the same local directory, as it was first read; None if there is
         none."""
         if name not in self._beside:
-            self._beside[name] = self._read_beside(name)
+            path = os.path.join(os.path.dirname(self.path), name)
+            found = None
+            if "://" not in path and os.path.isfile(path):
+                with open(path, "rb") as file:
+                    found = file.read()
+            self._beside[name] = found
         return self._beside[name]
-
-    def _read_beside(self, name: str) -> bytes | None:
-        if "://" in self.path:
-            return None
-        path = os.path.join(os.path.dirname(self.path), name)
-        if not os.path.isfile(path):
-            return None
-        with open(path, "rb") as file:
-            return file.read()
 
 
 #: Special tokens before and after a text.
@@ -99,9 +95,13 @@ class Engine(ABC):
     """Text to token ids, in one tokenizer's way."""
 
     def __init__(self) -> None:
-        self._loaded: dict[int, Any] = {}
-        self._locks: dict[int, threading.Lock] = {}
-        self._turns: dict[int, threading.Lock] = {}
+        self._loaded: tuple[int, Any] | None = None
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        self._loading = ForkLock()
+        #: Held, in this process, by the one thread that calls what only one may call.
+        self.turn = ForkLock()
 
     @abstractmethod
     def _load(self) -> Any:
@@ -110,15 +110,20 @@ class Engine(ABC):
     @property
     def loaded(self) -> Any:
         """What does the work, in this process."""
-        process = os.getpid()
-        if process not in self._loaded:
-            with self._locks.setdefault(process, threading.Lock()):
-                if process not in self._loaded:
-                    self._loaded = {process: self._load()}
-        return self._loaded[process]
+        found, process = self._loaded, os.getpid()
+        if found is None or found[0] != process:
+            with self._loading:
+                if self._loaded is None or self._loaded[0] != process:
+                    self._loaded = process, self._load()
+                found = self._loaded
+        return found[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": {}, "_locks": {}, "_turns": {}}
+        return {**vars(self), "_loaded": None, "_loading": None, "turn": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._make_locks()
 
     def carry(self) -> None:
         """Take the content of its file along when this is pickled."""
@@ -126,37 +131,23 @@ class Engine(ABC):
             if isinstance(value, File):
                 value.carry("tokenizer_config.json")
 
-    @property
-    def turn(self) -> threading.Lock:
-        """Held, in this process, by the one thread that calls what only one may call."""
-        return self._turns.setdefault(os.getpid(), threading.Lock())
-
     def runs_on(self) -> str:
         """What makes the ids, in words; nothing if that goes without saying."""
         return type(self).__name__.lower()
 
     @abstractmethod
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
-        """Ids of each text, without special tokens; ``texts`` holds no null."""
-
-    def encode_rows(self, texts: pa.LargeStringArray, numbers: IntArray) -> Ragged:
-        """As ``encode``, for texts of rows of these numbers, int64 ``[texts]``."""
-        return self.encode(texts)
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
+        """Ids of each text, without special tokens; ``texts`` holds no null, and ``numbers``, int64
+        ``[texts]``, are those of their rows."""
 
     def encode_pairs(
-        self,
-        first: pa.LargeStringArray,
-        second: pa.LargeStringArray,
-        special: bool,
-        max_length: int | None,
-        side: Side,
-        numbers: IntArray,
-    ) -> tuple[Ragged, Ragged]:
+        self, first: pa.LargeStringArray, second: pa.LargeStringArray, special: bool,
+        max_length: int | None, side: Side, numbers: IntArray,
+    ) -> tuple[Ragged, Ragged]:  # fmt: skip
         """Ids and type ids of pairs of texts, the longer one cut first, as the tokenizer does it."""
         raise ConfigError(
-            f"pair=True needs a tokenizer that knows how a pair is written, and {self} does not: "
-            "give a tokenizer.json or a transformers fast tokenizer, or leave pair out to join "
-            "the columns"
+            f"pair=True needs a tokenizer that knows how a pair is written, and {self} does not: give a "
+            "tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
         )
 
     def affixes(self) -> Affixes:

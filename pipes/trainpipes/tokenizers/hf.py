@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,41 +28,40 @@ class Frame:
     """What stands around and between two texts."""
 
     order: tuple[int, int]
-    ids: tuple[list[int], list[int], list[int]]
-    types: tuple[int, int, int, int, int]
+    ids: list[list[int]]  # before, between and behind the texts
+    types: list[list[int]]
+    of_texts: list[int]  # the type of each
 
     @staticmethod
     def of(probe: Any) -> Frame | None:
         """From the encoding of two texts of one token each; None if each does not stand there just
-        once, or special tokens side by side have different type ids."""
+        once."""
         texts = list(probe.sequence_ids)
-        plain = list(probe.special_tokens_mask).count(0)
-        if plain != 2 or texts.count(0) != 1 or texts.count(1) != 1:
+        once = texts.count(0) == texts.count(1) == 1
+        if not once or list(probe.special_tokens_mask).count(0) != 2:
             return None
         low, high = sorted((texts.index(0), texts.index(1)))
-        cuts = [slice(0, low), slice(low, low + 1), slice(low + 1, high), slice(high, high + 1)]
-        cuts.append(slice(high + 1, None))
-        types = [set(probe.type_ids[cut]) or {0} for cut in cuts]
-        if any(len(found) > 1 for found in types):
-            return None
-        before, first, between, second, behind = (found.pop() for found in types)
-        ids = (probe.ids[cuts[0]], probe.ids[cuts[2]], probe.ids[cuts[4]])
-        order = (texts[low], texts[high])
-        return Frame(order, ids, (before, first, between, second, behind))
+        cuts = slice(0, low), slice(low + 1, high), slice(high + 1, None)
+        ids, types = ([values[cut] for cut in cuts] for values in (probe.ids, probe.type_ids))
+        of_texts = [probe.type_ids[texts.index(number)] for number in (0, 1)]
+        return Frame((texts[low], texts[high]), ids, types, of_texts)
 
     @property
     def special(self) -> int:
         return sum(map(len, self.ids))
 
     def join(self, pair: tuple[Ragged, Ragged]) -> tuple[Ragged, Ragged]:
-        before, between, behind = self.ids
-        rows, count = len(pair[0]), len(between)
-        middle = np.tile(np.asarray(between, dtype=np.int32), rows)
-        joint = Ragged(middle, np.arange(rows + 1, dtype=np.int64) * count)
-        segments = [pair[self.order[0]], joint, pair[self.order[1]]]
-        ids, pieces = assemble(segments, before, behind)
-        kinds = np.tile(np.asarray(self.types, dtype=np.int32), rows)
-        return ids, Ragged(np.repeat(kinds, pieces.reshape(-1)), ids.offsets)
+        types = [
+            Ragged(np.full_like(text.values, kind), text.offsets)
+            for text, kind in zip(pair, self.of_texts, strict=True)
+        ]
+        return self._around(pair, self.ids), self._around(types, self.types)
+
+    def _around(self, texts: Sequence[Ragged], special: list[list[int]]) -> Ragged:
+        before, between, behind = special
+        joint = Ragged.of_lists([between] * len(texts[0]))
+        first, second = self.order
+        return assemble([texts[first], joint, texts[second]], before, behind)[0]
 
 
 def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:
@@ -136,9 +135,8 @@ class TokenizerJson:
         tokens |= {t["content"]: t["id"] for t in content.get("added_tokens") or ()}
         if model.get("merges"):
             model["merges"] = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
-        shaping = {
-            k: v for k, v in content.items() if k not in ("version", "truncation", "padding")
-        }
+        unused = ("version", "truncation", "padding")
+        shaping = {k: v for k, v in content.items() if k not in unused}
         canonical = json.dumps(_set_only(shaping), sort_keys=True, separators=(",", ":"))
         return TokenizerJson(digest(canonical.encode("utf-8", "surrogatepass")), tokens)
 
@@ -163,9 +161,8 @@ class HuggingFace(Engine):
         self._fast = fast
 
     def __repr__(self) -> str:
-        if isinstance(self._tokenizer, File):
-            return self._tokenizer.path
-        return type(self._tokenizer).__name__
+        own = self._tokenizer
+        return own.path if isinstance(own, File) else type(own).__name__
 
     @cached_property
     def _text(self) -> str:
@@ -255,33 +252,29 @@ class HuggingFace(Engine):
             return copy.encode_all(texts)
         return copy.checked.encode(texts, numbers)
 
-    def encode_rows(self, texts: pa.LargeStringArray, numbers: IntArray) -> Ragged:
-        return self.encode(texts, numbers)
-
     def encode_pairs(
-        self,
-        first: pa.LargeStringArray,
-        second: pa.LargeStringArray,
-        special: bool,
-        max_length: int | None,
-        side: Side,
-        numbers: IntArray,
-    ) -> tuple[Ragged, Ragged]:
-        frame = self.loaded.frame(special)
-        if frame is not None:
-            pair = self.encode(first, numbers), self.encode(second, numbers)
-            if max_length is not None:
-                pair = longest_first(*pair, max_length - frame.special, side)
-            return cast(tuple[Ragged, Ragged], frame.join(pair))
-        cutting = self.loaded.cutting(max_length, side)
-        pairs = list(zip(first.to_pylist(), second.to_pylist(), strict=True))
-        encodings = cutting.encode_batch(pairs, add_special_tokens=special)
-        ids = Ragged.of_encodings(encodings)
-        types = Ragged.of_lists([encoding.type_ids for encoding in encodings])
-        return ids, types
+        self, first: pa.LargeStringArray, second: pa.LargeStringArray, special: bool,
+        max_length: int | None, side: Side, numbers: IntArray,
+    ) -> tuple[Ragged, Ragged]:  # fmt: skip
+        frame = self._frames[special]
+        if frame is None:
+            raise ConfigError(
+                f"pair=True needs a tokenizer that writes each text of a pair once, and {self} does not: "
+                "leave pair out to join the columns"
+            )
+        pair = self.encode(first, numbers), self.encode(second, numbers)
+        if max_length is not None:
+            pair = longest_first(*pair, max_length - frame.special, side)
+        return frame.join(pair)
+
+    @cached_property
+    def _frames(self) -> dict[bool, Frame | None]:
+        """What is put around a pair, without special tokens and with them."""
+        probe = self.loaded.probe()
+        return {s: Frame.of(probe.encode("x", "x", add_special_tokens=s)) for s in (False, True)}
 
     def affixes(self) -> Affixes:
-        found = self.loaded.around("x")
+        found = self.loaded.probe().encode("x")
         ids, special = found.ids, found.special_tokens_mask
         if special.count(0) != 1:
             raise ConfigError(
@@ -292,7 +285,7 @@ class HuggingFace(Engine):
         return tuple(ids[:place]), tuple(ids[place + 1 :])
 
     def pair_affixes(self) -> tuple[int, int | None]:
-        found = self.loaded.around("x", "x")
+        found = self.loaded.probe().encode("x", "x")
         ids, texts = found.ids, found.sequence_ids
         return texts.count(None), ids[-1] if texts[-1] is None else None
 
@@ -313,7 +306,7 @@ class HuggingFace(Engine):
 
     def padding(self) -> Side | None:
         side = self.named.padding_side
-        return None if side is None else "left" if side == "left" else "right"
+        return "left" if side == "left" else side and "right"
 
     def token_id(self, token: str) -> int | None:
         known = self.facts.tokens.get(token)
@@ -351,38 +344,16 @@ class _Copy:
         tokenizer.encode_special_tokens = splits_special
         self.plain = tokenizer
         self.checked: Checked | None = None
-        self._frames: dict[bool, Frame | None] = {}
-        self._cutting: dict[tuple[int | None, str], Any] = {(None, "right"): tokenizer}
 
     def encode_all(self, texts: pa.LargeStringArray) -> Ragged:
         encode = getattr(self.plain, "encode_batch_fast", self.plain.encode_batch)
         return Ragged.of_encodings(encode(texts.to_pylist(), add_special_tokens=False))
 
-    def frame(self, special: bool) -> Frame | None:
-        """What the post-processor puts around a pair, where that is the same for every pair."""
-        if special not in self._frames:
-            found = self._probe().encode("x", "x", add_special_tokens=special)
-            self._frames[special] = Frame.of(found)
-        return self._frames[special]
-
-    def cutting(self, max_length: int | None, side: Side) -> Any:
-        """One that truncates pairs to ``max_length`` tokens, special ones included."""
-        key = (max_length, side if max_length is not None else "right")
-        if key not in self._cutting:
-            copy = type(self.plain).from_str(self.plain.to_str())
-            copy.encode_special_tokens = self.plain.encode_special_tokens
-            copy.enable_truncation(max_length, direction=side)
-            self._cutting[key] = copy
-        return self._cutting[key]
-
-    def _probe(self) -> Any:
+    def probe(self) -> Any:
+        """A tokenizer of texts of one token, "x", with the post-processor of this one."""
         from tokenizers import Tokenizer, models
 
         probe = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))
         if self.plain.post_processor is not None:
             probe.post_processor = self.plain.post_processor
         return probe
-
-    def around(self, *texts: str) -> Any:
-        """What becomes of a text of one token, or of two: their encoding."""
-        return self._probe().encode(*texts)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.arrays import apart
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError
 from trainpipes.kinds.options import identify, show
 from trainpipes.tokenizers.engine import Engine, text_of_bytes
@@ -30,7 +31,7 @@ class Bytes(Engine):
     def _load(self) -> None:
         return None
 
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         texts.validate(full=True)  # nothing else would notice what is not UTF-8
         values, offsets = apart(texts)
         return Ragged(values.astype(np.int32), offsets)
@@ -70,7 +71,7 @@ class Function(Engine):
     def _load(self) -> Any:
         return self._function
 
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         given = texts.to_pylist()
         with self.turn:  # reading the ids too: the function may use the same list again
             return ids_of(self._function(given), len(texts), self)

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import need
 from trainpipes._internal.messages import nearest
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.engine import Affixes, Engine, File, digest, text_of_bytes
 from trainpipes.tokenizers.ragged import Ragged
@@ -47,7 +48,7 @@ class SentencePiece(Engine):
                 path=str(self),
             ) from error
 
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         plain = {"add_bos": False, "add_eos": False, "reverse": False, "enable_sampling": False}
         return Ragged.of_lists(
             self.loaded.encode(texts.to_pylist(), out_type=int, num_threads=1, **plain)
@@ -135,7 +136,7 @@ class Tiktoken(Engine):
                 f"directory that TIKTOKEN_CACHE_DIR names, and neither worked: {error}"
             ) from error
 
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         to_numpy = self.loaded.encode_to_numpy
         rows = [to_numpy(text, disallowed_special=()) for text in texts.to_pylist()]
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))

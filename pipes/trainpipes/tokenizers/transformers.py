@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from trainpipes._internal.checks import need
 from trainpipes.columns.rectangles import Side
+from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, UnreadableError
 from trainpipes.tokenizers.engine import Affixes, Engine, digest, with_unknown
 from trainpipes.tokenizers.ragged import Ragged
@@ -34,22 +35,22 @@ class Slow(Engine):
 
     def _ids(self, texts: list[str], special: bool) -> list[list[int]]:
         work = self.loaded
+        options = (
+            "padding",
+            "truncation",
+            "return_attention_mask",
+            "return_token_type_ids",
+            "verbose",
+        )
+        off = dict.fromkeys(options, False)
         with self.turn:
-            found: list[list[int]] = work(
-                texts,
-                add_special_tokens=special,
-                padding=False,
-                truncation=False,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
-            )["input_ids"]
+            found: list[list[int]] = work(texts, add_special_tokens=special, **off)["input_ids"]
         return found
 
     def runs_on(self) -> str:
         return "transformers, in Python, by one thread at a time"
 
-    def encode(self, texts: pa.LargeStringArray) -> Ragged:
+    def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
         return ids_of(self._ids(texts.to_pylist(), special=False), len(texts), self)
 
     def affixes(self) -> Affixes:

@@ -8,6 +8,7 @@ torch sends them.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import mmap
 import pickle
@@ -16,6 +17,7 @@ from multiprocessing import sharedctypes
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
@@ -187,7 +189,10 @@ def _is_small(tensor: torch.Tensor) -> bool:
 
 
 def _tensor(values: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.frombuffer(values, dtype=dtype).view(shape).clone()
+    # clone() has a thread for each core copy, and waits for all of them while workers have the cores.
+    own, given = torch.empty(shape, dtype=dtype), np.frombuffer(values, np.uint8)
+    ctypes.memmove(own.data_ptr(), given.ctypes.data, given.nbytes)
+    return own
 
 
 def pack(batch: Any) -> Packed:

@@ -16,7 +16,7 @@ from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.layout import IntArray, WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.reading.windows import Content, Window, WindowLoader
-from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, read_rows
+from trainpipes.kinds.source import LooksAhead, RandomAccessSource, Reader, Taker, read_rows
 from trainpipes.kinds.stage_kinds import put_through
 
 #: Most windows whose blocks a reader prefetches; fewer at first, since a peek is no epoch.
@@ -108,7 +108,7 @@ class NumberedRows:
     """Rows that are read when they are taken. ``first``: the window's place in the epoch's order,
     where that may have a row twice."""
 
-    source: RandomAccessSource
+    source: Taker
     numbers: IntArray
     epoch: int
     first: int | None
@@ -124,6 +124,9 @@ class NumberedRows:
         numbers = self.numbers[index]
         part = 0 if self.first is None else self.first + index
         return Block(self.source.take(numbers), numbers, epoch=self.epoch, part=part)
+
+    def coming(self, index: IntArray) -> None:
+        self.source.coming(self.numbers[index])
 
     def slice(self, start: int, stop: int) -> Block:
         return self.take(np.arange(start, stop, dtype=np.int64))
@@ -148,11 +151,11 @@ class NumberedLoader(WindowLoader):
     def _read(self, key: WindowKey) -> Content:
         chain, places = self._chain, self._layouts.places(key)
         if chain.drawn is None:
-            return NumberedRows(self._source, self._buffered(key), key.epoch, None), None
+            return NumberedRows(self._source.taker(), self._buffered(key), key.epoch, None), None
         rows = self._layouts.inputs.blocks.rows
         drawn = chain.drawn.index(key.epoch, places.start, places.stop, rows)
         first = places.start if chain.may_repeat else None
-        return NumberedRows(self._source, chain.skip_rows + drawn, key.epoch, first), None
+        return NumberedRows(self._source.taker(), chain.skip_rows + drawn, key.epoch, first), None
 
     def _buffered(self, key: WindowKey) -> IntArray:
         """The numbers of the rows that ``ListedLoader`` would read, in the same order. Announces

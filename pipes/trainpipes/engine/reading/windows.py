@@ -80,8 +80,11 @@ class Window:
             # A window that is dropped before is not read.
             pool.submit(partial(_read_if_held, ref(self)), Priority.READING_AHEAD)
 
-    def take(self, positions: IntArray) -> Block:
+    def take(self, positions: IntArray, later: IntArray) -> Block:
+        """The rows at some positions; those of ``later`` are asked for next."""
         rows, order = self.content()
+        if len(later) and (coming := getattr(rows, "coming", None)) is not None:
+            coming(later - self.first if order is None else order[later])
         if order is not None:
             return rows.take(order[positions])
         start, count = int(positions[0]), len(positions)

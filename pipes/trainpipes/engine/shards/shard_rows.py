@@ -149,12 +149,16 @@ class ShardOpener:
     ) -> RunSource:
         if isinstance(self.windows, MixedWindows):
             return self.windows.open(shard, state, rows, self.shards, first_epoch)
-        return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state)
+        return ShardRows(self.plan, self.windows, shard, rows, first_epoch, state, self.shards)
+
+
+#: Rows after those of a run that all shards of a process name to a source that fetches rows one by one.
+ROWS_AHEAD = 128
 
 
 class ShardRows:
     """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first
-    one, which differs between shards."""
+    one, which differs between shards. ``shards`` of this process share what is fetched ahead."""
 
     def __init__(
         self,
@@ -164,7 +168,9 @@ class ShardRows:
         rows: tuple[int, int],
         first_epoch: int,
         state: dict[str, Any],
+        shards: int = 1,
     ) -> None:
+        self._later = max(1, ROWS_AHEAD // shards)
         self._plan = plan
         self._windows = windows
         self._shard = shard
@@ -214,17 +220,17 @@ class ShardRows:
         if not len(positions):
             self._next_window(window.after)
             return None
-        base = self._state()
+        base, later = self._state(), self._positions[self._first : self._first + self._later]
         # After each row, the position of this shard's next one.
         if self._first < len(self._positions):
             rows = self._positions[start : self._first + 1]
             self._row = int(rows[-1])
-            return Run(window.take(positions), Cursors.counting(base, rows))
+            return Run(window.take(positions, later), Cursors.counting(base, rows))
         self._next_window(window.after)
         rows = np.append(positions, 0)
         which = np.zeros(len(rows), dtype=np.int64)
         which[-1] = 1
-        return Run(window.take(positions), Cursors((base, self._state()), which, rows))
+        return Run(window.take(positions, later), Cursors((base, self._state()), which, rows))
 
     def _take_positions(self, positions: IntArray) -> None:
         self._positions, self._first = positions, int(np.searchsorted(positions, self._row))

@@ -19,14 +19,8 @@ from trainpipes.kinds.stage_kinds import RAISED_STOP, OpenChain
 from trainpipes.state.cursor import cursor_text
 from trainpipes.state.format import Position
 
-
-class _Ended:
-    def __repr__(self) -> str:
-        return "ENDED"
-
-
 #: What a shard gives past its last item.
-ENDED: Any = _Ended()
+ENDED: Any = object()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.pipeline import Pipeline
@@ -52,44 +52,34 @@ def given_rows(
 def _paths(data: Any, caller: str) -> list[str]:
     several = [data] if isinstance(data, str | os.PathLike) else data
     good = isinstance(several, Sequence) and len(several) > 0
-    if not good or not all(isinstance(path, str | os.PathLike) for path in several):
-        raise ConfigError(
-            f"{caller}() takes files (a path, folder, glob, URL, or a list of them) or a pipeline of "
-            f"rows, got {shown(data)}"
-        )
+    good = good and all(isinstance(path, str | os.PathLike) for path in several)
+    rule = "files (a path, folder, glob, URL, or a list of them) or a pipeline of rows"
+    require(good, f"{caller}(data)", rule, data)
     return [os.fspath(path) for path in several]
 
 
 def _reader(paths: Sequence[str], storage_options: Mapping[str, Any] | None, caller: str) -> str:
-    named = [reader_by_name(path) for path in paths]
-    if "" in named:  # folders, or globs without an end
+    found = {*map(reader_by_name, paths)}
+    if "" in found:  # folders, or globs without an end
         try:
-            listed = _names(paths, ends_of_names(), storage_options)
+            found = _readers_below(paths, ends_of_names(), storage_options)
         except MissingFilesError:  # notes alone are text
-            listed = _names(paths, suffixes_of("read_text"), storage_options)
-        named = [reader_by_name(path) for path in listed]
-    found = sorted(set(named))
-    if found == [""] or len(found) != 1:
-        kinds = ", ".join(
-            f"{reader} for {_first(paths, named, reader)}" for reader in found if reader
-        )
+            found = _readers_below(paths, suffixes_of("read_text"), storage_options)
+    if found == {""} or len(found) != 1:
         raise ConfigError(
             f"{caller}() reads files of one format, which the ends of their names say "
-            f"({', '.join(ends[0] for ends in READERS.values())}); got {kinds or 'none that is known'}: give "
-            f"files of one format, or read them yourself, and give {caller}() the pipeline"
+            f"({', '.join(ends[0] for ends in READERS.values())}); got files for "
+            f"{', '.join(sorted(filter(None, found))) or 'no reader that is known'}: give files of one "
+            f"format, or read them yourself, and give {caller}() the pipeline"
         )
-    return found[0]
+    return found.pop()
 
 
-def _names(
+def _readers_below(
     paths: Sequence[str], suffixes: Sequence[str], storage_options: Mapping[str, Any] | None
-) -> list[str]:
+) -> set[str]:
     listed = list_files(paths, suffix=suffixes, storage_options=storage_options)
-    return list(listed.distributed(rank=0, world_size=1))
-
-
-def _first(paths: Sequence[str], named: Sequence[str], reader: str) -> str:
-    return paths[named.index(reader)] if len(paths) == len(named) else "some"
+    return {reader_by_name(path) for path in listed.distributed(rank=0, world_size=1)}
 
 
 def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:

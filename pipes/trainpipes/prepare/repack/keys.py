@@ -1,7 +1,7 @@
 """The order of rows that are sorted or without duplicates, found by DuckDB on disk.
 
 DuckDB gets the columns to sort by, and 128-bit hashes of what makes rows equal, so rows may be of any
-type. Among 10 billion rows two different ones have the same hash with a chance of 1.5 in 10^19.
+type.
 """
 
 from __future__ import annotations

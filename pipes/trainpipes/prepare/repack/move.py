@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import need_columns
@@ -30,23 +29,24 @@ from trainpipes.prepare.repack.passes import (
     CALLER,
     MOST_UNIT,
     PLACES_FILE,
-    PartTask,
     Places,
     Shuffle,
+    Task,
     few_rows,
+    part_task,
+    remove_others,
 )
-from trainpipes.prepare.repack.pieces import below, discard
 from trainpipes.sources.files.patterns import WORK
 from trainpipes.start import list_files
 from trainpipes.state.cursor import checksum
 from trainpipes.storage.executor import Executor, Threads
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import LocalPlace, Place, place_at
+from trainpipes.storage.places import Place, place_at
 from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.formats import FILE_BYTES, ParquetForm, write_arrow
-from trainpipes.storage.writers.write import check_lengths, file_edges
+from trainpipes.storage.writers.formats import FILE_BYTES, write_arrow
+from trainpipes.storage.writers.write import Format, Output, file_edges
 
 #: Times that a task holds the rows that it works on, with the indices of lists' values and what the allocator
 #: keeps; and while keys are read, with what is read ahead and DuckDB's own memory.
@@ -58,8 +58,8 @@ FIRST_ROWS, FIRST_BYTES = 1000, 8 << 20
 def temporary_place(
     out: Place, given: Any, storage_options: Mapping[str, Any] | None, shared: bool
 ) -> Place:
-    if given is None and (shared or isinstance(out, LocalPlace)):
-        return below(out, f"{WORK}/{CALLER}")
+    if given is None and (shared or out.is_local):
+        return out.below(f"{WORK}/{CALLER}")
     root = os.fspath(given or tempfile.gettempdir()).rstrip("/")
     # More than one output may have its temporary files in one folder.
     same = root.partition("://")[0] == out.root.partition("://")[0]
@@ -74,54 +74,45 @@ def temporary_place(
 class Move:
     pipeline: Pipeline
     rows: EpochRows
-    form: ParquetForm
+    form: Format
     sort: Sequence[str]
     descending: bool
     once: bool | Sequence[str]
     seed: int | None
-    num_files: int | None
-    rows_per_file: int | None
+    output: Output
     memory: int
     temporary: Place
-    storage_options: Mapping[str, Any] | None
-    about: Mapping[str, Any]
 
     def run(self, out: OutputFolder, executor: Executor) -> Manifest:
-        place = below(self.temporary, checksum(json.dumps(self.about)))
-        for other in self.temporary.sizes():
-            if not place.root.endswith(f"/{other}"):
-                discard(below(self.temporary, other))
+        name = checksum(json.dumps(out.about))
+        remove_others(self.temporary, name)
+        place = self.temporary.below(name)
         try:
             rows = self.rows if self.rows.plan.counted else self._counted(place)
             rows.know_columns()
             first, row_bytes = first_rows(rows)
-            schema = first.schema
             self._check(first)
             places = Places(rows.count or 0, self.seed or 0)
             if self.sort or self.once is not False:
                 places = self._places(rows, place)
             files = self._files(places.rows, row_bytes)
         except (ConfigError, SchemaError):
-            discard(self.temporary)  # nothing could go on with it
+            self.temporary.remove("", recursive=True)  # nothing could go on with it
             raise
-        shared = isinstance(executor, Ray)
-        tasks = 1 if shared else executor.workers
-        blocks = rows.plan.inputs.blocks
-        shuffle = Shuffle(
-            rows, None if blocks is None else blocks.lengths, row_bytes, schema, places, files,
-            max(1, min(MOST_UNIT, self.memory // (COPIES * tasks))), place, self.form,
-        )  # fmt: skip
+        tasks = 1 if isinstance(executor, Ray) else executor.workers
+        unit = max(1, min(MOST_UNIT, self.memory // (COPIES * tasks)))
+        shuffle = Shuffle(rows, row_bytes, first.schema, places, files, unit, place, self.form)
         one = isinstance(executor, Threads) and rows.plan.runs_user_code
         done = shuffle.run(out, Threads(1) if one else executor, executor)
-        discard(self.temporary)
+        self.temporary.remove("", recursive=True)
         return done
 
     def _counted(self, place: Place) -> EpochRows:
         path = place.at("rows")
         written = write_arrow(
-            self.pipeline, path, compression="lz4", storage_options=self.storage_options
+            self.pipeline, path, compression="lz4", storage_options=self.output.storage_options
         )
-        files = list_files(list(written.files), storage_options=self.storage_options)
+        files = list_files(list(written.files), storage_options=self.output.storage_options)
         return EpochRows(files.read_arrow(), CALLER)
 
     def _check(self, first: pa.Table) -> None:
@@ -150,18 +141,19 @@ class Move:
             once = [] if isinstance(self.once, bool) else self.once
             rows = EpochRows(self.pipeline.select(*dict.fromkeys([*self.sort, *once])), CALLER)
         find = partial(self._find_places, rows, place)
-        task = PartTask(PLACES_FILE, 0, int(rows.count or 0))
-        with OutputFolder(below(place, "placed"), CALLER, {}) as placed:
-            made = run([task], find, placed, Threads(1), total=task.stop, job="reading keys for")
+        count = int(rows.count or 0)
+        task = part_task(PLACES_FILE, 0, count)
+        with OutputFolder(place.below("placed"), CALLER, {}) as placed:
+            made = run([task], find, placed, Threads(1), total=count, job="reading keys for")
         return Places(made.rows, 0, placed.place)
 
     def _find_places(
-        self, rows: EpochRows, place: Place, task: PartTask, file: OutputFile, _: None
+        self, rows: EpochRows, place: Place, task: Task, file: OutputFile, _: None
     ) -> FileInfo:
         """Make the file that says where rows go, 8 bytes for each; -1 for those that are dropped."""
         by = None if self.once is False else [] if self.once is True else self.once
         with ExitStack() as stack:
-            folder = place.at("keys") if isinstance(place, LocalPlace) else None
+            folder = place.at("keys") if place.is_local else None
             if folder is None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainpipes-"))
             shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
@@ -170,7 +162,7 @@ class Move:
             stack.enter_context(closing(keys))
             rows.open(None)
             with closing(rows):
-                for tables in few_rows(rows, task.stop, self.memory // COPIES_OF_KEYS):
+                for tables in few_rows(rows, task.given[1], self.memory // COPIES_OF_KEYS):
                     table = pa.concat_tables(tables)
                     keys.add(table)
                     file.advance(len(table))
@@ -185,9 +177,9 @@ class Move:
         return FileInfo(kept, {})
 
     def _files(self, rows: int, row_bytes: float) -> IntArray:
-        files = self.num_files or max(1, min(rows, round(rows * row_bytes / FILE_BYTES)))
-        check_lengths(rows, self.num_files, self.rows_per_file, CALLER)
-        return file_edges(rows, files, self.rows_per_file)
+        files = self.output.num_files or max(1, min(rows, round(rows * row_bytes / FILE_BYTES)))
+        self.output.check(rows, CALLER)
+        return file_edges(rows, files, self.output.rows_per_file)
 
 
 def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
@@ -204,9 +196,9 @@ def first_rows(rows: EpochRows) -> tuple[pa.Table, float]:
         return table, max(1.0, known, table.nbytes / len(table))
 
 
-def _obstacle(rows: pa.Table, form: ParquetForm) -> str | None:
+def _obstacle(rows: pa.Table, form: Format) -> str | None:
     try:
-        pq.ParquetWriter(pa.BufferOutputStream(), rows.schema, **form.options).close()
+        form.open(pa.BufferOutputStream(), rows.schema).close()
     except (pa.ArrowException, TypeError) as error:
         return f"which Parquet cannot hold ({error})"
     try:

@@ -5,13 +5,13 @@ arithmetic.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +23,7 @@ from trainpipes.prepare.repack.pieces import (
     PieceIndex,
     Pieces,
     PieceWriter,
-    below,
     damaged,
-    discard,
     piece_file,
     read_pieces,
     read_ranges,
@@ -45,9 +43,9 @@ from trainpipes.state.cursor import checksum
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo, Manifest, OutputFolder, run
-from trainpipes.storage.places import LocalPlace, Place
+from trainpipes.storage.places import Place
 from trainpipes.storage.writers.epoch_rows import EpochRows, check_columns
-from trainpipes.storage.writers.formats import ParquetForm
+from trainpipes.storage.writers.write import Format
 
 CALLER = "repack"
 #: Bytes that a task works on at once, at most: more would not fit into the offsets of Arrow's texts.
@@ -82,44 +80,49 @@ class Places:
 
 
 @dataclass(frozen=True)
-class PartTask:
+class Task:
+    """A file to make of what is given."""
+
     name: str
-    first: int
-    stop: int
+    title: str
+    given: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"rows {self.first:,} to {self.stop:,} of the input"
+        return self.title
 
 
-@dataclass(frozen=True)
-class ScatterPart:
-    schema: pa.Schema
-    places: Places
-    edges: IntArray  # of the buckets
-    unit: int  # bytes of rows that are worked on at once
-
-    def __call__(self, task: PartTask, file: OutputFile, rows: EpochRows) -> FileInfo:
-        writer = PieceWriter(file)
-        at = task.first
-        rows.open_part(task.first, task.stop)
-        with closing(rows):
-            for tables in few_rows(rows, task.stop - task.first, self.unit):
-                check_columns(self.schema, tables[0].schema, CALLER, f" from row {at:,} on")
-                count = sum(map(len, tables))
-                writer.write(scatter(tables, self.places(at, at + count), self.edges))
-                pa.default_memory_pool().release_unused()
-                file.advance(count)
-                at += count
-        if at != task.stop:
-            raise changed(task, at)
-        return writer.info()
+def part_task(name: str, first: int, stop: int) -> Task:
+    return Task(name, f"rows {first:,} to {stop:,} of the input", (first, stop))
 
 
-def changed(task: PartTask, at: int) -> DataError:
-    return DataError(
-        f"{CALLER}(): the input has {at - task.first:,} rows from row {task.first:,} on, and "
-        f"{task.stop - task.first:,} were counted before: it has changed; call again"
-    )
+def scatter_part(
+    schema: pa.Schema,
+    places: Places,
+    edges: IntArray,
+    unit: int,
+    task: Task,
+    file: OutputFile,
+    rows: EpochRows,
+) -> FileInfo:
+    """Cut rows of the input into the buckets between ``edges``, so many bytes at once."""
+    writer = PieceWriter(file)
+    first, stop = task.given
+    at = first
+    rows.open_part(first, stop)
+    with closing(rows):
+        for tables in few_rows(rows, stop - first, unit):
+            check_columns(schema, tables[0].schema, CALLER, f" from row {at:,} on")
+            count = sum(map(len, tables))
+            writer.write(scatter(tables, places(at, at + count), edges))
+            pa.default_memory_pool().release_unused()
+            file.advance(count)
+            at += count
+    if at != stop:
+        raise DataError(
+            f"{CALLER}(): the input has {at - first:,} rows from row {first:,} on, and {stop - first:,} were "
+            "counted before: it has changed; call again"
+        )
+    return writer.info()
 
 
 def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]:
@@ -137,116 +140,88 @@ def few_rows(rows: EpochRows, count: int, size: int) -> Iterator[list[pa.Table]]
         yield held
 
 
-@dataclass(frozen=True)
-class GroupTask:
-    name: str
-    edges: IntArray
-    pieces: Pieces
-
-    def __str__(self) -> str:
-        return f"rows that go to {self.edges[0]:,} to {self.edges[-1]:,}"
-
-
-@dataclass(frozen=True)
-class ScatterGroup:
-    place: Place
-
-    def __call__(self, task: GroupTask, file: OutputFile, _: None) -> FileInfo:
-        tables = read_pieces(self.place, task.pieces)
-        places = drop_places(tables)
-        file.advance(len(places))
-        writer = PieceWriter(file)
-        writer.write(scatter(tables, places, task.edges))
-        return writer.info()
+def scatter_group(place: Place, task: Task, file: OutputFile, _: None) -> FileInfo:
+    edges, pieces = task.given
+    tables = read_pieces(place, pieces)
+    places = drop_places(tables)
+    file.advance(len(places))
+    writer = PieceWriter(file)
+    writer.write(scatter(tables, places, edges))
+    return writer.info()
 
 
 class Bucket(NamedTuple):
     """Rows that come after each other in the result: the places of the first and after the last, and the
-    pieces that they are in, of the files in one of several folders."""
+    pieces that they are in, of files in a folder."""
 
     first: int
     stop: int
-    folder: int
+    place: Place
     pieces: Pieces
 
 
-@dataclass(frozen=True)
-class FileTask:
-    name: str
-    buckets: list[Bucket]
+def gather_file(schema: pa.Schema, form: Format, task: Task, file: OutputFile, _: None) -> FileInfo:
+    rows = 0
+    with closing(form.open(file, schema)) as writer:
+        for group in groups_of(_tables(task.given), form.group_rows):
+            writer.write(group, rows)
+            rows += len(group)
+            file.advance(len(group))
+    return FileInfo(rows, writer.columns)
 
-    def __str__(self) -> str:
-        return self.name
 
-
-@dataclass(frozen=True)
-class GatherFile:
-    folders: Sequence[Place]
-    schema: pa.Schema
-    form: ParquetForm
-
-    def __call__(self, task: FileTask, file: OutputFile, _: None) -> FileInfo:
-        writer = self.form.open(file, self.schema)
-        rows = 0
-        with closing(writer):
-            for group in groups_of(self._tables(task), self.form.rows):
-                writer.write(group, rows)
-                rows += len(group)
-                file.advance(len(group))
-        return FileInfo(rows, writer.columns)
-
-    def _tables(self, task: FileTask) -> Iterator[pa.Table]:
-        for bucket in task.buckets:
-            place = self.folders[bucket.folder]
-            table = gather(read_pieces(place, bucket.pieces), bucket.first, bucket.stop)
-            if table is None:
-                what = f"rows {bucket.first:,} to {bucket.stop:,} are not all there, once"
-                raise damaged(place, what)
-            yield table
-            del table  # before the next rows are read
-            pa.default_memory_pool().release_unused()
+def _tables(buckets: Iterable[Bucket]) -> Iterator[pa.Table]:
+    for first, stop, place, pieces in buckets:
+        table = gather(read_pieces(place, pieces), first, stop)
+        if table is None:
+            raise damaged(place, f"rows {first:,} to {stop:,} are not all there, once")
+        yield table
+        del table  # before the next rows are read
+        pa.default_memory_pool().release_unused()
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A shuffle on disk: ``blocks`` are rows of each block of the input, where these are read in order;
-    ``starts`` the place of the first row of each output file, and the end."""
+    """A shuffle on disk; ``starts`` is the place of the first row of each output file, and the end."""
 
     rows: EpochRows
-    blocks: IntArray | None
     row_bytes: float
     schema: pa.Schema
     places: Places
     starts: IntArray
-    unit: int
+    unit: int  # bytes of rows that are worked on at once
     temporary: Place
-    form: ParquetForm
+    form: Format
 
     def run(self, out: OutputFolder, readers: Executor, executor: Executor) -> Manifest:
         count, rows = int(self.rows.count or 0), self.places.rows
         unit_rows = max(1, int(self.unit / self.row_bytes))
         share = max(LEAST_PART, -(-count // readers.workers))
-        parts = part_edges(count, min(unit_rows, share), self.blocks)
-        least = LEAST_HERE if isinstance(self.temporary, LocalPlace) else LEAST_THERE
+        blocks = self.rows.plan.inputs.blocks
+        parts = part_edges(
+            count, min(unit_rows, share), None if blocks is None else blocks.lengths
+        ).tolist()
+        least = LEAST_HERE if self.temporary.is_local else LEAST_THERE
         buckets = bucket_edges(self.starts, unit_rows)
         groups = group_edges(buckets, len(parts) - 1, self.row_bytes * rows, least)
-        key = checksum(self.unit, *parts.tolist(), *groups.tolist())
-        tasks = [PartTask(piece_file(n), *edge) for n, edge in enumerate(pairwise(parts.tolist()))]
-        with self._folder(f"scattered-{key}") as first:
+        key = checksum(self.unit, *parts, *groups.tolist())
+        tasks = [part_task(piece_file(n), *edge) for n, edge in enumerate(pairwise(parts))]
+        with self._folder("scattered-", key) as first:
             made = run(
-                tasks, ScatterPart(self.schema, self.places, groups, self.unit), first, readers,
-                open_state=partial(copy.copy, self.rows), total=count, job="reading for",
+                tasks, partial(scatter_part, self.schema, self.places, groups, self.unit), first,
+                readers, open_state=partial(copy.copy, self.rows), total=count, job="reading for",
             )  # fmt: skip
-        with self._folder(f"regrouped-{key}") as second:
+        with self._folder("regrouped-", key) as second:
             found = self._regrouped(made, first.place, groups, second, executor)
-        form = self.form.even(size_of(made) / rows)
-        cuts = np.searchsorted([bucket.first for bucket in found], self.starts)
+        even = max(1, int(self.form.group_bytes * rows / size_of(made)))
+        form = replace(self.form, group_rows=min(self.form.group_rows, even))
+        cuts = np.searchsorted([bucket.first for bucket in found], self.starts).tolist()
         files = (
-            FileTask(f"part-{n:05d}.parquet", found[a:b])
-            for n, (a, b) in enumerate(pairwise(cuts.tolist()))
+            Task(form.name_of(n), form.name_of(n), (*found[a:b],))
+            for n, (a, b) in enumerate(pairwise(cuts))
         )
-        gather_file = GatherFile([first.place, second.place], self.schema, form)
-        return run(files, gather_file, out, executor, total=rows, notes={"rows_in": count})
+        make = partial(gather_file, self.schema, form)
+        return run(files, make, out, executor, total=rows, notes={"rows_in": count})
 
     def _regrouped(
         self,
@@ -258,7 +233,7 @@ class Shuffle:
     ) -> list[Bucket]:
         """All buckets, once groups are taken apart that hold more than one, or more bytes than expected."""
         whole, ratio = PieceIndex(made), size_of(made) / made.bytes
-        tasks: list[GroupTask] = []
+        tasks: list[Task] = []
         apart: list[tuple[IntArray, range]] = []
         found: list[Bucket] = []
         for number, (first, stop) in enumerate(pairwise(groups.tolist())):
@@ -266,30 +241,32 @@ class Shuffle:
             ends = ratio * np.cumsum(pieces[:, 2] - pieces[:, 1])
             edges = inner_edges(first, stop, self.starts, ends[-1] / self.unit)
             if len(edges) == 2:
-                found.append(Bucket(first, stop, 0, pieces))
+                found.append(Bucket(first, stop, place, pieces))
                 continue
-            cuts = np.flatnonzero(np.diff(ends // self.unit)) + 1
-            some = np.split(pieces, cuts)
-            numbers = range(len(tasks), len(tasks) + len(some))
-            apart.append((edges, numbers))
-            tasks += [
-                GroupTask(piece_file(n), edges, s) for n, s in zip(numbers, some, strict=True)
-            ]
+            cuts, before = np.flatnonzero(np.diff(ends // self.unit)) + 1, len(tasks)
+            title = f"rows that go to {first:,} to {stop:,}"
+            for some in np.split(pieces, cuts):
+                tasks.append(Task(piece_file(len(tasks)), title, (edges, some)))
+            apart.append((edges, range(before, len(tasks))))
         if tasks:
             total = sum(int(edges[-1] - edges[0]) for edges, _ in apart)
-            again = run(
-                tasks, ScatterGroup(place), folder, executor, total=total, job="sorting for"
-            )
+            make = partial(scatter_group, place)
+            again = run(tasks, make, folder, executor, total=total, job="sorting for")
             for edges, numbers in apart:
                 index = PieceIndex(again, numbers)
                 found += [
-                    Bucket(a, b, 1, index.of(n))
+                    Bucket(a, b, folder.place, index.of(n))
                     for n, (a, b) in enumerate(pairwise(edges.tolist()))
                 ]
         return sorted(found, key=attrgetter("first"))
 
-    def _folder(self, name: str) -> OutputFolder:
-        for other in self.temporary.sizes():
-            if other.partition("-")[0] == name.partition("-")[0] and other != name:
-                discard(below(self.temporary, other))
-        return OutputFolder(below(self.temporary, name), CALLER, {})
+    def _folder(self, kind: str, key: str) -> OutputFolder:
+        remove_others(self.temporary, f"{kind}{key}", kind)
+        return OutputFolder(self.temporary.below(f"{kind}{key}"), CALLER, {})
+
+
+def remove_others(place: Place, name: str, beginning: str = "") -> None:
+    """Remove what lies in a folder and begins so, but for what has that name."""
+    for other in place.sizes():
+        if other.startswith(beginning) and other != name:
+            place.remove(other, recursive=True)

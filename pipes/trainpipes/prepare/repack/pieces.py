@@ -6,21 +6,17 @@ may hold more rows than memory does; the manifest says where they begin.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataError
-from trainpipes.sources.remote.retry import Requests
+from trainpipes.errors import DataError, UnreachableError
 from trainpipes.storage.output_folder import FileInfo, Manifest
-from trainpipes.storage.places import LocalPlace, Place
+from trainpipes.storage.places import Place
 
 #: Which bytes pieces are: int64 ``[pieces, 3]`` of the number of the file, where it begins, where it ends.
 Pieces: TypeAlias = IntArray
@@ -83,59 +79,25 @@ def size_of(manifest: Manifest) -> int:
 def read_pieces(place: Place, pieces: Pieces) -> list[pa.Table]:
     files, starts, stops = pieces.T.tolist()
     names = [piece_file(number) for number in files]
-    tables = []
-    for name, source in zip(names, _opened(place, names, starts, stops), strict=True):
-        try:
-            tables.append(pa.ipc.open_stream(source).read_all())
-        except (OSError, pa.ArrowException) as error:
-            raise damaged(place, f"{place.at(name)} cannot be read ({error})") from error
-    return tables
-
-
-def _opened(
-    place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
-) -> Iterator[Any]:
-    if isinstance(place, LocalPlace):
-        for name, start in zip(names, starts, strict=True):
-            with pa.OSFile(place.at(name)) as file:
-                file.seek(start)
-                yield file
-    else:
-        yield from map(pa.py_buffer, read_ranges(place, names, starts, stops))
+    try:
+        contents = read_ranges(place, names, starts, stops)
+        return [pa.ipc.open_stream(content).read_all() for content in contents]
+    except UnreachableError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise damaged(place, f"what is in {place.root} cannot be read ({error})") from error
 
 
 def read_ranges(
     place: Place, names: Sequence[str], starts: Sequence[int], stops: Sequence[int]
 ) -> Iterator[bytes]:
-    if isinstance(place, LocalPlace):
-        for name, start, stop in zip(names, starts, stops, strict=True):
-            with open(place.at(name), "rb", buffering=0) as file:
-                yield os.pread(file.fileno(), stop - start, start)
+    if place.is_local:
+        yield from map(place.read, names, starts, stops)
         return
-
-    def read(name: str, start: int, stop: int) -> bytes:
-        found: bytes = Requests().call(
-            place.system, "cat_file", f"{place.path}/{name}", start=start, end=stop
-        )
-        return found
-
     with ThreadPoolExecutor(REQUESTS, "repack-requests") as pool:
         for first in range(0, len(names), REQUESTS):
             few = slice(first, first + REQUESTS)
-            yield from pool.map(read, names[few], starts[few], stops[few])
-
-
-def below(place: Place, name: str) -> Place:
-    if isinstance(place, LocalPlace):
-        return LocalPlace(place.at(name), place.caller)
-    return replace(place, root=place.at(name), path=f"{place.path}/{name}")
-
-
-def discard(place: Place) -> None:
-    if isinstance(place, LocalPlace):
-        shutil.rmtree(place.root, ignore_errors=True)
-    else:
-        place.remove_folder("")
+            yield from pool.map(place.read, names[few], starts[few], stops[few])
 
 
 def damaged(place: Place, what: str) -> DataError:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainpipes._internal.checks import byte_count, column_names, flag, need, whole_number
@@ -20,13 +20,12 @@ from trainpipes.prepare.repack.passes import CALLER
 from trainpipes.sources.files.file_rows import ends_of_names
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.storage.executor import Executor, Threads, checked_executor
-from trainpipes.storage.output_folder import Manifest, OutputFolder
-from trainpipes.storage.places import place_at
+from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.ray_cluster import Ray
 from trainpipes.storage.writers.epoch_rows import EpochRows
-from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
-from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
-from trainpipes.storage.writers.write import write
+from trainpipes.storage.writers.formats import CODECS, check_codec, check_group, parquet_form
+from trainpipes.storage.writers.inputs import about_inputs, places_of
+from trainpipes.storage.writers.write import ANY, Output, write
 
 #: Bytes of memory, at least: less is a number of something else.
 LEAST_MEMORY = 64_000
@@ -97,21 +96,21 @@ def repack(
         num_files: number of files. If both are left out, files are of 512 MiB of rows in memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         compression_level: of zstd, gzip or brotli; if left out, their own.
-        memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, else by all
-            tasks. Python, reading the input and a row group of each task come on top.
+        memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, else by all;
+            Python and reading come on top.
         temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``; where that
             is a URL and this machine does the work, the system's temporary folder.
         overwrite: whether to remove what was written there before.
         storage_options: for the file systems of ``data`` and ``folder``. If the two need other ones, give
             ``data`` as a pipeline.
         executor: ``Threads(n)``, ``Processes(n)`` or ``Ray(address)`` of ``trainpipes.storage``; if left out,
-            a thread a core, 4 at most. A pipeline's own functions are called by one thread at a time.
+            a thread a core, 4 at most.
 
     Raises:
-        ConfigError: an option is invalid; the folder holds other files, is part of the input, or was begun
-            with other options; there are no rows; the disk is full; or several nodes cannot see a path.
+        ConfigError: an option is invalid; the folder holds other files, or is part of the input; there are no
+            rows; the disk is full; or several nodes cannot see a path.
         SchemaError: a column is not there, has no order, or cannot be written to Parquet.
-        DataChangedError: the input has changed since the work was begun, or a file since it was written.
+        DataChangedError: the input, or a file that was written, has changed.
         MissingExtraError: DuckDB or Ray is not installed.
         WorkerError: a process, or a task of Ray, was killed repeatedly.
 
@@ -141,11 +140,10 @@ def repack(
         columns = column_names(columns, f"{caller}(columns)")
     check_codec(compression, CODECS, caller)
     _check_level(compression_level, compression)
-    for value, name in (
-        (row_group_size, "row_group_size"), (rows_per_file, "rows_per_file"), (num_files, "num_files"),
-    ):  # fmt: skip
-        if value is not None:
-            whole_number(value, 1, f"{caller}({name})", "how many")
+    suffixes = None if isinstance(data, Pipeline) else ends_of_names()
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options, suffixes)
+    out.check(ANY, caller)
+    check_group(row_group_size, caller)
     for given, option in ((by, "sort"), (once is not False, "drop_duplicates")):
         if given:
             need("duckdb", f"{caller}({option})")
@@ -159,33 +157,25 @@ def repack(
     with checked_executor(executor, caller, _threads()) as workers:
         rows = EpochRows(pipeline, caller)
         source = rows.plan.inputs.source
-        place = place_at(folder, caller, storage_options)
-        suffixes = None if isinstance(data, Pipeline) else ends_of_names()
-        refuse_own_input(source, place, ["part-00000.parquet"], caller, suffixes)
-        form = replace(
-            parquet_form(row_group_size, compression, compression_level),
-            metadata=kept_metadata(pipeline, source),
+        metadata = kept_metadata(pipeline, source)
+        form = parquet_form(
+            caller, options, row_group_size, compression, compression_level, metadata
         )
         if not shuffle and not by and once is False:
-            is_cut = rows.plan.counted and (num_files is not None or rows_per_file is not None)
-            alone = not is_cut or rows.plan.runs_user_code
-            done = write(
-                lambda: rows, folder, form.format(caller, options), num_files, rows_per_file, overwrite,
-                None if executor is None and alone else workers, storage_options,
-            )  # fmt: skip
+            alone = not (rows.plan.counted and out.is_cut) or rows.plan.runs_user_code
+            done = write(lambda: rows, form, out, None if executor is None and alone else workers)
         else:
-            options |= {"num_files": num_files, "rows_per_file": rows_per_file}
-            about = {"options": options, "pipeline": json.loads(rows.plan.identity)}
-            about |= about_inputs(source)
-            for path, option in ((place.root, "folder"), *((p, "data") for p in places_of(source))):
+            about = {"pipeline": json.loads(rows.plan.identity), **about_inputs(source)}
+            to = out.open(form, source, about)
+            between = temporary_place(to.place, temp_dir, storage_options, isinstance(workers, Ray))
+            paths = [(to.place.root, "folder"), *((path, "data") for path in places_of(source))]
+            for path, option in [*paths, (between.root, "temp_dir")]:
                 workers.check_path(path, f"{caller}({option})")
-            between = temporary_place(place, temp_dir, storage_options, isinstance(workers, Ray))
-            workers.check_path(between.root, f"{caller}(temp_dir)")
-            with OutputFolder(place, caller, about, overwrite=overwrite) as out:
-                done = out.finished or Move(
-                    pipeline, rows, form, by, descending, once, seed if shuffle else None, num_files,
-                    rows_per_file, memory, between, storage_options, about,
-                ).run(out, workers)  # fmt: skip
+            with to:
+                done = to.finished or Move(
+                    pipeline, rows, form, by, descending, once, seed if shuffle else None, out,
+                    memory, between,
+                ).run(to, workers)  # fmt: skip
     files = getattr(source, "files", None)
     bytes_in = None
     if isinstance(files, FileList) and (files.sizes >= 0).all():

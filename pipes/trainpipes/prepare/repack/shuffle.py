@@ -1,9 +1,8 @@
 """The arithmetic of a shuffle on disk, and its two passes over Arrow tables.
 
-Places in the result are cut into buckets that fit into memory, each within one output file. The first pass
-(scatter) writes the rows of a part of the input bucket by bucket; the second (gather) collects a bucket's
-rows and sorts them. Where these reads would be small, the first pass writes groups of buckets, and a pass
-in between takes each group apart.
+Places in the result are cut into buckets that fit into memory, each within one output file. Scatter writes
+a part of the input bucket by bucket; gather sorts the rows of a bucket. Where its reads would be small,
+scatter writes groups of buckets, which a pass in between takes apart.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ PLACE = "place"
 
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
-    """The first row of each part of the input, and the end: int64 ``[parts + 1]``. Parts begin where a block
-    does, unless a block is larger: one that two parts need would be read twice.
-    """
+    """The first row of each part of the input, and the end. Parts begin where a block does if they can."""
     firsts = _even(0, rows, -(-rows // max(1, part_rows)))[:-1]
     if blocks is not None and blocks.sum() == rows:
         edges = np.concatenate([[0], np.cumsum(blocks)])
@@ -36,7 +33,7 @@ def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
 
 
 def bucket_edges(edges: IntArray, bucket_rows: int) -> IntArray:
-    """Where each bucket begins, and the end: each lies between two edges, and has so many rows at most.
+    """Where buckets begin, each between two edges, and the end.
 
     >>> bucket_edges(np.array([0, 4, 11]), 3).tolist()
     [0, 2, 4, 6, 8, 11]
@@ -50,9 +47,7 @@ def _even(start: int, stop: int, count: int) -> IntArray:
 
 
 def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
-    """The first buckets of the groups that the first pass writes, and the end. With as many groups as a group
-    has buckets, reads grow as buckets times their square root.
-    """
+    """Where groups of buckets begin, and the end: as many as each has buckets, so that reads are few."""
     count = len(buckets) - 1
     groups = max(1, isqrt(count))
     if size >= least * parts * count or 2 * reads(parts, count, groups) > reads(
@@ -63,8 +58,7 @@ def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntAr
 
 
 def inner_edges(first: int, stop: int, files: IntArray, units: float) -> IntArray:
-    """How a group of places is cut into buckets: where files begin, and evenly, where it holds more than a
-    bucket."""
+    """How a group is cut into buckets: where files begin, and evenly."""
     within = files[np.searchsorted(files, first, "right") : np.searchsorted(files, stop)]
     rows = stop - first if units < 1.5 else int((stop - first) / units) + 1
     return bucket_edges(np.concatenate([[first], within, [stop]]), rows)
@@ -82,9 +76,7 @@ def reads(parts: int, buckets: int, groups: int) -> int:
 
 
 def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterator[pa.Table]:
-    """Rows sorted by their places (a last column), bucket by bucket, without those below 0. ``tables`` is
-    emptied, so that memory does not hold the rows three times.
-    """
+    """Rows by their places (a last column), bucket by bucket; negative ones go. Empties ``tables``."""
     order = np.argsort(places, kind="stable")
     order = order[int(np.count_nonzero(places < 0)) :]
     places = places[order]
@@ -94,7 +86,7 @@ def scatter(tables: list[pa.Table], places: IntArray, edges: IntArray) -> Iterat
 
 
 def gather(tables: list[pa.Table], first: int, stop: int) -> pa.Table | None:
-    """The rows of a bucket in order; None where they are not all there, once. ``tables`` is emptied."""
+    """The rows of a bucket in order; None where they are not all there, once. Empties ``tables``."""
     places = drop_places(tables)
     order = np.argsort(places, kind="stable")
     if not np.array_equal(places[order], np.arange(first, stop)):

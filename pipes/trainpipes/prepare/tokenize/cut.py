@@ -1,8 +1,7 @@
 """Where a pipeline is cut in two: what is done once, ahead, and what training does in every epoch.
 
-Ahead go stages that treat each row by itself and always the same way, up to the last one that makes token
-ids, and stages after it that only cut, name or choose columns. Stages that drop rows after the ids stay
-with training, so that blocks of rows, and the order, are the same for both.
+Ahead go stages up to the last one that makes ids, and those after it that only cut, name or choose
+columns. What drops rows after the ids stays with training, so that blocks and order are the same.
 """
 
 from __future__ import annotations
@@ -90,19 +89,16 @@ def _ordered(stages: Sequence[Stage]) -> bool:
 
 
 def _always_the_same(stage: Stage) -> bool:
-    """Whether a stage after the ids are there can be done ahead, and leaves rows and order as they are."""
     plain = stage.role == "rows" and isinstance(stage, RunStage) and stage.keeps_rows
     return plain and not stage.by_epoch and not stage.calls_function
 
 
 def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
-    """Whether a stage below the last one that makes ids has its place in training: classes are training's,
-    and numbering labels costs next to nothing."""
+    """Whether a stage below has its place in training: classes are training's."""
     return isinstance(stage, EncodeLabels) and not any(s.calls_function for s in later)
 
 
 def _check(stage: Stage, last: Stage) -> None:
-    """Raise unless a stage below the last one that makes ids can be done ahead."""
     if stage.role != "rows" or isinstance(stage, RegroupStage) or not isinstance(stage, RunStage):
         raise ConfigError(
             f"{ASKER} does ahead what treats each row by itself, and {stage} stands before {last.name}() and "
@@ -116,7 +112,7 @@ def _check(stage: Stage, last: Stage) -> None:
 
 
 def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
-    """What tells training which tokenizer made which columns, one for each of those that differ."""
+    """What tells training which tokenizer made which columns."""
     found: dict[str, Tokenizes] = {}
     for stage in ahead:
         if isinstance(stage, Tokenizes):

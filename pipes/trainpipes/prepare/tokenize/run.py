@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from trainpipes._internal.checks import whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import require, whole_number
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, SchemaError
@@ -40,8 +39,9 @@ from trainpipes.storage.output_folder import Manifest, OutputFolder
 from trainpipes.storage.output_folder import run as make_files
 from trainpipes.storage.places import place_at
 from trainpipes.storage.ray_cluster import Ray
-from trainpipes.storage.writers.formats import CODECS, ParquetForm, check_codec, parquet_form
+from trainpipes.storage.writers.formats import CODECS, check_codec, parquet_form
 from trainpipes.storage.writers.inputs import about_inputs, places_of, refuse_own_input
+from trainpipes.storage.writers.write import Format
 from trainpipes.tokenizers.simple import Bytes
 
 #: Bytes of an input file after which another output file begins.
@@ -115,15 +115,14 @@ def tokenize(
         compression: of Parquet: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         bytes_per_file: of an input file, after which another output file begins, between two row groups.
         overwrite: whether to remove what was written there before.
-        executor: ``trainpipes.storage.Processes(n)``, which a script uses below
-            ``if __name__ == "__main__":``, ``Threads(n)`` or ``Ray(address)``. If left out, as many
-            processes as there are cores and work for.
+        executor: ``Processes(n)``, ``Threads(n)`` or ``Ray(address)`` of ``trainpipes.storage``; if left out,
+            as many processes as there are cores and work for.
         storage_options: of the folder's file system.
 
     Raises:
-        ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, or those of
-            another pipeline or other options; or it cannot be written, or workers cannot get at it.
-        DataChangedError: the input has changed since the work was begun, or a file since it was written.
+        ConfigError: the pipeline makes no ids, or not of files; the folder holds other files, cannot be
+            written, or workers cannot get at it.
+        DataChangedError: the input, or a file that was written, has changed.
         DataError: a row cannot be tokenized; says which file and row.
         WorkerError: a process was killed, on Ray four times.
         UnreachableError: a server or Ray cluster does not answer, or denies access.
@@ -140,8 +139,8 @@ def tokenize(
     True
     """
     whole_number(bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file")
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"tokenize(pipeline) is a trainpipes Pipeline, got {shown(pipeline)}")
+    is_pipeline = isinstance(pipeline, Pipeline)
+    require(is_pipeline, "tokenize(pipeline)", "a trainpipes Pipeline", pipeline)
     given = checked_executor(executor, "tokenize", Threads(1))
     parts = cut(pipeline)
     dtype = _checked_format(format, dtype, compression, parts)
@@ -193,11 +192,11 @@ def tokenize(
     )  # fmt: skip
 
 
-def _form(compression: str | None, schema: pa.Schema) -> ParquetForm:
+def _form(compression: str | None, schema: pa.Schema) -> Format:
     # Of token ids there are too many for a dictionary.
     plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
     level = LEVEL if compression == "zstd" else None
-    return parquet_form(None, compression, level, use_dictionary=plain)
+    return parquet_form("tokenize", {}, None, compression, level, use_dictionary=plain)
 
 
 def _check_training(pipeline: Pipeline, parts: Parts) -> None:
@@ -209,18 +208,13 @@ def _check_training(pipeline: Pipeline, parts: Parts) -> None:
 def _checked_format(
     format: str, dtype: str | None, compression: str | None, parts: Parts
 ) -> str | None:
-    if format not in ("parquet", "bin"):
-        raise ConfigError(f'tokenize(format) must be "parquet" or "bin", got {shown(format)}')
+    require(format in ("parquet", "bin"), "tokenize(format)", '"parquet" or "bin"', format)
     check_codec(compression, CODECS, "tokenize")
     if format == "parquet":
-        if dtype is not None:
-            raise ConfigError(
-                f'tokenize(dtype) is of format="bin", got dtype={shown(dtype)} and Parquet, which keeps the '
-                "types of its columns: leave it out"
-            )
+        rule = 'left out with format="parquet", which keeps the types of its columns'
+        require(dtype is None, "tokenize(dtype)", rule, dtype)
         return None
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"tokenize(dtype) must be {either(DTYPES)}, got {shown(dtype)}")
+    require(dtype is None or dtype in DTYPES, "tokenize(dtype)", either(DTYPES), dtype)
     return dtype or _narrowest(parts.ahead)
 
 

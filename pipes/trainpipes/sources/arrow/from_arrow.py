@@ -98,12 +98,7 @@ class ArrowSource(RandomAccessSource):
 
     def block_key(self, block: int) -> str:
         if block not in self._keys:
-            digest, sink = hashlib.sha256(), pa.BufferOutputStream()
-            rows = self.read(block, 0, int(self.lengths[block])).replace_schema_metadata(None)
-            with pa.ipc.new_stream(sink, rows.schema) as writer:
-                writer.write_table(rows)
-            digest.update(sink.getvalue())
-            self._keys[block] = digest.hexdigest()
+            self._keys[block] = table_digest(self.read(block, 0, int(self.lengths[block])))
         return self._keys[block]
 
     def describe(self) -> list[tuple[str, str]]:

@@ -1,11 +1,8 @@
 """Where the record batches of an Arrow file or stream lie, and their row counts, by their headers.
 
-A stream is a schema, then dictionaries and record batches, each a header (a flatbuffer) and a body; a file
-is a stream with a footer that lists them (https://arrow.apache.org/docs/format/Columnar.html).
-
 A flipped bit can hide a field of a flatbuffer, which then reads as no batches or no rows. So what is said
-twice is compared: listed messages lie side by side up to the footer, its schema is that of the first
-message, and each batch counts its rows for itself and each column.
+twice (https://arrow.apache.org/docs/format/Columnar.html) is compared: listed messages lie side by side up
+to the footer, its schema is that of the first message, and each batch counts its rows for each column, too.
 """
 
 from __future__ import annotations
@@ -278,26 +275,27 @@ class _Table:
         return int(struct.unpack_from(kind, self._data, place)[0]) if place else 0
 
     def table(self, field: int) -> _Table | None:
+        at = self._leads_to(field)
+        return _Table(self._data, at) if at else None
+
+    def _leads_to(self, field: int) -> int:
         place = self._place(field)
-        if not place:
-            return None
-        return _Table(self._data, place + int(struct.unpack_from("<I", self._data, place)[0]))
+        return place + self.number(field, "<I") if place else 0
+
+    def _vector(self, field: int) -> tuple[int, int]:
+        """Where a list begins, and how long it is."""
+        at = self._leads_to(field)
+        return at + 4, struct.unpack_from("<I", self._data, at)[0] if at else 0
 
     def lengths(self, field: int, nodes: struct.Struct) -> tuple[int, ...]:
-        place = self._place(field)
-        start = place + int(struct.unpack_from("<I", self._data, place)[0]) if place else 0
-        (count,) = struct.unpack_from("<I", self._data, start) if place else (0,)
+        start, count = self._vector(field)
         if 16 * count != nodes.size:
             raise IndexError(f"{count} columns and parts of columns")
-        return nodes.unpack_from(self._data, start + 4) if count else ()
+        return nodes.unpack_from(self._data, start) if count else ()
 
     def blocks(self, field: int) -> list[tuple[int, int, int]]:
-        place = self._place(field)
-        if not place:
-            return []
-        start = place + int(struct.unpack_from("<I", self._data, place)[0])
-        (count,) = struct.unpack_from("<I", self._data, start)
-        end = start + 4 + 24 * count
+        start, count = self._vector(field)
+        end = start + 24 * count
         if end > len(self._data):
             raise IndexError(f"byte {end} of {len(self._data)}")
-        return list(struct.iter_unpack("<qi4xq", self._data[start + 4 : end]))
+        return list(struct.iter_unpack("<qi4xq", self._data[start:end]))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.checks import Text
 from trainpipes.columns.arrays import check_sound, gathered, take_rows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.arrow.layout import read_layout, spans_before
 from trainpipes.sources.arrow.saved_dataset import saved_files
@@ -33,9 +33,8 @@ class ReadArrow(FileReader):
     Hugging Face's ``datasets``.
 
     Local files are memory-mapped without a copy, and rows of uncompressed ones can be chosen by number
-    (``shuffle(scope="global")``). To replace a file that is being read, write a new one and rename it. All
-    files get one schema: types are widened where that loses nothing, and dictionary columns come as their
-    values. A folder of ``save_to_disk`` is read without the caches in it.
+    (``shuffle(scope="global")``). All files get one schema: types are widened where that loses nothing, and
+    dictionary columns come as their values.
 
     Args:
         columns: names of columns, in the order wanted; ``"a.b"`` for field ``b`` of the struct ``a``. None
@@ -64,17 +63,10 @@ class ReadArrow(FileReader):
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
-    split: str | None = None
+    split: Text | None = None
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.split is not None and (not isinstance(self.split, str) or not self.split):
-            raise ConfigError(
-                f"read_arrow(split) is the name of a split, such as 'train', got {self.split!r}"
-            )
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         format = ArrowFormat()

@@ -52,19 +52,13 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
 
 
 def _chosen(path: str, names: list[str], split: str | None, asker: str) -> str:
-    if split is None and len(names) > 1:
-        raise ConfigError(
-            f"{asker}: {path} holds several splits, {', '.join(map(repr, names))}: choose one by "
-            f"read_arrow(split={names[0]!r})",
-            path=path,
-        )
-    if split is not None and split not in names:
-        raise ConfigError(
-            f"{asker}: {path} has no split {split!r}{nearest(split, names)}; there are "
-            f"{', '.join(map(repr, names))}",
-            path=path,
-        )
-    return split or names[0]
+    if split in names or (split is None and len(names) == 1):
+        return split or names[0]
+    has = f"has several splits, {', '.join(map(repr, names))}"
+    if split is not None:
+        has += f", and no split {split!r}{nearest(split, names)}"
+    way = f"choose one by read_arrow(split={names[0]!r})"
+    raise ConfigError(f"{asker}: {path} {has}: {way}", path=path)
 
 
 def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:

@@ -1,6 +1,4 @@
-"""One kind and schema for the rows of several pipelines: columns are widened, and tensors and Python objects
-become columns where others give columns. Which rows are read first does not matter.
-"""
+"""One kind and schema for the rows of several pipelines, whichever are read first."""
 
 from __future__ import annotations
 

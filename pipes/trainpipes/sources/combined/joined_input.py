@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
+from trainpipes._internal.checks import require
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.engine.layout import IntArray
@@ -52,18 +52,14 @@ class JoiningSource(CombiningSource):
 
     def check(self) -> None:
         self._set(pipelines=tuple(self.pipelines))
-        if not self.pipelines:
-            raise ConfigError(f"{self.name}(...) takes pipelines, got none")
+        good = self.pipelines and all(hasattr(one, "stages") for one in self.pipelines)
+        require(good, f"{self.name}(...)", "one pipeline or more", self.pipelines)
         for number, pipeline in enumerate(self.pipelines):
-            if not hasattr(pipeline, "stages"):
-                got = type(pipeline).__name__
-                raise ConfigError(f"{self.name}(...) takes pipelines, got {got}")
             if getattr(pipeline, "_ranks", None) is not None:
                 raise ConfigError(
                     f"{self.name}(...): source {number} is distributed(): put that after {self.name}()"
                 )
-        for number, chain in enumerate(self.chains):
-            _check_chain(chain, number, self.name)
+            _check_chain(pipeline.stages, number, self.name)
 
     @cached_property
     def chains(self) -> Sequence[Sequence[Stage]]:
@@ -169,7 +165,7 @@ class _JoinedReader:
         for part, first, stretches in self._source.cut(block, start, stop):
             reader = self._reader(part)
             found = [part.read(reader, own, low, high, first) for own, low, high in stretches]
-            rows.append(_one_after_the_other(found))
+            rows.append(found[0] if len(found) == 1 else join_payloads(found))
         return self._source.joined(rows)
 
     def expect(self, blocks: Sequence[int]) -> None:
@@ -192,30 +188,24 @@ class _JoinedReader:
             reader.close()
 
 
-def _one_after_the_other(parts: list[Payload]) -> Payload:
-    if len(parts) == 1:
-        return parts[0]
-    if all(isinstance(part, pa.Table) for part in parts) and len({p.schema for p in parts}) == 1:  # type: ignore[union-attr]
-        return pa.concat_tables(parts)
-    return join_payloads(parts)
-
-
 class JoinedInput:
     """One pipeline's rows with their stages; row 0 comes after ``skipped`` rows of the source."""
 
     def __init__(
-        self, number: int, stages: Sequence[Stage], source: RowSource | None, asker: str,
+        self,
+        number: int,
+        stages: Sequence[Stage],
+        source: RowSource | None,
+        asker: str,
         columns: CommonColumns,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.number, self.columns, self._asker = number, columns, asker
         self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
         if not isinstance(self.inputs.source, RowSource):
-            to_files = "write its rows to files first, by write_parquet()"
-            chained = "chain the iterables yourself, or write them to files first"
             raise ConfigError(
                 f"{asker}(...) takes sources whose rows are counted before they are read, and source "
-                f"{number}, {self.inputs.chain.stages[0]}, is a stream: "
-                + (chained if asker == "concat" else to_files)
+                f"{number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files first, by "
+                "write_parquet()"
             )
         self.source = self.inputs.source
         blocks = self.inputs.blocks

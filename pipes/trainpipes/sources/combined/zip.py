@@ -20,9 +20,9 @@ class Zip(JoiningSource):
     """The columns of several pipelines side by side: row k of each is part of row k.
 
     Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such as
-    ``tokenize``, ``map`` or ``select``, or ``take`` and ``skip``; all others come after ``zip``. Tensors and
-    Python objects become columns where another source gives columns; where all give dicts, or tuples, these
-    are joined. ``split`` and ``sample`` without a key choose a row by its place in the first pipeline.
+    ``tokenize`` or ``map``, or ``take`` and ``skip``; all others come after ``zip``. Tensors and Python
+    objects become columns where another source gives columns. ``split`` and ``sample`` without a key choose a
+    row by its place in the first pipeline.
 
     Args:
         pipelines: their columns come in this order.
@@ -198,11 +198,7 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
 
 
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
-    """The first source at whose blocks' ends the fewest rows of others are decoded twice.
-
-    >>> _best([np.array([0, 4, 8, 9]), np.array([0, 8, 9]), np.array([0, 9])], [False, False, True])
-    1
-    """
+    """The first source at whose blocks' ends the fewest rows of others are decoded twice."""
 
     def again(cuts: IntArray) -> int:
         total = 0

@@ -41,10 +41,8 @@ FEW = 64
 TICK = 10_000_000
 #: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
 OTHERS, SOME_OTHERS = 4, 10_000
-#: Seconds between two looks whether another process has made the index, and until that is logged.
-LOOK, PATIENCE = 0.05, 2.0
-#: Seconds after which one that has read nothing meanwhile is no longer waited for.
-HUNG = 300.0
+#: Seconds between two looks whether another process has made the index.
+LOOK = 0.05
 #: A row for each file: its blocks' rows, starts and stops as one array, and what else its layout holds.
 COLUMNS = pa.schema(
     [
@@ -65,18 +63,6 @@ class Scan:
     known: Layout | None
     requests: Requests
     progress: Progress | None = None
-
-
-class _Signs(Progress):
-    """Progress that also tells waiting processes that the index is being made."""
-
-    def __init__(self, progress: Progress, lock: FileLock | None) -> None:
-        self._progress, self._lock = progress, lock
-
-    def advance(self, count: int = 1) -> None:
-        self._progress.advance(count)
-        if self._lock is not None:
-            self._lock.beat()
 
 
 class IndexStore:
@@ -145,22 +131,18 @@ class IndexStore:
         if not lacking():
             return
         alone = alone and any(map(self._can_be_kept, lacking()))
-        with self._lock() if alone else nullcontext() as lock:
+        with self._lock() if alone else nullcontext():
             missing = lacking()
             if not missing:
                 return
             read = 0 if self.path is None else _settled(self.files, missing)
             try:
                 with progress(missing) if progress is not None else nullcontext() as bar:
-                    said = None if bar is None else _Signs(bar, lock)
 
                     def look(file: int, requests: Requests) -> None:
                         data = open_bytes(self.files, file, requests, self.kept)
-                        self._found[file] = scan(
-                            Scan(file, data, self._found.get(file), requests, said)
-                        )
-                        if lock is not None:
-                            lock.beat()
+                        known = self._found.get(file)
+                        self._found[file] = scan(Scan(file, data, known, requests, bar))
                         self.sizes[file] = data.size
                         self.scanned.add(file)
 
@@ -205,34 +187,21 @@ class IndexStore:
             ) from error
 
     @contextmanager
-    def _lock(self) -> Iterator[FileLock | None]:
+    def _lock(self) -> Iterator[None]:
         root = folder()
         if self.path is None or root is None:
-            yield None
+            yield
             return
         digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
         lock = FileLock(index_path(root, digest).with_suffix(LOCK))
-        began, said = time.monotonic(), False
-        try:
-            while not lock.take():
-                time.sleep(LOOK)
-                if not said and time.monotonic() - began > PATIENCE:
-                    log.info("waiting for another process that makes the index %s", self.path)
-                    said = True
-                if lock.silent() > HUNG:
-                    log.warning(
-                        "the process that makes the index %s has read nothing for %d s: this one makes it, "
-                        "too",
-                        self.path,
-                        HUNG,
-                    )
-                    break
-        except OSError:
-            pass  # nothing depends on it
-        else:
+        with suppress(OSError):  # nothing depends on it
+            if not lock.take():
+                log.info("waiting for another process that makes the index %s", self.path)
+                while not lock.take():
+                    time.sleep(LOOK)
             self._find()
         try:
-            yield lock
+            yield
         finally:
             lock.leave()
 

@@ -1,8 +1,7 @@
 """Rows of files that are mapped into memory, by number.
 
-manifest       what a memory map holds, and the folder that it stands in
-mapped_rows    rows of mapped files by number
-folder         a folder of write_memmap, opened
+manifest       what a folder of write_memmap holds
+mapped_rows    rows of its files, or of bare numbers
 dataset        MemmapDataset
 from_memmap    the stage
 """

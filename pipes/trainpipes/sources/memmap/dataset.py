@@ -12,17 +12,16 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
-from trainpipes._internal.checks import whole_number
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import column_names, require, whole_number
+from trainpipes.columns.arrays import parts_of
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataChangedError, SchemaError
 from trainpipes.sources.files.list_files import ListFiles
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.patterns import MANIFEST
-from trainpipes.sources.memmap.folder import open_folder
 from trainpipes.sources.memmap.manifest import Array, Column, is_memmap, refuse_file
-from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, stretches
+from trainpipes.sources.memmap.mapped_rows import MappedRows, open_bare, open_folder, values_at
 from trainpipes.stages.pad_columns import Ragged, of_arrow
 
 
@@ -55,23 +54,16 @@ class TokenRows(TensorRows):
         return TokenRows(self.packed[start:stop], self.labels)
 
     def joined(self, others: Sequence[TensorRows]) -> TensorRows:
-        alike = [
-            part.packed
-            for part in others
-            if isinstance(part, TokenRows) and part.labels == self.labels
-        ]
-        if len(alike) < len(others) or any(one.dtype != self.packed.dtype for one in alike):
+        parts = [part for part in (self, *others) if isinstance(part, TokenRows)]
+        kinds = {(part.packed.dtype, part.labels) for part in parts}
+        if len(parts) <= len(others) or len(kinds) > 1:
             return super().joined(others)
-        return TokenRows(np.concatenate([self.packed, *alike]), self.labels)
+        return TokenRows(np.concatenate([part.packed for part in parts]), self.labels)
 
     def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
         rows: Any = self.packed[start:stop]
-        if not self.labels:
-            return (torch.from_numpy(rows.astype(np.int64, order="C")),)
-        return tuple(
-            torch.from_numpy(part.astype(np.int64, order="C"))
-            for part in (rows[:, :-1], rows[:, 1:])
-        )
+        parts = (rows[:, :-1], rows[:, 1:]) if self.labels else (rows,)
+        return tuple(torch.from_numpy(part.astype(np.int64, order="C")) for part in parts)
 
 
 #: What files of token ids hold.
@@ -83,7 +75,6 @@ class MemmapDataset(Dataset[Any]):
 
     ``ds[i]`` is a row: a dict of tensors, or a tuple where ``write_memmap`` was given no names; ``ds[i:j]``
     and ``ds[array]`` stack each column to ``[rows, ...]``, a ragged one to a list of tensors. All are copies.
-    Processes of a machine share what was read; a pickle holds no rows.
 
     Args:
         path: a folder of ``write_memmap``; a folder of such folders, a glob or a list of them. With
@@ -235,32 +226,16 @@ class MemmapDataset(Dataset[Any]):
         """The rows at ``index`` of a column as it is stored, copied."""
         if len(self.files) == 1 or not len(index):
             return self.files[0].take(number, index)
-        which = np.searchsorted(self.firsts, index, side="right") - 1
-        order, back = np.argsort(which, kind="stable"), np.empty_like(which)
-        back[order] = np.arange(len(order))
-        # Rows of one file stand together: each is asked once.
-        files, starts = np.unique(which[order], return_index=True)
-        parts = [
-            self.files[n].take(number, rows - self.firsts[n])
-            for n, rows in zip(files.tolist(), np.split(index[order], starts[1:]), strict=True)
-        ]
-        ragged = [part for part in parts if isinstance(part, Ragged)]
+        parts, back = parts_of(self.firsts, index)
+        found = [self.files[n].take(number, rows) for n, rows in parts]
+        if back is None:
+            return found[0]
+        ragged = [part for part in found if isinstance(part, Ragged)]
         if not ragged:
-            return np.concatenate([part for part in parts if not isinstance(part, Ragged)])[back]
+            return np.concatenate(found)[back]
         lengths = np.concatenate([part.lengths for part in ragged])
         starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in ragged])
-        return Ragged(stretches(values, starts[back], lengths[back]), lengths[back])
-
-    def column(self, name: str) -> Array:
-        """All values of a column of a single file as they lie in it, read-only: ``[rows, ...]``; of a
-        ragged one ``[values, ...]``."""
-        files, names = self.files, [column.name for column in self.columns]
-        if name not in names or len(files) > 1:
-            raise SchemaError(
-                f"column({name!r}) is of a single file with that column; there are {len(files)} files with "
-                f"{', '.join(names)}"
-            )
-        return files[0].values[self.chosen[names.index(name)]]
+        return Ragged(values_at(values, starts[back], lengths[back]), lengths[back])
 
     def verify(self) -> None:
         """Compare all data with its checksums; raises UnreadableError, which names what differs."""
@@ -309,39 +284,28 @@ def _found(path: Any, bare: bool) -> tuple[list[str], str]:
 def check_options(
     path: Any, columns: Any, transform: Any, version: Any, dtype: Any, length: Any, labels: Any
 ) -> dict[str, Any]:
-    if transform is not None and not callable(transform):
-        raise ConfigError(f"read_memmap(transform) is a function of a row, got {shown(transform)}")
-    if columns is not None and (isinstance(columns, str) or not columns):
-        raise ConfigError(
-            f"read_memmap(columns) is a list of names, or None for all, got {shown(columns)}"
-        )
-    if dtype is None and (length is not None or labels):
-        raise ConfigError(
-            "read_memmap(length, labels) are for files of bare numbers: give their dtype, such as "
-            f'"uint16"; got length={length!r}, labels={labels!r}'
-        )
-    if dtype is not None:
+    good = transform is None or callable(transform)
+    require(good, "read_memmap(transform)", "a function of a row", transform)
+    if columns is not None:
+        columns = column_names(columns, "read_memmap(columns)")
+    if dtype is None:
+        rule = 'left out without a dtype such as "uint16", which files of bare numbers need'
+        good = length is None and not labels
+        require(good, "read_memmap(length, labels)", rule, (length, labels))
+    else:
         with suppress(TypeError):
             dtype = np.dtype(dtype).name
-        if dtype not in BARE_DTYPES:
-            raise ConfigError(
-                f"read_memmap(dtype) is what a file of token ids holds, {', '.join(BARE_DTYPES)}; got "
-                f"{shown(dtype)}"
-            )
-        if columns is not None:
-            raise ConfigError(
-                f"read_memmap(dtype=...) reads bare numbers, which have no columns; got {columns!r}"
-            )
+        known = f"what a file of token ids holds ({', '.join(BARE_DTYPES)})"
+        require(dtype in BARE_DTYPES, "read_memmap(dtype)", known, dtype)
+        require(columns is None, "read_memmap(columns)", "None for bare numbers", columns)
         whole_number(length, 1, "read_memmap(length)", "numbers in a row of a file of bare numbers")
-    if isinstance(path, str | os.PathLike):
-        path = os.fspath(path)
-    elif isinstance(path, list | tuple):
-        path = [os.fspath(one) for one in path]
-    else:
-        raise ConfigError(f"read_memmap(path) is a path, or a list of paths, got {shown(path)}")
+    paths = list(path) if isinstance(path, list | tuple) else [path]
+    good = all(isinstance(one, str | os.PathLike) for one in paths)
+    require(good, "read_memmap(path)", "a path, or a list of paths", path)
+    paths = list(map(os.fspath, paths))
     return {
-        "path": path,
-        "columns": None if columns is None else list(columns),
+        "path": paths if isinstance(path, list | tuple) else paths[0],
+        "columns": columns,
         "transform": transform,
         "version": version,
         "dtype": dtype,

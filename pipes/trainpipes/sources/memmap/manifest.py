@@ -1,13 +1,11 @@
 """What a memory map holds, and the folder that it stands in.
 
-    documents.memmap/
-        _manifest.json                  the parts, and the CRC-32 of each one's header; appears last
-        part-00000.json                 the header of a part: rows, columns, the CRC-32 of each column's bytes
-        part-00000.image.npy            uint8 [rows, 3, 224, 224]
-        part-00000.tokens.npy           uint16 [values]: the rows of a ragged column, one after the other
-        part-00000.tokens.offsets.npy   int64 [rows + 1]: where each starts, and the end of the last
-
-``np.load(file, mmap_mode="r")`` opens each array.
+documents.memmap/
+    _manifest.json                  the parts, and the CRC-32 of each one's header; appears last
+    part-00000.json                 the header of a part: rows, columns, the CRC-32 of each column's bytes
+    part-00000.image.npy            uint8 [rows, 3, 224, 224]
+    part-00000.tokens.npy           uint16 [values]: the rows of a ragged column, one after the other
+    part-00000.tokens.offsets.npy   int64 [rows + 1]: where each starts, and the end of the last
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from_iterable   anything that can be iterated
 from_dataset    a map-style dataset
-packed_list     a list that worker processes share without copying it
 from_tensors    tensors, as TensorDataset has them
 from_torchdata  a node of torchdata
 """

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+import pickle
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import KW_ONLY
 from operator import length_hint
 from typing import Any
 
-import pyarrow as pa
+import numpy as np
+import torch
 from torch.utils.data import DistributedSampler, IterableDataset
 
-from trainpipes._internal.checks import checked_schema, require
+from trainpipes._internal.checks import Schema
 from trainpipes.columns.payload import Payload
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.source import RowsInMemory, RowSource, RowStream
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
@@ -33,8 +36,7 @@ class FromDataset(Source):
     Args:
         dataset: the dataset; ``len(dataset)`` items.
         sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. Torch's samplers
-            draw with another seed each epoch; ``sharding_filter`` deals their keys to ranks. A resume draws
-            the epoch's keys again. For samplers of ``trainpipes.samplers`` see ``shuffle(sampler=...)``.
+            draw with another seed each epoch; ``sharding_filter`` deals their keys to ranks.
         batch_sampler: gives a list of keys for each batch, instead of ``batch``. Each item is then a
             list of rows, which ``collate`` takes.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
@@ -51,18 +53,14 @@ class FromDataset(Source):
     sampler: Iterable[Any] | None = None
     _: KW_ONLY
     batch_sampler: Iterable[Any] | None = None
-    schema: pa.Schema | None = None
+    schema: Schema | None = None
 
     def check(self) -> None:
         dataset, sampler, batch_sampler = self.dataset, self.sampler, self.batch_sampler
-        given, what = type(dataset).__name__, "from_dataset(dataset) takes"
-        if isinstance(dataset, IterableDataset):
-            raise ConfigError(
-                f"{what} a map-style dataset, got {given}, which is an IterableDataset: use "
-                "from_iterable(dataset)"
-            )
-        if not hasattr(dataset, "__getitem__"):
-            raise ConfigError(f"{what} an object with __len__ and __getitem__, got {given}")
+        streams = isinstance(dataset, IterableDataset)
+        way = "from_iterable(dataset) reads an IterableDataset" * streams
+        good = hasattr(dataset, "__getitem__") and not streams
+        self._require(good, "dataset", "an object with __len__ and __getitem__", way)
         if sampler is not None and batch_sampler is not None:
             raise ConfigError("from_dataset(...) takes a sampler or a batch_sampler, got both")
         for one in (sampler, batch_sampler):
@@ -72,13 +70,10 @@ class FromDataset(Source):
                     "from_dataset(dataset, sampler=...), or shuffle(sampler=...) after it"
                 )
         keys = self.keys
-        if keys is None and not isinstance(dataset, Sized):
-            raise ConfigError(
-                f"from_dataset(dataset) needs len(dataset), and {given} has none: give a sampler"
-            )
+        sized = keys is not None or isinstance(dataset, Sized)
+        self._require(sized, "dataset", "an object with a length", "else give a sampler")
         good = keys is None or isinstance(keys, Iterable)
-        require(good, "from_dataset(sampler)", "an iterable of indices", keys)
-        checked_schema(self.schema, "from_dataset(schema)")
+        self._require(good, "sampler", "an iterable of indices")
         if self.schema is not None and batch_sampler is not None:
             raise ConfigError(
                 "from_dataset(schema) is of rows, and a batch_sampler gives lists of them"
@@ -205,3 +200,56 @@ class SamplerStream(RowStream):
 
 def _named(dataset: Any) -> str:
     return f"{type(dataset).__module__}.{type(dataset).__qualname__}"
+
+
+#: Items of a list that is worth packing.
+LEAST_ITEMS = 1000
+
+
+class PackedList(Sequence[Any]):
+    """A list that worker processes share without copying it: its items lie pickled, in memory without
+    reference counts, which a look at an object changes. Each is made anew when it is asked for.
+
+    >>> PackedList([{"a": 1}, {"a": 2}])[1]
+    {'a': 2}
+    """
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        content = bytearray()
+        ends = [0]
+        for item in items:
+            content += pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL)
+            ends.append(len(content))
+        # Tensors in shared memory: spawned workers get them without a copy too.
+        self._content = _shared(np.frombuffer(content, dtype=np.uint8))
+        self._ends = _shared(np.array(ends, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        start, stop = self._ends[place : place + 2].tolist()
+        return pickle.loads(self._content[start:stop].numpy().data)
+
+
+def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    found = torch.empty(len(array), dtype=torch.from_numpy(array[:0]).dtype)
+    found.share_memory_()
+    found.numpy()[:] = array
+    return found
+
+
+def packed(stage: Stage) -> Stage:
+    """A ``from_dataset`` with its data set packed, if that is a long list of picklable items; else the stage
+    itself.
+    """
+    items: Any = stage.dataset if isinstance(stage, FromDataset) else None
+    if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
+        return stage
+    try:
+        return stage.replaced(dataset=PackedList(items))
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return stage

@@ -5,10 +5,9 @@ from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from typing import Any
 
-import pyarrow as pa
 from torch.utils.data import IterableDataset
 
-from trainpipes._internal.checks import checked_schema
+from trainpipes._internal.checks import Schema
 from trainpipes._internal.text import shown
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import ConfigError
@@ -41,7 +40,7 @@ class FromIterable(Source):
     factory: Callable[[], Iterable[Any]] | Iterable[Any]
     _: KW_ONLY
     version: str | None = None
-    schema: pa.Schema | None = None
+    schema: Schema | None = None
 
     def check(self) -> None:
         factory, takes = self.factory, "a function that returns a fresh iterable, or an iterable"
@@ -53,7 +52,6 @@ class FromIterable(Source):
         is_set = isinstance(factory, set | frozenset)
         way = "not a set, whose order differs between processes: pass sorted(...)"
         self._require(not is_set, "factory", "data in a fixed order", way)
-        checked_schema(self.schema, "from_iterable(schema)")
 
     def open(self) -> IterableStream:
         return IterableStream(self.factory, self.version)

@@ -36,13 +36,7 @@ _KNOWN = {
 
 
 def plain(value: Any) -> Any:
-    """A copy of a state in JSON types, where they exist.
-
-    >>> plain({"n": 3, "rng": (1, 2)})
-    {'n': 3, 'rng': {'__tuple__': [1, 2]}}
-    >>> restored(plain({"n": 3, "rng": (1, 2)}))
-    {'n': 3, 'rng': (1, 2)}
-    """
+    """A copy of a state in JSON types, where they exist."""
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value) and not is_wrapped(value):
             return {key: plain(inner) for key, inner in value.items()}
@@ -100,9 +94,7 @@ def _text(data: bytes) -> str:
 
 
 def tells_start(state: Any) -> bool:
-    """Whether the state after ``reset()`` leads to that epoch's start. An iterable that starts with its first
-    item says only where it was left.
-    """
+    """Whether the state after ``reset()`` leads to that epoch's start: an iterable's may not."""
     if not isinstance(state, dict) or "trainpipes" in state:
         return True
     below = _KNOWN.get(frozenset(state))
@@ -113,8 +105,6 @@ def tells_start(state: Any) -> bool:
 
 #: Keys of a position that is told by the start of epoch 0, and by how many epochs follow.
 FIRST, EPOCHS = "first", "epochs"
-#: Epochs of which it is known where they start.
-REMEMBERED = 64
 _places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
@@ -122,12 +112,8 @@ _making = threading.Lock()
 class FromTorchdata(Source):
     """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
 
-    The position is the node's state, of JSON types, tuples, bytes, arrays and tensors. For each epoch after
-    the first the node is reset after one item of the epoch before was read, which is how torchdata counts
-    epochs.
-
-    Only for one rank without workers. Otherwise read the same files by ``list_files``, or the same data by
-    ``from_dataset``.
+    The position is the node's state, of JSON types, tuples, bytes, arrays and tensors. Only for one rank
+    without workers; otherwise read the same data by ``list_files`` or ``from_dataset``.
 
     Args:
         node: the node, of which nothing was read before.
@@ -219,16 +205,15 @@ class NodePlace:
             if not self._starts:
                 self.node.reset(None)
                 self._starts[0] = self.state()
-            known = max(number for number in self._starts if number <= epoch)
-            if known < epoch:
+            if epoch not in self._starts:
+                known = max(number for number in self._starts if number <= epoch)
                 self._leave()
                 self.go(self._starts[known])
-            for number in range(known + 1, epoch + 1):
-                self._next_epoch()
-                now, told = self.state(), {FIRST: self._starts[0], EPOCHS: number}
-                self._starts[number] = now if tells_start(now) else told
-                if len(self._starts) > REMEMBERED:
-                    del self._starts[sorted(self._starts)[1]]
+                for _ in range(known, epoch):
+                    self._next_epoch()
+                first, now = self._starts[0], self.state()
+                told = now if tells_start(now) else {FIRST: first, EPOCHS: epoch}
+                self._starts = {0: first, epoch: told}
             return self._starts[epoch]
 
     def turn(self, reader: NodeReader) -> None:

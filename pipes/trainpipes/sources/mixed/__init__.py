@@ -1,9 +1,8 @@
 """Rows of several pipelines, mixed by weights.
 
-fair_queue   whose turn it is, so that each has its share after any number of turns
-mix_weights  weights as users give them, checked and made exact
-mix_source   one source in it; the only module here that knows how the shards of a pipeline are read
-mix_runs     one shard of the mix: whose turn it is
-mixture      several sources as one: their numbers of rows, and what reads them in one process
+fair_queue   whose turn it is
+mix_weights  weights, checked and made exact
+mix_runs     one shard of the mix
+mixture      several sources as one
 mix          the stage
 """

@@ -11,20 +11,18 @@ scheduling of one processor (Baruah, Cohen, Plaxton and Varvel, "Proportionate p
 1996): no source is off by a whole row. By tokens it is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows
 taken early by their own length: no source is off by more than the longest row.
 
-Each shard has a phase, so that not all are off in the same direction: by rows, the row whose own place
-within its time comes first, if every deadline can still be met; by tokens, another source comes first.
+Each shard has a phase, so that not all are off in the same direction.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 
-from trainpipes._internal.fork_lock import ForkLock
 from trainpipes.engine.layout import IntArray
 
 #: The largest sum of weights that is kept as it is; beyond, shares are rounded to 2**-40.
@@ -34,8 +32,8 @@ ROUNDED_TOTAL = 1 << 40
 PLACES = 1024
 #: Units that a row may be put off for another, at most: so many deadlines are looked at.
 FARTHEST = 1024
-#: Weights whose order is kept once it has been found, and the longest period that is.
-MOST_KEPT, LONGEST_KEPT = 64, 1 << 14
+#: The longest period that is found and kept, which takes 2 ms.
+LONGEST_KEPT = 1 << 10
 
 NEVER = 1 << 200
 Ints = Sequence[int]
@@ -44,9 +42,6 @@ Ints = Sequence[int]
 def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, ...]:
     """Whole numbers with the sum ``total`` in proportion to ``weights``, by largest remainders; only a 0
     becomes 0.
-
-    >>> whole_weights([Fraction(1, 3), Fraction(2, 3)], 10)
-    (3, 7)
     """
     amount = sum(weights)
     exact = [Fraction(weight) * total / amount for weight in weights]
@@ -60,11 +55,7 @@ def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, .
 
 
 def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int:
-    """A sum D, not too large, for which the weights of all steps of a schedule are whole numbers.
-
-    >>> common_total([[Fraction(7, 10), Fraction(3, 10)]], leaves=False)
-    10
-    """
+    """A sum D, not too large, for which the weights of all steps of a schedule are whole numbers."""
     total = 1
     for weights in steps:
         amount = sum(weights)
@@ -77,9 +68,6 @@ def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int
 def phases_of(shard: int, sources: int) -> tuple[int, ...]:
     """For each source a place within its rows' time, in 1,024ths: spread over shards by van der Corput's
     sequence, over sources by the golden ratio.
-
-    >>> [phases_of(shard, 2) for shard in range(3)]
-    [(16, 1008), (528, 496), (272, 752)]
     """
     bits = int(f"{shard % PLACES:010b}"[::-1], 2)
     start = (bits + 16) % PLACES
@@ -97,55 +85,32 @@ def by_rows(weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int) -> 
     divisor = math.gcd(*weights, *ahead)
     own = tuple(weight // divisor for weight in weights)
     now = tuple(a // divisor for a in ahead)
-    period = _period(own, tuple(phases), rows) if sum(own) <= LONGEST_KEPT else None
-    at = None if period is None else period.places.get(now)
-    if period is None or at is None:
+    order, places = _period(own, tuple(phases)) if sum(own) <= LONGEST_KEPT else ([], {})
+    if now not in places:
         return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
-    order = period.order[np.arange(at, at + rows) % len(period.order)]
+    found = order[np.arange(places[now], places[now] + rows) % len(order)]
     stop = rows
     for source, ready in enumerate(left):
-        places = np.flatnonzero(order == source)
-        if len(places) >= ready and own[source]:
-            stop = min(stop, int(places[ready - 1]) + 1)
-    return order[:stop]
+        taken = np.flatnonzero(found == source)
+        if len(taken) >= ready and own[source]:
+            stop = min(stop, int(taken[ready - 1]) + 1)
+    return found[:stop]
 
 
-class _Period:
-    """An order that repeats itself."""
-
-    def __init__(self, weights: tuple[int, ...], phases: tuple[int, ...]) -> None:
-        total = sum(weights)
-        zero = (0,) * len(weights)
-        found, ahead = _rows(weights, zero, phases, [total + 1] * len(weights), total)
-        assert ahead == zero
-        self.order = np.array(found, dtype=np.int64)
-        counts = np.zeros((total, len(weights)), dtype=np.int64)
-        counts[np.arange(total), self.order] = total
-        after = np.cumsum(counts - np.array(weights), axis=0)
-        self.places = {tuple(row): n + 1 for n, row in enumerate(after[:-1].tolist())}
-        self.places[zero] = 0
-
-
-#: What was kept, or how many rows were asked for so far.
-_periods: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], _Period | int] = OrderedDict()
-_lock = ForkLock()
-
-
-def _period(weights: tuple[int, ...], phases: tuple[int, ...], rows: int) -> _Period | None:
-    key = weights, phases
-    with _lock:
-        found = _periods.get(key, 0)
-        if isinstance(found, _Period):
-            return found
-        asked = _periods[key] = found + rows
-        while len(_periods) > MOST_KEPT:
-            _periods.popitem(last=False)
-    if asked < sum(weights):
-        return None
-    made = _Period(weights, phases)
-    with _lock:
-        _periods[key] = made
-    return made
+@lru_cache(maxsize=128)
+def _period(
+    weights: tuple[int, ...], phases: tuple[int, ...]
+) -> tuple[IntArray, dict[tuple[int, ...], int]]:
+    """An order that repeats itself, and the places in it by how far each source is ahead."""
+    total, zero = sum(weights), (0,) * len(weights)
+    found, ahead = _rows(weights, zero, phases, [total + 1] * len(weights), total)
+    assert ahead == zero
+    order = np.array(found, dtype=np.int64)
+    counts = np.zeros((total, len(weights)), dtype=np.int64)
+    counts[np.arange(total), order] = total
+    after = np.cumsum(counts - np.array(weights), axis=0)
+    places = {tuple(row): n + 1 for n, row in enumerate(after[:-1].tolist())}
+    return order, {**places, zero: 0}
 
 
 def _rows(
@@ -217,11 +182,7 @@ def by_tokens(
     weights: Ints, ahead: Ints, first: int | None, lengths: Sequence[Ints], rows: int,
     tokens: int | None = None,
 ) -> tuple[list[int], tuple[int, ...]]:  # fmt: skip
-    """The sources of the next rows, and how far each source is ahead after them.
-
-    >>> by_tokens([1, 1], [0, 0], None, [[5] * 2, [1] * 9], 9)
-    ([1, 0, 1, 1, 1, 1, 1, 0], (4, -4))
-    """
+    """The sources of the next rows, and how far each source is ahead after them."""
     total = sum(weights)
     now = list(ahead)
     sources = [i for i, weight in enumerate(weights) if weight]

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, fields
 from fractions import Fraction
 from functools import cached_property, partial
-from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from trainpipes._internal.checks import column_name, require, whole_number
+from trainpipes._internal.checks import ColumnName, require, whole_number
 from trainpipes._internal.text import cut
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run, innermost, levels
@@ -35,6 +34,7 @@ from trainpipes.sources.mixed.mix_weights import (
     by_size,
     checked_schedule,
     checked_weights,
+    is_number,
     steps_of,
 )
 from trainpipes.sources.mixed.mixture import Mixture
@@ -77,15 +77,14 @@ class Mix(MixingSource):
         weight_by: "rows" or "tokens": what shares are counted in.
         column: with ``weight_by="tokens"``, a column of lists, whose lengths count, or of token counts. An
             empty row counts as one token.
-        temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``. Above 1,
-            small sources come more often.
+        temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
         max_epochs: how many times each source may be read in an epoch of the mix, by name or one number for
             all. Its share then goes to the other sources. No limit if left out.
         stop: where an epoch of the mix ends, in each shard:
 
-            - "all_exhausted": when each source was read once. Shorter ones start again, in another order.
-            - "first_exhausted": when the first source ends (with its ``max_epochs``): no row comes twice.
-            - "repeat": never. Count steps, as with ``repeat()``.
+            - "all_exhausted": when each source was read once; shorter ones start again.
+            - "first_exhausted": when the first source ends (with its ``max_epochs``).
+            - "repeat": never, as with ``repeat()``.
         schedule: a list of ``(draws, weights)`` that change the weights during an epoch; draws are rows (or
             tokens) of all shards together. ``weights`` hold until the first.
         interpolation: of the schedule: "constant", or "linear" in 64 small steps.
@@ -108,52 +107,36 @@ class Mix(MixingSource):
     _: KW_ONLY
     weights: Mapping[str, float] | None = None
     weight_by: Literal["rows", "tokens"] = "rows"
-    column: str = "input_ids"
+    column: ColumnName = "input_ids"
     temperature: float | None = None
     max_epochs: Mapping[str, int | None] | int | None = None
     stop: Stop = "all_exhausted"
     schedule: Sequence[tuple[int, Mapping[str, float]]] | None = None
     interpolation: Literal["constant", "linear"] = "constant"
-    output_column: str | None = None
+    output_column: ColumnName | None = None
 
     def check(self) -> None:
-        sources, is_dict = self.sources, isinstance(self.sources, Mapping) and bool(self.sources)
+        is_dict = isinstance(self.sources, Mapping) and self.sources
         self._require(is_dict, "sources", "a dict of pipelines by name, one or more")
-        self._set(sources=dict(sources))
-        for name, pipeline in sources.items():
-            good = isinstance(name, str) and bool(name)
+        self._set(sources=dict(self.sources))
+        for name, pipeline in self.sources.items():
+            good = isinstance(name, str) and name
             require(good, "mix(sources)", "a dict whose keys are strings", name)
             _check_source(name, pipeline, self.stop)
-        column_name(self.column, "mix(column)")
-        if self.output_column is not None:
-            column_name(self.output_column, "mix(output_column)")
         weights, schedule, limits = self._weights, self._schedule, self._max_epochs
-        if schedule and (schedule[0][0] == 0) != (weights is None):
-            raise ConfigError(
-                "mix(schedule) starts at 0, or it starts later and mix(weights) are used until then; got a "
-                f"start at {schedule[0][0]} {'with' if weights else 'without'} weights"
-            )
-        if not schedule and self.interpolation != "constant":
-            raise ConfigError(
-                "mix(interpolation) is between the steps of a schedule, and no schedule is given: "
-                "give one, or leave interpolation out"
-            )
+        good = not schedule or (schedule[0][0] == 0) == (weights is None)
+        self._require(good, "schedule", "a list that starts at 0, or later where weights are given")
+        good = schedule or self.interpolation == "constant"
+        self._require(good, "interpolation", '"constant" without a schedule')
         if self.temperature is not None:
-            good = isinstance(self.temperature, Real) and not isinstance(self.temperature, bool)
-            good = good and 0 < self.temperature < math.inf
+            good = is_number(self.temperature) and self.temperature > 0
             self._require(good, "temperature", "a number above 0")
-            if weights is not None or schedule:
-                raise ConfigError(
-                    "mix(temperature) makes weights of the sources' sizes: leave it out, or weights and "
-                    "schedule"
-                )
+            alone = weights is None and not schedule
+            self._require(alone, "temperature", "left out beside weights or a schedule")
         last = schedule[-1][1] if schedule else weights
-        ends = not any(limits[n] is None and (last is None or last[n]) for n in limits)
-        if self.stop == "repeat" and ends:
-            raise ConfigError(
-                'mix(stop="repeat") has no end, so that at least one source needs a weight at '
-                f"the end and no limit of epochs; got max_epochs={self.max_epochs!r}"
-            )
+        goes_on = any(limits[name] is None and (last is None or last[name]) for name in limits)
+        rule = 'None with stop="repeat", for a source at least that has a weight at the end'
+        self._require(goes_on or self.stop != "repeat", "max_epochs", rule)
 
     @cached_property
     def _weights(self) -> dict[str, Fraction] | None:
@@ -257,16 +240,6 @@ class Mix(MixingSource):
 
     # Weights
 
-    def first_and_last_shares(self) -> dict[str, tuple[float, ...]]:
-        """Each source's share at the start of an epoch and after the schedule; none where sizes decide."""
-        steps = [step for _, step in self._schedule]
-        steps = [self._weights, *steps] if self._weights else steps
-        ends = [steps[0], steps[-1]] if steps else []
-        return {
-            name: tuple(float(step[name] / sum(step.values())) for step in ends)
-            for name in self.sources
-        }
-
     def _rules(self, sizes: Mapping[str, int | None]) -> MixRules:
         names = tuple(sorted(self.sources))
         points = list(self._schedule)
@@ -304,7 +277,7 @@ class Mix(MixingSource):
         sizes: Mapping[str, int | None],
         sources: Mapping[str, RowSource | RowStream],
     ) -> list[tuple[str, str]]:
-        rows = _epoch_rows(rules, sizes)
+        rows = rules.epoch_rows(sizes)
         lines = [("mix", f"{len(rules.names)} sources by {self.weight_by}; {_ENDS[self.stop]}")]
         for name in self.sources:
             i = rules.names.index(name)
@@ -313,9 +286,7 @@ class Mix(MixingSource):
             size = sizes[name]
             said += " with an unknown number of rows" if size is None else f", {size:,} rows"
             if rows is not None and size:
-                times = rows * shares[0] / size
-                limit = rules.max_epochs[i]
-                times = times if limit is None else min(times, limit)
+                times = min(rows * shares[0] / size, rules.max_epochs[i] or math.inf)
                 said += f", gone through {times:.2f} times in an epoch of the mix"
             lines.append((f"  {name}", said))
             lines += [(f"    {label}", text) for label, text in sources[name].describe()]
@@ -371,31 +342,14 @@ def _tokens(column: str, mix: Mix, block: Block) -> IntArray:
     return np.maximum(1, lengths_of(block, column, mix))
 
 
-def _epoch_rows(rules: MixRules, sizes: Mapping[str, int | None]) -> float | None:
-    counted = [sizes[name] for name in rules.names]
-    if rules.stop == "repeat" or rules.lengths is not None or len(rules.steps) > 1:
-        return None
-    if any(size is None for size in counted):
-        return None
-    limits = [limit or 1 for limit in rules.max_epochs]
-    total, weights = sum(rules.steps[0]), rules.steps[0]
-    ends = [
-        (size or 0) * total / weight * (limit if rules.stop == "first_exhausted" else 1)
-        for size, weight, limit in zip(counted, weights, limits, strict=True)
-        if weight
-    ]
-    return min(ends) if rules.stop == "first_exhausted" else max(ends)
-
-
 def _limits(max_epochs: Any, names: Sequence[str]) -> dict[str, int | None]:
     if not isinstance(max_epochs, Mapping):
         max_epochs = dict.fromkeys(names, max_epochs)
+    option, known = "mix(max_epochs)", f"names of sources ({', '.join(names)})"
     for name, limit in max_epochs.items():
-        known = f"names of sources ({', '.join(names)})"
-        require(name in names, "mix(max_epochs)", known, name)
+        require(name in names, option, known, name)
         if limit is not None:
-            meaning = "times that a source is gone through, or None"
-            whole_number(limit, 1, "mix(max_epochs)", meaning)
+            whole_number(limit, 1, option, "times that a source is gone through, or None")
     return {name: max_epochs.get(name) for name in names}
 
 

@@ -1,14 +1,10 @@
-"""One shard of a mix.
-
-A run is made of stretches, within which no source runs out of ready rows. Rows are gathered source by
-source and put in order at once.
-"""
+"""One shard of a mix. A run is made of stretches, within which no source runs out of ready rows."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,10 +13,101 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray, slots_before
 from trainpipes.engine.planning.chain import Chain
-from trainpipes.errors import DataError
+from trainpipes.engine.shards.shard_rows import ShardOpener
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
+from trainpipes.errors import DataError, TrainpipesError
 from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of, whole_weights
-from trainpipes.sources.mixed.mix_source import CursorAfter, MixSource, SourceRows
 from trainpipes.sources.mixed.mix_weights import MixRules
+
+#: A source's cursor before so many more of its rows; None at the start of a pass.
+CursorAfter = Callable[[int], "dict[str, Any] | None"]
+
+
+@dataclass(eq=False)
+class MixSource:
+    name: str
+    opener: ShardOpener
+    ids: Callable[[IntArray], IntArray]
+    lengths: Callable[[Block], IntArray] | None
+
+    def expect(self, shard: int, epoch: int, cursor: dict[str, Any] | None) -> None:
+        if cursor is None or not cursor.get("gone"):
+            ShardRuns(self.opener, shard, epoch, cursor)
+
+    def mixed(self, block: Block) -> tuple[Block, list[int]]:
+        block.ids = self.ids(block.ids)
+        if block.made_of is not None:
+            block.made_of = block.made_of._replace(ids=self.ids(block.made_of.ids))
+        return block, [] if self.lengths is None else self.lengths(block).tolist()
+
+    def named(self, error: Exception) -> None:
+        stage, row = getattr(error, "_trainpipes", (None, None))
+        if row is not None:
+            own = int(self.ids(np.array([row], dtype=np.int64))[0])
+            error._trainpipes = stage, own  # type: ignore[attr-defined]
+        elif isinstance(error, TrainpipesError):
+            error.source = error.source or self.name
+            error.message = f"{error.message} (in source {self.name!r} of a mix)"
+        else:
+            error.add_note(f"in source {self.name!r} of a mix")
+
+
+class SourceRows:
+    """One source's ready rows in one shard, and where the next stands. Whoever takes some updates
+    ``left``.
+    """
+
+    def __init__(
+        self, source: MixSource, shard: int, epoch: int, cursor: dict[str, Any] | None
+    ) -> None:
+        self.gone = cursor is not None and bool(cursor.get("gone"))
+        self.left = self.passes = 0
+        self._source, self._start = source, cursor
+        self._first_epoch = source.opener.plan.chain.first_epoch(epoch)
+        self._runs = None if self.gone else ShardRuns(source.opener, shard, epoch, cursor)
+        self._made: PlacedRun | None = None
+        self._block: Block | None = None
+        self._lengths: list[int] = []
+        self._begin = 0  # of those rows of the block that are taken and not given away yet
+        self._pieces: list[Block] = []  # taken from blocks before
+
+    def fill(self) -> None:
+        assert self._runs is not None
+        self._put_by()
+        try:
+            found = self._runs.next()
+            assert found is not None
+        except Exception as error:
+            self._source.named(error)
+            raise
+        made, run = found
+        self._block, self._lengths = self._source.mixed(run.block.slice(made.first, made.last))
+        self._made = made
+        self.left, self._begin = made.last - made.first, 0
+        self.passes = self._runs.epoch - self._first_epoch
+
+    @property
+    def lengths(self) -> list[int]:
+        return self._lengths[len(self._lengths) - self.left :]
+
+    def taken(self) -> list[Block]:
+        self._put_by()
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def _put_by(self) -> None:
+        if self._block is not None:
+            end = len(self._block) - self.left
+            if end > self._begin:
+                self._pieces.append(self._block.slice(self._begin, end))
+            self._begin = end
+
+    def cursor_after(self) -> CursorAfter:
+        made, start, gone = self._made, self._start, {"gone": True} if self.gone else {}
+        if made is None:
+            return lambda _: start
+        used = made.last - self.left
+        return lambda count: {**made.cursor(used + count), **gone}
 
 
 @dataclass(frozen=True)
@@ -73,26 +160,25 @@ def moved_on(ahead: tuple[int, ...], weights: tuple[int, ...], units: list[int])
 STRETCHES = 4
 
 
+@dataclass(eq=False)
 class MixRuns:
-    def __init__(
-        self,
-        rules: MixRules,
-        sources: Sequence[MixSource],
-        chain: Chain,
-        shard: int,
-        state: dict[str, Any],
-        rows: tuple[int, int],
-        first_epoch: int,
-    ) -> None:
-        self._rules, self._sources, self._chain, self._shard = rules, sources, chain, shard
+    _rules: MixRules
+    _sources: Sequence[MixSource]
+    _chain: Chain
+    _shard: int
+    state: InitVar[dict[str, Any]]
+    rows: InitVar[tuple[int, int]]
+    _first_epoch: int
+
+    def __post_init__(self, state: dict[str, Any], rows: tuple[int, int]) -> None:
         self._run_rows, self._next_rows = rows
-        self._first_epoch = first_epoch
+        rules, shard, shards = self._rules, self._shard, self._chain.num_shards
         self._phases = phases_of(shard, len(rules.names))
         # Where the steps of the schedule begin, in this shard's own rows or tokens.
         if rules.lengths is None:
-            self._starts = [slots_before(start, shard, chain.num_shards) for start in rules.starts]
+            self._starts = [slots_before(start, shard, shards) for start in rules.starts]
         else:
-            self._starts = [-(-start // chain.num_shards) for start in rules.starts]
+            self._starts = [-(-start // shards) for start in rules.starts]
         self._enter(int(state["epoch"]), state)
 
     def _enter(self, epoch: int, state: dict[str, Any]) -> None:

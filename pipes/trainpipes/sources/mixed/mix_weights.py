@@ -30,15 +30,20 @@ def checked_weights(weights: Any, names: Sequence[str], option: str) -> dict[str
     rule = f"a dict with a number for each source ({', '.join(names)})"
     good = isinstance(weights, Mapping) and set(weights) == set(names)
     require(good, option, rule, weights, "0 leaves a source out")
-    found = {name: _number(weights[name], name, option) for name in names}
-    require(any(found.values()), option, "more than 0 for one source at least", weights)
-    return found
+    for name, value in weights.items():
+        good = is_number(value) and value >= 0
+        require(good, f"{option}: {name!r}", "a number of 0 or more", value)
+    require(any(weights.values()), option, "more than 0 for one source at least", weights)
+    return {
+        name: Fraction(
+            weights[name] if isinstance(weights[name], Rational) else repr(float(weights[name]))
+        )
+        for name in names
+    }
 
 
-def _number(value: Any, name: str, option: str) -> Fraction:
-    good = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    require(good and value >= 0, f"{option}: {name!r}", "a number of 0 or more", value)
-    return Fraction(value) if isinstance(value, Rational) else Fraction(repr(float(value)))
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
@@ -61,12 +66,7 @@ def checked_schedule(schedule: Any, names: Sequence[str]) -> Schedule:
 
 
 def steps_of(points: Schedule, linear: bool) -> Schedule:
-    """Steps of constant weights; a linear stretch becomes several, with the weights of their middles.
-
-    >>> points = [(0, {"a": Fraction(1), "b": Fraction(0)}), (128, {"a": Fraction(0), "b": Fraction(1)})]
-    >>> [(start, float(weights["b"])) for start, weights in steps_of(points, linear=True)[:3]]
-    [(0, 0.0078125), (2, 0.0234375), (4, 0.0390625)]
-    """
+    """Steps of constant weights; a linear stretch becomes several, with the weights of their middles."""
     if not linear:
         return points
     found: Schedule = []
@@ -86,16 +86,11 @@ def _shares(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
 
 
 def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fraction]:
-    """Weights in proportion to ``size ** (1 / temperature)``.
-
-    >>> {n: int(w) for n, w in by_size({"a": 900, "b": 100}, 2.0).items()}
-    {'a': 1000000, 'b': 333333}
-    """
+    """Weights in proportion to ``size ** (1 / temperature)``."""
     if temperature is None or temperature == 1:
         return {name: Fraction(size) for name, size in sizes.items()}
-    shares = {
-        name: (size / max(sizes.values())) ** (1 / temperature) for name, size in sizes.items()
-    }
+    most = max(sizes.values())
+    shares = {name: (size / most) ** (1 / temperature) for name, size in sizes.items()}
     return {name: Fraction(max(1, round(share * SIZE_WEIGHTS))) for name, share in shares.items()}
 
 
@@ -104,8 +99,8 @@ Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
 @dataclass(frozen=True)
 class MixRules:
-    """How sources, sorted by name, are mixed: schedule steps with whole weights of one sum, from ``starts``
-    in rows or tokens of the whole mix; ``lengths`` counts a row's tokens, 1 or more, None for rows.
+    """How sources, sorted by name, are mixed: steps of whole weights from ``starts`` in rows or tokens of the
+    whole mix; ``lengths`` counts a row's tokens, None for rows.
     """
 
     names: tuple[str, ...]
@@ -117,28 +112,37 @@ class MixRules:
     output_column: str | None
     asker: object
 
+    def epoch_rows(self, sizes: Mapping[str, int | None]) -> float | None:
+        """About how many rows an epoch has, where that is known."""
+        first, counted = self.stop == "first_exhausted", [sizes[name] for name in self.names]
+        if self.stop == "repeat" or self.lengths or len(self.steps) > 1 or None in counted:
+            return None
+        total = sum(self.steps[0])
+        parts = zip(counted, self.steps[0], self.max_epochs, strict=True)
+        ends = [(n or 0) * total / w * (limit or 1 if first else 1) for n, w, limit in parts if w]
+        return min(ends) if first else max(ends)
+
     def with_names(self, block: Block, source: IntArray) -> Block:
         column, data = self.output_column, block.data
         if column is None:
             return block
+        problem = ""
         if isinstance(data, pa.Table):
             names = set(data.column_names)
         elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
             names = {name for row in data for name in row}
         else:
-            raise self._unlike(
+            names = set()
+            problem = (
                 f"output_column={column!r} needs rows with columns, got {said(columns_of(data))}; make dicts "
                 "with map() in the sources"
             )
         if column in names:
-            raise self._unlike(
-                f"the rows have a column {column!r} already; give output_column another name"
-            )
+            problem = f"the rows have a column {column!r} already; give output_column another name"
+        if problem:
+            raise SchemaError(f"{self.asker}: {problem}", stage=str(self.asker))
         if isinstance(data, pa.Table):
             added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
             return block.with_data(data.append_column(column, added))
         rows = zip(data, source.tolist(), strict=True)
         return block.with_data([{**row, column: self.names[i]} for row, i in rows])
-
-    def _unlike(self, problem: str) -> SchemaError:
-        return SchemaError(f"{self.asker}: {problem}", stage=str(self.asker))

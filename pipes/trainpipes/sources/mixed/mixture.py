@@ -22,8 +22,7 @@ from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.sources.combined.row_kinds import united
-from trainpipes.sources.mixed.mix_runs import MixRuns
-from trainpipes.sources.mixed.mix_source import MixSource
+from trainpipes.sources.mixed.mix_runs import MixRuns, MixSource
 from trainpipes.sources.mixed.mix_weights import MixRules
 
 #: Bits of a row's number that are its own, and that tell its source.

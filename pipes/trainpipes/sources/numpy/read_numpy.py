@@ -4,7 +4,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from trainpipes._internal.checks import ColumnName
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError, SchemaError
+from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
@@ -34,9 +35,9 @@ class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
     Rows are dicts of tensors: one for each array of an ``.npz`` file, for each field of a structured array,
-    else ``output_column``. Local ``.npy`` files, and ``.npz`` files of ``np.savez``, are memory-mapped, and
-    their rows can be chosen by number (``shuffle(scope="global")``). Files of ``np.savez_compressed`` are
-    decompressed whole. Python objects are never loaded, since that runs code.
+    else ``output_column``. Local files that are not compressed are memory-mapped, and their rows can be
+    chosen by number (``shuffle(scope="global")``); other ``.npz`` files are read whole. Python objects are
+    never loaded.
 
     Args:
         columns: names of arrays or fields; None for all; then all files must have the same names.
@@ -61,17 +62,10 @@ class ReadNumpy(FileReader):
 
     columns: Sequence[str] | None = None
     _: KW_ONLY
-    output_column: str = "array"
+    output_column: ColumnName = "array"
     block_rows: int | None = None
     storage_options: Mapping[str, Any] | None = None
     index: str | os.PathLike[str] | bool | None = None
-
-    def check(self) -> None:
-        super().check()
-        if not isinstance(self.output_column, str) or not self.output_column:
-            raise ConfigError(
-                f"read_numpy(output_column) is the name of an .npy file's rows, got {self.output_column!r}"
-            )
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         format = NumpyFormat(self.output_column, self.columns, self.block_rows, str(self))
@@ -95,17 +89,17 @@ class ReadNumpy(FileReader):
         )
 
 
+@dataclass(eq=False)
 class NumpyFormat(Format):
     name = "NumPy"
     random_access = by_number = True
     fit = "NumPy files that are on this machine and not compressed"
     otherwise = "write it with np.savez, or shuffle within a buffer"
 
-    def __init__(
-        self, output_column: str, columns: Sequence[str] | None, block_rows: int | None, asker: str
-    ) -> None:
-        self._output_column, self._columns = output_column, columns
-        self._block_rows, self._asker = block_rows, asker
+    _output_column: str
+    _columns: Sequence[str] | None
+    _block_rows: int | None
+    _asker: str
 
     def rows_of_block(self, arrays: Mapping[str, StoredArray]) -> int:
         row_bytes = sum(array.row_bytes for array in arrays.values())

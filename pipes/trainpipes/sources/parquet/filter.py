@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Context, Decimal
 from functools import reduce
 from itertools import product
 from operator import and_
@@ -27,7 +26,12 @@ from trainpipes.stages.filter import as_expression
 #: filter is asked of so many mixtures of these for a row group, at most; more columns tell nothing.
 MOST_CASES = 36
 MISSING = re.compile(r"FieldRef\.Name\((.*?)\)")
-UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+ORDERED = (
+    pa.types.is_boolean, pa.types.is_integer, pa.types.is_float32, pa.types.is_float64,
+    pa.types.is_decimal, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_string,
+    pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
+    pa.types.is_large_binary, pa.types.is_binary_view,
+)  # fmt: skip
 
 #: What holds for all rows of a row group.
 Facts = list[pc.Expression]
@@ -149,7 +153,7 @@ def _leaves(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterable[
 def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | None:
     if pa.types.is_null(kind):
         return Bounds(None, None, nulls=True)
-    if chunk.physical_type != column.physical_type:
+    if chunk.physical_type != column.physical_type or chunk.physical_type == "INT96":
         return None
     statistics = chunk.statistics
     if statistics is None:
@@ -160,8 +164,7 @@ def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | N
     if not statistics.has_min_max:
         return None
     try:
-        least = _scalar(statistics.min_raw, kind, column)
-        most = _scalar(statistics.max_raw, kind, column)
+        least, most = _scalar(statistics.min, kind), _scalar(statistics.max, kind)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
         return None  # text that is cut within a character, for one
     if least is None or most is None:
@@ -169,32 +172,11 @@ def _bounds(chunk: Any, column: Any, kind: pa.DataType, rows: int) -> Bounds | N
     return Bounds(least, most, nulls=bool(column.max_definition_level) and nulls != 0)
 
 
-def _scalar(raw: Any, kind: pa.DataType, column: Any) -> Any:
-    """A footer's value as Arrow's; None for types that Arrow orders differently."""
-    types = pa.types
-    if types.is_boolean(kind):
-        return pa.scalar(bool(raw), kind)
-    if types.is_float32(kind) or types.is_float64(kind):
-        return None if raw != raw else pa.scalar(raw, kind)
-    if types.is_decimal(kind):
-        number = raw if isinstance(raw, int) else int.from_bytes(raw, "big", signed=True)
-        return pa.scalar(Decimal(number).scaleb(-kind.scale, Context(prec=100)), kind)
-    if types.is_unsigned_integer(kind):
-        return pa.scalar(raw % (1 << kind.bit_width), kind)
-    if types.is_integer(kind):
-        return pa.scalar(raw, kind)
-    if types.is_date32(kind):
-        return pa.scalar(raw, pa.int32()).cast(kind)
-    if types.is_timestamp(kind) and column.physical_type == "INT64":
-        unit = re.search(r"timeUnit=(\w+)", str(column.logical_type))
-        if unit is None or UNITS.get(unit[1]) != kind.unit:
-            return None
-        return pa.scalar(raw, pa.int64()).cast(kind)
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
-        return pa.scalar(raw.decode(), kind)
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
-        return pa.scalar(raw, kind)
-    return None
+def _scalar(value: Any, kind: pa.DataType) -> Any:
+    """A footer's value as Arrow's; None for NaN, and for types that Arrow may order differently."""
+    return (
+        pa.scalar(value, kind) if value == value and any(test(kind) for test in ORDERED) else None
+    )
 
 
 # What follows

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.pool import Future, Pool, waits_for_server
 from trainpipes.errors import UnreachableError
 
-#: Threads of a process that wait for servers.
-MAX_THREADS = 32
+#: Threads of a process that wait for servers, and how many of them one reader keeps busy.
+MAX_THREADS, BUSY = 32, 16
 #: Bytes that a process fetches ahead, unless the user says otherwise.
 PREFETCH_BYTES = 256 << 20
 #: What one reader has fetched ahead at most, however small each is: all of it is looked at for each one more.
@@ -30,7 +30,7 @@ def waiting() -> Pool:
 
 
 class Ahead(Generic[Opened]):
-    """What is opened ahead, in the order in which it will be needed."""
+    """What is opened ahead, in the order in which it will be needed. Any thread may ask."""
 
     def __init__(
         self,
@@ -38,19 +38,24 @@ class Ahead(Generic[Opened]):
         size: Callable[[int], float],
         most: int = PREFETCH_BYTES,
     ) -> None:
-        self._open = open_block
-        self._size = size
-        self._most = most
+        self._open, self._size, self._most = open_block, size, most
         weakref.finalize(self, _held.pop, (os.getpid(), id(self)), None)
-        self._upcoming: deque[int] = deque()
+        self._upcoming: dict[int, None] = {}
         self._futures: dict[int, Future] = {}
+        self._busy: set[int] = set()  # those that a thread opens, or will
+        self._lock = InterruptibleLock()
 
-    def expect(self, blocks: Iterable[int]) -> None:
-        """Say which row groups will be read next, in order; others are forgotten."""
-        wanted = dict.fromkeys(blocks)
-        self._futures = {n: future for n, future in self._futures.items() if n in wanted}
-        self._upcoming = deque(n for n in wanted if n not in self._futures)
-        self._go_on()
+    def expect(self, blocks: Iterable[int], more: bool = False) -> None:
+        """Say what will be read next, in order; others are forgotten, or come after ``more``."""
+        with self._lock:
+            wanted = dict.fromkeys(blocks)
+            if more:
+                wanted |= self._upcoming
+            else:
+                self._futures = {n: one for n, one in self._futures.items() if n in wanted}
+                self._busy &= self._futures.keys()
+            self._upcoming = {n: None for n in wanted if n not in self._futures}
+            self._go_on()
 
     def __contains__(self, block: int) -> bool:
         return block in self._futures
@@ -60,24 +65,29 @@ class Ahead(Generic[Opened]):
         all_held = _held.copy()  # at once, while other threads add to it, and take from it
         others = sum(size for (process, _), size in all_held.items() if process == key[0])
         others -= _held.get(key, 0.0)
-        while self._upcoming:
-            more = self._size(self._upcoming[0])
-            busy = sum(not future.done for future in self._futures.values())
-            full = others + own + more > self._most or busy >= MAX_THREADS // 2
+        for block in list(self._upcoming):
+            size = self._size(block)
+            full = others + own + size > self._most or len(self._busy) >= BUSY
             if self._futures and (full or len(self._futures) >= MOST_HELD):
                 break
-            own += more
-            block = self._upcoming.popleft()
-            self._futures[block] = waiting().submit(partial(self._open, block))
+            own += size
+            del self._upcoming[block]
+            self._busy.add(block)
+            work = partial(_opened, self._open, block, weakref.ref(self))
+            self._futures[block] = waiting().submit(work)
         _held[key] = own
 
+    def is_open(self, block: int) -> None:
+        with self._lock:
+            self._busy.discard(block)
+            self._go_on()
+
     def take(self, block: int) -> Opened | None:
-        """A row group that was opened ahead; None if it was not, or was out of reach."""
-        if block in self._upcoming:
-            while self._upcoming.popleft() != block:
-                pass
-        future = self._futures.pop(block, None)
-        self._go_on()
+        """What was opened ahead; None if it was not, or was out of reach."""
+        with self._lock:
+            self._upcoming.pop(block, None)
+            future = self._futures.pop(block, None)
+            self._go_on()
         if future is None or (future.done and isinstance(future.error, UnreachableError)):
             return None  # the server may be there again
         try:
@@ -86,3 +96,11 @@ class Ahead(Generic[Opened]):
         except FileNotFoundError:
             return None  # who reads it says so, and where
         return opened
+
+
+def _opened(open_block: Callable[[int], Any], block: int, ahead: weakref.ref[Ahead[Any]]) -> Any:
+    try:
+        return open_block(block)
+    finally:
+        if (found := ahead()) is not None:
+            found.is_open(block)

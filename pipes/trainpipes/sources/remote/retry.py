@@ -254,30 +254,22 @@ class Requests:
                 f"({failure.text}); bring the old one back, or build the pipeline again",
                 path=name,
             )
+        again = "start again, from the last checkpoint if there is one"
+        longer = "list_files(..., retry=tp.Retry(deadline=...))"
         if failure.kind == "access":
-            said = (
-                f"the server denies access ({failure.text}); renew the credentials (environment, or "
-                "storage_options={...}), then start again, from the last checkpoint if there is one"
-            )
+            said = f"the server denies access ({failure.text}); renew the credentials (environment, or "
+            said += f"storage_options={{...}}), then {again}"
         elif failure.kind == "rejected":
-            said = (
-                f"the server rejects the request ({failure.text}); check the address and "
-                "storage_options={...}, then start again, from the last checkpoint if there is one"
-            )
+            said = f"the server rejects the request ({failure.text}); check the address and "
+            said += f"storage_options={{...}}, then {again}"
         elif failure.wait:
-            said = (
-                f"the server asks to wait {failure.wait:,.0f} s ({failure.text}), and the deadline is "
-                f"{self._seconds:g} s; start again later, from the last checkpoint if there is one, or "
-                "allow more by list_files(..., retry=tp.Retry(deadline=...))"
-            )
+            said = f"the server asks to wait {failure.wait:,.0f} s ({failure.text}), and the deadline is "
+            said += f"{self._seconds:g} s; {again}, later, or allow more by {longer}"
         else:
             times = "1 try" if tries == 1 else f"{tries} tries"
-            said = (
-                f"cannot be reached: {times} in {seconds:.3g} s, the last ended with {failure.text}; "
-                "check the network, the address and the server, then start again, from the last "
-                "checkpoint if there is one, or "
-                f"try for longer than {self._seconds:g} s by list_files(..., retry=tp.Retry(deadline=...))"
-            )
+            said = f"cannot be reached: {times} in {seconds:.3g} s, the last ended with {failure.text}; "
+            said += f"check the network, the address and the server, then {again}, or try for longer than "
+            said += f"{self._seconds:g} s by {longer}"
         return UnreachableError(f"{name}: {said}", path=name, attempts=tries, seconds=seconds)
 
 

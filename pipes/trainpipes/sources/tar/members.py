@@ -1,7 +1,5 @@
-"""The members of a tar archive, and the samples that they make, by their headers in one pass.
-
-For the format see POSIX pax. A sample (https://github.com/webdataset/webdataset) is members that follow
-each other and have one name up to the first dot.
+"""The members of a tar archive, by their headers in one pass. Those that follow each other and have one name
+up to the first dot are a sample (https://github.com/webdataset/webdataset).
 """
 
 from __future__ import annotations
@@ -96,7 +94,11 @@ def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
             if member.size < 0:
                 raise BadFileError(f"damaged: no header of a member at byte {member.offset:,}")
             if member.isreg():
-                _check_name(member.name)
+                try:
+                    member.name.encode()
+                except UnicodeEncodeError as error:
+                    said = f"the name of a member is not UTF-8: {member.name[:40]!r}"
+                    raise BadFileError(said) from error
                 yield member.name, member.offset_data, member.size
     except (tarfile.TarError, ValueError, LookupError, OverflowError, RecursionError) as error:
         said = "cut short" if "end of data" in str(error) else "damaged"
@@ -119,19 +121,6 @@ def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
             )
 
 
-def _check_name(name: str) -> None:
-    """Raise for a name that is no text, or leads out of the folder."""
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise BadFileError(f"the name of a member is not UTF-8: {name[:40]!r}") from error
-    if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or name[1:3] == ":\\":
-        raise BadFileError(
-            f"the member {name!r} would lie outside of the folder that the archive is unpacked in: "
-            "write the archive with relative names"
-        )
-
-
 def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
     """The members by an index of ``wds2idx`` (DALI): version and number of samples, then a line of extension,
     place, bytes and name for each sample. None if it cannot be relied on.
@@ -152,7 +141,6 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
         # A longer name has a header of its own, which some programs take for the member's.
         if start < BLOCK or start + length > size or len(name.encode()) > LONG_NAME:
             return None
-        _check_name(name)
     return found
 
 

@@ -8,10 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import several
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import column_names
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_rows import cut_evenly
@@ -36,11 +34,11 @@ class ReadWebdataset(FileReader):
     """Reads the samples of tar archives in WebDataset's layout: consecutive members with one name up to the
     first dot, such as ``0001.jpg`` and ``0001.cls``.
 
-    Rows are Arrow, with the key as ``__key__`` and a column of bytes for each extension, which
-    ``decode_image`` or a ``map`` decodes. Members without an extension, hidden ones, folders and links are
-    skipped. Archives may be compressed; to reach a sample, all before it is then decompressed. A compressed
-    or remote archive is read once for its headers, unless an index of ``wds2idx`` lies beside it. Samples of
-    plain local archives can be chosen by number (``shuffle(scope="global")``).
+    Rows are Arrow, with the key as ``__key__`` and a column of bytes for each extension. Members without an
+    extension, hidden ones, folders and links are skipped. To reach a sample of a compressed archive, all
+    before it is decompressed. A compressed or remote archive is read once for its headers, unless an index of
+    ``wds2idx`` lies beside it. Samples of plain local archives can be chosen by number
+    (``shuffle(scope="global")``).
 
     Args:
         columns: extensions, and ``"__key__"``; None for those of the first sample.
@@ -53,8 +51,7 @@ class ReadWebdataset(FileReader):
             64 MB or more.
 
     Raises:
-        UnreadableError: names all files that are no archives, or whose members would be unpacked outside of
-            their folder, each with the reason.
+        UnreadableError: names all files that are no archives, each with the reason.
         SchemaError: a sample lacks a member that others have; names it.
         DataChangedError: a file has changed since it was listed.
 
@@ -82,12 +79,7 @@ class ReadWebdataset(FileReader):
 
     def check(self) -> None:
         super().check()
-        text = [self.text] if isinstance(self.text, str) else self.text
-        if not several(text) or not all(isinstance(name, str) for name in text):
-            raise ConfigError(
-                f'read_webdataset(text) takes extensions such as ["txt"], got {shown(self.text)}'
-            )
-        self._set(text=tuple(text))
+        self._set(text=tuple(column_names(self.text, "read_webdataset(text)", least=0)))
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
         asker, listed = str(self), self.listed(files)

@@ -1,7 +1,4 @@
-"""Samples of tar archives as rows: a column of bytes for each extension.
-
-The index holds all members; a layout for reading has one stage's columns, in blocks of about 4 MB.
-"""
+"""Samples of tar archives as rows. The index holds all members; a layout for reading one stage's columns."""
 
 from __future__ import annotations
 

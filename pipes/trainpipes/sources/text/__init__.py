@@ -1,13 +1,12 @@
 """Files of text, in blocks of whole rows.
 
 exact_integers  integers that floats would round
-format          what a format tells of itself: where a row ends, and what a row is
+format          where rows end, and what they are
 json_depth      JSON that nests too deep
-block_scan      cuts a file into pieces of whole rows
-layout          the pieces of a file
-row_errors      what is wrong with a row, with file and line
-blocks          the pieces of a file as blocks of rows
-text_reader     what the stages share: what they open, columns and types
+block_scan      pieces of whole rows
+row_errors      what is wrong with a row
+blocks          pieces as blocks of rows
+text_reader     columns and types
 read_csv        CSV
 read_json       JSON
 read_text       lines, paragraphs, documents

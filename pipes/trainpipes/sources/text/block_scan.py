@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import zlib
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
@@ -9,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
-from trainpipes.sources.compressed.streams import Entry, Stream
+from trainpipes.sources.compressed.streams import Decompressed, Entry, ReadAgain, Stream
 from trainpipes.sources.files.each_file import BadFileError
-from trainpipes.sources.files.format import Layout, packed
-from trainpipes.sources.text.format import Cutter, TextFormat
+from trainpipes.sources.files.file_bytes import FileBytes, as_bytes
+from trainpipes.sources.files.format import Layout, OtherBytesError, packed, unpacked
+from trainpipes.sources.text.format import Cutter, Start, TextFormat
 
 #: Bytes of a piece, about. Smaller ones cost a request each, larger ones memory in each reader.
 PIECE_BYTES = 4 << 20
@@ -47,7 +49,8 @@ def scan(
             raise BadFileError(f"not {form.name}: its first {len(head):,} bytes hold no line end")
     line = head.count(b"\n", 0, start.at) + 1
     entries = stream.entries if compression else None
-    found = _Scan(entries, form.cutter(start), start.at, line, block_rows, form.max_row_bytes)
+    begin = _Mark(start.at, 0, 0, line, b"")
+    found = _Scan(entries, form.cutter(start), begin, block_rows, form.max_row_bytes)
     found.add(head[start.at :])
     while chunk := stream.read():
         found.add(chunk)
@@ -81,21 +84,19 @@ class _Mark:
     tail: bytes
 
 
+@dataclass
 class _Scan:
-    def __init__(
-        self,
-        entries: list[Entry] | None,
-        cutter: Cutter,
-        at: int,
-        line: int,
-        block_rows: int | None,
-        most: int,
-    ) -> None:
+    _entries: list[Entry] | None
+    _cutter: Cutter
+    _begin: _Mark  # of the piece at hand
+    _block_rows: int | None
+    _most: int
+
+    def __post_init__(self) -> None:
         self.pieces: list[tuple[int, ...]] = []
-        self._entries, self._cutter = entries, cutter
-        self._line, self._block_rows, self._most = line, block_rows, most
-        # Where the piece at hand begins, the last row ends, and what was read ends.
-        self._begin = self._row = self._end = _Mark(at, 0, 0, line, b"")
+        # Where the last row ends, and what was read.
+        self._row = self._end = self._begin
+        self._line = self._begin.line
         self._head = b""  # the first bytes of the piece
 
     def add(self, chunk: bytes) -> None:
@@ -162,3 +163,76 @@ class _Scan:
 def _blank_lines(chunk: bytes, start: int) -> int:
     text = chunk[start : start + END_BYTES]
     return text.count(b"\n", 0, len(text) - len(text.lstrip(b", \t\r\n")))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TextLayout(Layout):
+    """Of each piece the line feeds before it, its checksum, and where its member begins in the file and
+    decompressed; and the rows whose types were found, with their bytes by column.
+    """
+
+    compression: str
+    head: Start
+    lines: IntArray
+    checks: IntArray
+    entries: IntArray
+    places: IntArray
+    size: int
+    sampled: tuple[int, list[float]] | None = None
+
+    @staticmethod
+    def of(layout: Layout) -> TextLayout:
+        extra = unpacked(layout.extra)
+        lines = extra.pop("lines")
+        extra["lines"] = extra.pop("lines_before") + np.cumsum(lines) - lines
+        extra["head"] = Start(extra.pop("at"), tuple(extra.pop("names")), extra.pop("kind"))
+        return TextLayout(
+            layout.rows, layout.start, layout.stop, layout.schema, layout.extra, **extra
+        )
+
+    def with_types(self, schema: pa.Schema, rows: int, sizes: Sequence[float]) -> Layout:
+        extra = packed(**{**unpacked(self.extra), "sampled": [rows, list(sizes)]})
+        return Layout(self.rows, self.start, self.stop, schema, extra)
+
+    def first_pieces(self, block_rows: int | None) -> IntArray:
+        """First pieces of blocks, and their number. Without ``block_rows`` a block ends after the first piece
+        in which a member begins.
+        """
+        count = len(self.rows)
+        found = [0] if count else []
+        if block_rows is not None and count:
+            counted = np.cumsum(self.rows[:-1])
+            found += (1 + np.flatnonzero(counted % block_rows == 0)).tolist()
+        elif block_rows is None:
+            for piece in range(1, count):
+                if self.places[piece] > self.start[found[-1]]:
+                    found.append(piece)
+        return np.array([*found, count], dtype=np.int64)
+
+    def edges(self, block_rows: int | None) -> IntArray:
+        found: IntArray = np.append(0, np.cumsum(self.rows))[self.first_pieces(block_rows)]
+        return found
+
+
+class TextFile:
+    def __init__(self, data: FileBytes, layout: TextLayout, again: ReadAgain) -> None:
+        self._data, self.layout, self.name = data, layout, data.name
+        self._stream = Decompressed(data, layout.compression, again) if layout.compression else None
+
+    def content(self, number: int) -> bytes:
+        layout = self.layout
+        start, stop = int(layout.start[number]), int(layout.stop[number])
+        if self._stream is None:
+            data = as_bytes(self._data.read([(start, stop)])[0])
+        else:
+            entry = int(layout.entries[number]), int(layout.places[number])
+            data = self._stream.read(start, stop, entry)
+            if number == len(layout.rows) - 1:
+                self._stream.finish()
+        if len(data) != stop - start or check_of(data) != int(layout.checks[number]):
+            raise OtherBytesError("it has as many bytes as before, and others")
+        return data
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()

@@ -1,7 +1,5 @@
-"""Files of text as blocks of rows: what ``read_json``, ``read_csv`` and ``read_text`` have in common.
-
-``block_scan`` cuts a file into pieces of some MB. A block is one piece; with ``block_rows``, or in a
-compressed file that cannot be entered everywhere, several.
+"""Files of text as blocks of rows. A block is a piece of some MB; with ``block_rows``, or in a compressed
+file that cannot be entered everywhere, several.
 """
 
 from __future__ import annotations
@@ -9,6 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,30 +24,26 @@ from trainpipes.sources.compressed.streams import (
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.format import Format, Layout, OtherBytesError
-from trainpipes.sources.text.block_scan import PIECE_BYTES, scan
+from trainpipes.sources.text.block_scan import PIECE_BYTES, TextFile, TextLayout, scan
 from trainpipes.sources.text.format import TextFormat
-from trainpipes.sources.text.layout import TextFile, TextLayout
 from trainpipes.sources.text.row_errors import bad_row, bad_utf8, is_utf8
 
 #: How much larger than a piece a compressed block is, at which ``explain()`` says how to make it smaller.
 LARGE = 4
 
 
+@dataclass(eq=False)
 class TextBlocks(Format):
     known_by_blocks = True
 
-    def __init__(
-        self,
-        form: TextFormat,
-        schema: pa.Schema | None = None,
-        strict: bool = False,
-        replace: bool = False,
-        block_rows: int | None = None,
-    ) -> None:
-        self.form, self.schema, self.strict = form, schema, strict
-        self.replace, self.block_rows = replace, block_rows
-        self.name = form.name
-        self.again = ReadAgain()
+    form: TextFormat
+    schema: pa.Schema | None = None
+    strict: bool = False
+    replace: bool = False
+    block_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        self.name, self.again = self.form.name, ReadAgain()
 
     def scan(self, file: FileBytes, progress: Progress | None = None) -> Layout:
         head = bytes(file.read([(0, min(file.size, 16))])[0])

@@ -1,5 +1,5 @@
-"""Refuses integers that an inferred column of floats would round: Arrow takes those from 2^63 on, and those
-beside fractions, for float64, so different ids may become equal.
+"""Refuses integers that an inferred column of floats would round, so that different ids become equal: Arrow
+takes those from 2^63 on, and those beside fractions, for float64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Refuses rows of JSON that nest deeper than Arrow can pass on.
 
-Lines of many brackets are checked before Arrow parses them, which takes minutes for thousands of nested
-ones, and ends the process for more. For other lines, the types that Arrow found are checked.
+Lines of many brackets are checked before: Arrow takes minutes for thousands of nested ones, and ends the
+process for more. For other lines, the types that Arrow found are checked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""``read_csv``: the stage and the format.
-
-Arrow parses. NumPy finds where a record ends: at a line end with an even number of quotes before it, where
-quotes stand as they should, else quote by quote.
+"""Arrow parses CSV. NumPy finds where a record ends: at a line end with an even number of quotes before it,
+where quotes stand as they should, else quote by quote.
 """
 
 from __future__ import annotations
@@ -11,18 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from trainpipes._internal.checks import column_names, repeated, several
+from trainpipes._internal.checks import Each, column_names, repeated, text
 from trainpipes._internal.secrets import without_query
-from trainpipes._internal.text import shown
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import ConfigError
 from trainpipes.sources.compressed.streams import SUFFIXES
 from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.text.exact_integers import refuse_rounded, values_of_cells
@@ -50,8 +46,7 @@ class ReadCsv(TextReader):
     r"""Reads CSV, TSV and similar files as Arrow rows. They may be compressed (.gz, .zst, .bz2, .xz).
 
     Each file's first line names its columns. A quoted cell may hold delimiters, line ends, and quotes, which
-    are written twice. An empty cell is null, ``""`` the empty text. Empty lines are skipped. For the index
-    see docs/formats.md.
+    are written twice. An empty cell is null, ``""`` the empty text. Empty lines are skipped.
 
     Args:
         columns: names of columns; None for all; then all files must have the same columns.
@@ -59,20 +54,8 @@ class ReadCsv(TextReader):
         quote: the quote character; None if cells are not quoted.
         column_names: names of the columns, for files without a header line.
         null_values: unquoted cells that mean null, such as ``["", "NA"]``.
-        schema: columns and types to read, instead of inferring them; other columns are left out.
-        infer: "first" infers types from the first block of up to 16 files; "all" from all rows, and widens
-            types that differ. A row that does not fit later is an error.
-        block_rows: rows in a block; if left out, about 4 MB.
-        max_row_bytes: a file with a longer row is refused.
-        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the index: a path, True for the cache folder, False for nowhere.
-        storage_options: more options for the fsspec file system; never shown or saved.
-
-    Raises:
-        ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from CSV.
-        UnreadableError: a line is broken or not UTF-8 (names it), or a file is cut off.
-        SchemaError: a file lacks a column; later, a row does not fit the schema.
-        DataChangedError: a file has changed since it was listed.
+        schema, infer, block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``, with
+            the same errors.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
@@ -86,7 +69,7 @@ class ReadCsv(TextReader):
     delimiter: str | None = None
     quote: str | None = '"'
     column_names: Sequence[str] | None = None
-    null_values: Sequence[str] = ("",)
+    null_values: Annotated[Sequence[str], Each(text)] = ("",)
     schema: pa.Schema | None = None
     infer: Literal["first", "all"] = "first"
     block_rows: int | None = None
@@ -97,20 +80,13 @@ class ReadCsv(TextReader):
 
     def check(self) -> None:
         super().check()
-        for name, value in (("delimiter", self.delimiter), ("quote", self.quote)):
-            if value is not None and not _is_mark(value):
-                raise ConfigError(
-                    f"read_csv({name}) is one ASCII character that ends no line, or None, got {shown(value)}"
-                )
-        if self.quote is not None and self.quote in (self.delimiter or ",\t"):
-            raise ConfigError(
-                "read_csv(delimiter, quote) are two different characters, got "
-                f"{shown(self.delimiter)} and {self.quote!r}"
-            )
-        nulls = self.null_values
-        if not several(nulls) or not all(isinstance(one, str) for one in nulls):
-            raise ConfigError(f"read_csv(null_values) is a list of texts, got {shown(nulls)}")
-        self._set(null_values=tuple(nulls))
+        for name in ("delimiter", "quote"):
+            value = self.options[name]
+            good = value is None or _is_mark(value)
+            self._require(good, name, "one ASCII character that ends no line, or None")
+        other = self.quote is None or self.quote not in (self.delimiter or ",\t")
+        self._require(other, "quote", "another character than the delimiter")
+        self._set(null_values=tuple(self.null_values))
         if self.column_names is not None:
             self._set(column_names=column_names(self.column_names, "read_csv(column_names)"))
 
@@ -131,9 +107,6 @@ def _is_mark(value: Any) -> bool:
 
 
 def delimiter_of(path: str) -> str:
-    r""">>> delimiter_of("a.csv"), delimiter_of("a.tsv.gz")
-    (',', '\t')
-    """
     name = without_query(path).lower()
     for ending in SUFFIXES.values():
         name = name.removesuffix(ending)

@@ -1,7 +1,5 @@
-"""``read_json``: the stage and the format.
-
-Arrow parses lines. NumPy finds from quotes and brackets where an array's objects end; its commas are then
-made line ends, which texts in JSON cannot hold.
+"""Arrow parses lines of JSON. NumPy finds from quotes and brackets where an array's objects end; its commas
+are then made line ends, which texts in JSON cannot hold.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Literal
@@ -8,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from trainpipes._internal.checks import column_name
+from trainpipes._internal.checks import ColumnName
 from trainpipes.engine.layout import IntArray
 from trainpipes.sources.text.format import (
     BOM,
@@ -25,27 +26,20 @@ from trainpipes.sources.text.format import (
 from trainpipes.sources.text.text_reader import TextReader
 
 Unit = Literal["line", "paragraph", "document"]
+#: Lines that follow each other and have something.
+PARAGRAPH = re.compile(rb"(?:^[ \t\r]*[^ \t\r\n][^\n]*\n?)+", re.MULTILINE)
 
 
 class ReadText(TextReader):
     r"""Reads text files: a row for each line, paragraph or file, with one column of text.
 
-    Files may be compressed (.gz, .zst, .bz2, .xz). For the index see docs/formats.md.
+    Files may be compressed (.gz, .zst, .bz2, .xz).
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
             between blank ones, joined by ``\n``. "document": the whole file as it is.
         output_column: the name of the column.
-        block_rows: rows in a block; if left out, about 4 MB.
-        max_row_bytes: a file with a longer row is refused.
-        errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the index: a path, True for the cache folder, False for nowhere.
-        storage_options: more options for the fsspec file system; never shown or saved.
-
-    Raises:
-        ConfigError: an option is invalid.
-        UnreadableError: a file cannot be decompressed, or is not UTF-8.
-        DataChangedError: a file has changed since it was listed.
+        block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``, with the same errors.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "notes.txt"
@@ -58,16 +52,12 @@ class ReadText(TextReader):
 
     unit: Unit = "line"
     _: KW_ONLY
-    output_column: str = "text"
+    output_column: ColumnName = "text"
     block_rows: int | None = None
     max_row_bytes: int | str = MAX_ROW_BYTES
     errors: Literal["strict", "replace"] = "strict"
     index: str | os.PathLike[str] | bool | None = None
     storage_options: Mapping[str, Any] | None = None
-
-    def check(self) -> None:
-        super().check()
-        column_name(self.output_column, "read_text(output_column)")
 
     @property
     def form(self) -> PlainText:
@@ -147,14 +137,5 @@ def _lines(data: bytes) -> pa.Array:
 
 
 def _paragraphs(data: bytes) -> pa.Array:
-    view = np.frombuffer(data, np.uint8)
-    newlines = np.flatnonzero(view == FEED)
-    filled, more = filled_lines(view, newlines, False)
-    edges = np.diff(np.concatenate([[False], filled, [more], [False]]).astype(np.int8))
-    starts = np.append(0, newlines + 1)[np.flatnonzero(edges == 1)]
-    ends = np.append(newlines, len(data))[np.flatnonzero(edges == -1) - 1]
-    depth = np.zeros(len(data) + 1, np.int8)
-    depth[starts] += 1
-    depth[ends] -= 1
-    inside = np.cumsum(depth[:-1], dtype=np.int8).astype(np.bool_)
-    return _texts(view[inside].tobytes(), np.append(0, np.cumsum(ends - starts)))
+    found = [part.rstrip(b"\n") for part in PARAGRAPH.findall(data)]
+    return _texts(b"".join(found), np.cumsum([0, *map(len, found)]))

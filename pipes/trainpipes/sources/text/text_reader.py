@@ -4,6 +4,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
@@ -18,13 +19,11 @@ from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.format import Layout, OtherBytesError
 from trainpipes.sources.files.index_store import IndexStore, Scan
-from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.schema import chosen, same_names
-from trainpipes.sources.text.block_scan import PIECE_BYTES
+from trainpipes.sources.text.block_scan import PIECE_BYTES, TextLayout
 from trainpipes.sources.text.blocks import TextBlocks
 from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
-from trainpipes.sources.text.layout import TextLayout
 
 Infer = Literal["first", "all"]
 
@@ -55,7 +54,6 @@ class TextReader(FileReader):
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
         form, given, asker = self.form, self.options, str(self)
-        columns, schema = given.get("columns"), given.get("schema")
         infer, block_rows = given.get("infer", "first"), given["block_rows"]
         blocks = TextBlocks(form, replace=given["errors"] == "replace", block_rows=block_rows)
         listed = self.listed(files)
@@ -70,18 +68,20 @@ class TextReader(FileReader):
                 most=max(1, default_threads()) if local else MAX_THREADS,
             )
             layouts = [TextLayout.of(layout) for layout in store.layouts()]
+            types = _Types(store, layouts, blocks, asker, given.get("columns"), infer)
             try:
-                found, row_bytes = schema_of(store, layouts, blocks, asker, columns, schema, infer)
+                schema, row_bytes = types.of(given.get("schema"))
             except OtherBytesError:
                 store.forget()  # what was kept is wrong
                 if attempt:
                     raise
             else:
                 break
-        blocks.schema, blocks.strict = found, columns is None and schema is None
+        blocks.schema = schema
+        blocks.strict = types.columns is None and given.get("schema") is None
         edges = [layout.edges(block_rows) for layout in layouts]
         return FileSource(
-            store, blocks, layouts=layouts, edges=edges, schema=found, row_bytes=row_bytes
+            store, blocks, layouts=layouts, edges=edges, schema=schema, row_bytes=row_bytes
         )
 
 
@@ -94,141 +94,131 @@ def _progress(said: str, size: Callable[[int], int]) -> Callable[[list[int]], Pr
     return progress
 
 
-def schema_of(
-    store: IndexStore,
-    layouts: Sequence[TextLayout],
-    blocks: TextBlocks,
-    asker: str,
-    columns: Sequence[str] | None,
-    schema: pa.Schema | None,
-    infer: Infer,
-) -> tuple[pa.Schema, float | None]:
-    """The schema of the chosen columns, and bytes of an average row in memory, or None."""
-    files, form = store.files, blocks.form
-    if form.names_columns:
-        _check_names(files, layouts, asker, columns if schema is None else schema.names)
-    if form.fixed_schema is not None:
-        text = sum(float((each.stop - each.start).sum()) for each in layouts)
-        rows = sum(int(each.rows.sum()) for each in layouts)
-        return form.fixed_schema, text / rows + 4 if rows else None
-    if schema is not None:
-        _check_types(form, schema, asker)
-        wanted = pa.schema(list(chosen(schema, columns, asker, "schema=").values()))
-        given = TextBlocks(form, wanted, replace=blocks.replace)
-        return wanted, _row_bytes(files, layouts, given)
-    # A file without rows says nothing of types.
-    filled = [file for file, layout in enumerate(layouts) if len(layout.rows)]
-    looked_at: Sequence[int] = filled or range(len(files))
-    if infer == "first":
-        looked_at = looked_at[:: -(-len(looked_at) // SAMPLED_FILES)]
+@dataclass(frozen=True)
+class _Types:
+    """The columns of some files and their types, given or found in their rows."""
 
-    _look(store, layouts, blocks, asker, looked_at, None if infer == "all" else 1)
-    found = [(files.names[n], store.layout(n).schema) for n in looked_at]
-    whole = _merged(found, form, asker)
-    if not len(whole) and filled:
-        raise SchemaError(
-            f"{asker}: {found[0][0]} has rows without a single field, so that no column is known: say the "
-            "columns and their types by schema=",
-            path=found[0][0],
-            stage=asker,
-        )
-    fields = chosen(whole, columns, asker, found[0][0])
-    sampled, size = 0, 0.0
-    for n in looked_at:
-        layout = TextLayout.of(store.layout(n))
-        assert layout.sampled is not None
-        sampled += layout.sampled[0]
-        each = zip(layout.schema.names, layout.sampled[1], strict=True)
-        size += sum(bytes_ for name, bytes_ in each if name in fields)
-    return pa.schema(list(fields.values())), size / sampled if sampled else None
+    store: IndexStore
+    layouts: Sequence[TextLayout]
+    blocks: TextBlocks
+    asker: str
+    columns: Sequence[str] | None
+    infer: Infer
 
+    def of(self, schema: pa.Schema | None) -> tuple[pa.Schema, float | None]:
+        """The schema of the chosen columns, and bytes of an average row in memory, or None."""
+        form = self.blocks.form
+        if form.names_columns:
+            self._check_names(self.columns if schema is None else schema.names)
+        if form.fixed_schema is not None:
+            text = sum(float((each.stop - each.start).sum()) for each in self.layouts)
+            rows = sum(int(each.rows.sum()) for each in self.layouts)
+            return form.fixed_schema, text / rows + 4 if rows else None
+        return self._found() if schema is None else self._given(schema)
 
-def _check_names(
-    files: FileList, layouts: Sequence[TextLayout], asker: str, columns: Sequence[str] | None
-) -> None:
-    first = layouts[0].head.names
-    for path, names in zip(files.names, (each.head.names for each in layouts), strict=True):
-        if columns is not None:
-            chosen(pa.schema([(name, pa.string()) for name in names]), columns, asker, path)
-        elif names != first:
-            same_names(files.names[0], first, path, names, asker)
+    def _check_names(self, columns: Sequence[str] | None) -> None:
+        paths = self.store.files.names
+        first = self.layouts[0].head.names
+        for path, names in zip(paths, (each.head.names for each in self.layouts), strict=True):
+            if columns is not None:
+                chosen(
+                    pa.schema([(name, pa.string()) for name in names]), columns, self.asker, path
+                )
+            elif names != first:
+                same_names(paths[0], first, path, names, self.asker)
 
-
-def _check_types(form: TextFormat, schema: pa.Schema, asker: str) -> None:
-    for field in schema:
-        try:
-            form.read_none(pa.schema([field]))
-        except pa.ArrowNotImplementedError as error:
-            raise ConfigError(
-                f"{asker}: schema= has column {field.name!r} as {field.type}, which is not read from "
-                f"{form.name}: choose another type, and cast it by map_batches()",
-                stage=asker,
-            ) from error
-
-
-def _look(
-    store: IndexStore,
-    layouts: Sequence[TextLayout],
-    blocks: TextBlocks,
-    asker: str,
-    wanted: Sequence[int],
-    most: int | None,
-) -> None:
-    form = blocks.form
-
-    def scan(job: Scan) -> Layout:
-        assert job.progress is not None
-        layout, sizes = layouts[job.file], dict[str, float]()
-        names = layout.head.names if form.names_columns else ()
-        found: list[tuple[str, pa.Schema]] = []
-        with closing(blocks.open(job.data, layout)) as file:
-            for piece, length in enumerate((layout.stop - layout.start)[:most].tolist()):
-                schema, each = blocks.infer(file, piece)
-                found.append((file.name, schema))
-                job.progress.advance(length)
-                for name, size in zip(schema.names, each, strict=True):
-                    sizes[name] = sizes.get(name, 0.0) + size
-        schema = pa.schema([(name, pa.string()) for name in names])  # without rows
-        schema = _merged(found, form, asker) if found else schema
-        in_memory = [sizes.get(name, 0.0) for name in schema.names]
-        return layout.with_types(schema, int(layout.rows[:most].sum()), in_memory)
-
-    def size(file: int) -> int:
-        return int((layouts[file].stop - layouts[file].start)[:most].sum())
-
-    store.complete(
-        scan,
-        asker,
-        wanted=wanted,
-        enough=lambda _, layout: TextLayout.of(layout).sampled is not None,
-        progress=_progress(f"looking at the types of {form.name}", size),
-    )
-
-
-def _merged(found: Sequence[tuple[str, pa.Schema]], form: TextFormat, asker: str) -> pa.Schema:
-    fields: dict[str, tuple[pa.Field, str]] = {}
-    for path, schema in found:
+    def _given(self, schema: pa.Schema) -> tuple[pa.Schema, float | None]:
+        form, files = self.blocks.form, self.store.files
         for field in schema:
-            known, where = fields.get(field.name, (field, path))
             try:
-                wider = field if known is field else form.wider(known, field)
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise SchemaError(
-                    f"{asker}: column {field.name!r} is {known.type} in {where} and {field.type} in {path}, "
-                    "and no type can hold both; convert one, leave the column out by columns=[...], or say "
-                    "the type by schema=",
-                    path=path,
-                    stage=asker,
+                form.read_none(pa.schema([field]))
+            except pa.ArrowNotImplementedError as error:
+                raise ConfigError(
+                    f"{self.asker}: schema= has column {field.name!r} as {field.type}, which is not read "
+                    f"from {form.name}: choose another type, and cast it by map_batches()",
+                    stage=self.asker,
                 ) from error
-            fields[field.name] = wider, where
-    return pa.schema([field for field, _ in fields.values()])
+        wanted = pa.schema(list(chosen(schema, self.columns, self.asker, "schema=").values()))
+        blocks, rows, size = TextBlocks(form, wanted, replace=self.blocks.replace), 0, 0.0
+        for file in range(0, len(files), -(-len(files) // SIZED_FILES) or 1):
+            if len(self.layouts[file].rows):
+                with closing(blocks.open(open_bytes(files, file), self.layouts[file])) as opened:
+                    table = blocks.table(opened, 0)
+                rows, size = rows + len(table), size + table.nbytes
+        return wanted, size / rows if rows else None
 
+    def _found(self) -> tuple[pa.Schema, float | None]:
+        # A file without rows says nothing of types.
+        filled = [file for file, layout in enumerate(self.layouts) if len(layout.rows)]
+        looked_at: Sequence[int] = filled or range(len(self.layouts))
+        if self.infer == "first":
+            looked_at = looked_at[:: -(-len(looked_at) // SAMPLED_FILES)]
+        self._look(looked_at, None if self.infer == "all" else 1)
+        layouts = [TextLayout.of(self.store.layout(n)) for n in looked_at]
+        paths = [self.store.files.names[n] for n in looked_at]
+        whole = self._merged(paths, [layout.schema for layout in layouts])
+        if not len(whole) and filled:
+            raise SchemaError(
+                f"{self.asker}: {paths[0]} has rows without a single field, so that no column is known: say "
+                "the columns and their types by schema=",
+                path=paths[0],
+                stage=self.asker,
+            )
+        fields = chosen(whole, self.columns, self.asker, paths[0])
+        rows, size = 0, 0.0
+        for layout in layouts:
+            assert layout.sampled is not None
+            rows += layout.sampled[0]
+            each = zip(layout.schema.names, layout.sampled[1], strict=True)
+            size += sum(bytes_ for name, bytes_ in each if name in fields)
+        return pa.schema(list(fields.values())), size / rows if rows else None
 
-def _row_bytes(files: FileList, layouts: Sequence[TextLayout], blocks: TextBlocks) -> float | None:
-    rows, size = 0, 0.0
-    for number in range(0, len(files), -(-len(files) // SIZED_FILES) or 1):
-        if len(layouts[number].rows):
-            with closing(blocks.open(open_bytes(files, number), layouts[number])) as file:
-                table = blocks.table(file, 0)
-            rows, size = rows + len(table), size + table.nbytes
-    return size / rows if rows else None
+    def _look(self, files: Sequence[int], most: int | None) -> None:
+        """Have the types of some files in the index, by their first pieces."""
+        blocks, form = self.blocks, self.blocks.form
+
+        def scan(job: Scan) -> Layout:
+            assert job.progress is not None
+            layout, sizes = self.layouts[job.file], dict[str, float]()
+            names = layout.head.names if form.names_columns else ()
+            found: list[pa.Schema] = []
+            with closing(blocks.open(job.data, layout)) as file:
+                for piece, length in enumerate((layout.stop - layout.start)[:most].tolist()):
+                    schema, each = blocks.infer(file, piece)
+                    found.append(schema)
+                    job.progress.advance(length)
+                    for name, size in zip(schema.names, each, strict=True):
+                        sizes[name] = sizes.get(name, 0.0) + size
+            schema = pa.schema([(name, pa.string()) for name in names])  # without rows
+            schema = self._merged([file.name] * len(found), found) if found else schema
+            in_memory = [sizes.get(name, 0.0) for name in schema.names]
+            return layout.with_types(schema, int(layout.rows[:most].sum()), in_memory)
+
+        def size(file: int) -> int:
+            return int((self.layouts[file].stop - self.layouts[file].start)[:most].sum())
+
+        self.store.complete(
+            scan,
+            self.asker,
+            wanted=files,
+            enough=lambda _, layout: TextLayout.of(layout).sampled is not None,
+            progress=_progress(f"looking at the types of {form.name}", size),
+        )
+
+    def _merged(self, paths: Sequence[str], schemas: Sequence[pa.Schema]) -> pa.Schema:
+        fields: dict[str, tuple[pa.Field, str]] = {}
+        for path, schema in zip(paths, schemas, strict=True):
+            for field in schema:
+                known, where = fields.get(field.name, (field, path))
+                try:
+                    wider = field if known is field else self.blocks.form.wider(known, field)
+                except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+                    raise SchemaError(
+                        f"{self.asker}: column {field.name!r} is {known.type} in {where} and {field.type} in "
+                        f"{path}, and no type can hold both; convert one, leave the column out by "
+                        "columns=[...], or say the type by schema=",
+                        path=path,
+                        stage=self.asker,
+                    ) from error
+                fields[field.name] = wider, where
+        return pa.schema([field for field, _ in fields.values()])

@@ -98,9 +98,11 @@ class WholeFiles(FileBlocks, RandomAccessSource):
     def reader(self) -> WholeFilesReader:
         return WholeFilesReader(self)
 
+    def taker(self) -> WholeFilesReader:
+        return WholeFilesReader(self)
+
     def take(self, index: IntArray) -> pa.Table:
-        numbers = index.tolist()
-        return WholeFilesReader(self, numbers).take(numbers)
+        return WholeFilesReader(self).take(index)
 
     def place(self, block: int, row: int) -> Place:
         return Place(self.files.names[self.rows(block)[row]])
@@ -127,27 +129,34 @@ class WholeFiles(FileBlocks, RandomAccessSource):
 
 
 class WholeFilesReader:
-    def __init__(self, source: WholeFiles, coming: Sequence[int] = ()) -> None:
+    """Reads whole files, remote ones ahead. Any thread may ask."""
+
+    def __init__(self, source: WholeFiles) -> None:
         self._source, self._files = source, source.files
         self._requests = Requests(source.files.retry_seconds)
-        self._local = all(map(is_local, source.files.systems))
         self._ahead = Ahead(
             self._content, lambda n: max(0.0, source.sizes[n]), source.files.prefetch_bytes
         )
-        self._expect(coming)
 
     def expect(self, blocks: Sequence[int]) -> None:
         self._expect([n for block in blocks for n in self._source.rows(block)])
 
-    def _expect(self, numbers: Sequence[int]) -> None:
-        if not self._local:
-            there = (n for n in numbers if not is_local(self._files.system(n)))
-            self._ahead.expect(dict.fromkeys(there))
+    def coming(self, index: IntArray) -> None:
+        self._expect(index.tolist(), more=True)
+
+    def _expect(self, numbers: Sequence[int], more: bool = False) -> None:
+        if not self._source.is_local:
+            there = [n for n in numbers if not is_local(self._files.system(n))]
+            self._ahead.expect(there, more)
 
     def read(self, block: int, start: int, stop: int) -> pa.Table:
-        return self.take(self._source.rows(block)[start:stop])
+        return self._table(self._source.rows(block)[start:stop])
 
-    def take(self, numbers: Sequence[int]) -> pa.Table:
+    def take(self, index: IntArray) -> pa.Table:
+        self.coming(index)
+        return self._table(index.tolist())
+
+    def _table(self, numbers: Sequence[int]) -> pa.Table:
         sizes = self._files.sizes[np.asarray(numbers, dtype=np.int64)]
         contents: Iterator[memoryview] = map(self._taken, numbers)
         if (sizes < 0).any():  # a server tells them with the bytes
@@ -183,7 +192,7 @@ class WholeFilesReader:
 
     def _taken(self, file: int) -> memoryview:
         with explained(Place(self._files.names[file]), kinds=()):
-            found = None if self._local else self._ahead.take(file)
+            found = None if self._source.is_local else self._ahead.take(file)
             return self._content(file) if found is None else found
 
     def _content(self, file: int) -> memoryview:

@@ -17,8 +17,8 @@ from trainpipes._internal.checks import ColumnName, Count, need
 from trainpipes._internal.text import shown
 from trainpipes.columns.run import Run
 from trainpipes.engine.pool import Pool
-from trainpipes.errors import ConfigError, SchemaError, UnreadableError
-from trainpipes.kinds.blame import blame
+from trainpipes.errors import UnreadableError
+from trainpipes.kinds.blame import blame, refused
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import taken
@@ -85,10 +85,8 @@ def eight_bits(image: Any) -> Any:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PNG"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise NoPicture(
-            f"it holds numbers of 32 bits (Pillow's mode {image.mode}), which have no fixed range "
-            "to scale to 8 bits: decode these in a map()"
-        )
+        kind = f"numbers of 32 bits (Pillow's mode {image.mode})"
+        raise NoPicture(f"it holds {kind}, which have no fixed range: decode these in a map()")
     return image
 
 
@@ -124,16 +122,13 @@ def resized(
 
     height, width = size
     if height * width > MOST_PIXELS:
-        raise NoPicture(
-            f"of {image.shape[1]} x {image.shape[2]} pixels it would become {height:,} x {width:,}: leave it "
-            "out with filter(), or give the size as (height, width)"
-        )
-    if box is None and (height, width) == image.shape[1:]:
+        was, way = f"of {image.shape[1]} x {image.shape[2]} pixels", "leave it out with filter()"
+        said = f"{was} it would become {height:,} x {width:,}"
+        raise NoPicture(f"{said}: {way}, or give the size as (height, width)")
+    if box is None and size == image.shape[1:]:
         return image
-    if box is not None:
-        left, top, right, bottom = box
-        if (bottom - top, right - left) == size:
-            return np.array(image[:, top:bottom, left:right], order="C")
+    if box is not None and (box[3] - box[1], box[2] - box[0]) == size:
+        return np.array(image[:, box[1] : box[3], box[0] : box[2]], order="C")
     rows = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
     by = Image.Resampling[interpolation.upper()]
     return planes(np.asarray(Image.fromarray(rows).resize((width, height), by, box)))
@@ -191,14 +186,16 @@ class DecodeImage(RunStage):
     decoder: Literal["pillow", "torchvision"] = "pillow"
 
     def check(self) -> None:
-        if self.decoder == "torchvision":
-            if self.min_size is not None:
-                raise ConfigError(
-                    'decode_image(min_size) needs Pillow: leave out min_size, or decoder="torchvision"'
-                )
-            need("torchvision", 'decode_image(decoder="torchvision")')
-        else:
-            need("PIL", "decode_image()")
+        own = self.decoder == "torchvision"
+        way = 'leave out min_size, or decoder="torchvision"'
+        self._require(not own or self.min_size is None, "min_size", "left to Pillow", way)
+        need(
+            *(
+                ("torchvision", 'decode_image(decoder="torchvision")')
+                if own
+                else ("PIL", "decode_image()")
+            )
+        )
 
     @property
     def keeps_rows(self) -> bool:  # type: ignore[override]
@@ -255,21 +252,16 @@ class DecodeImage(RunStage):
 
     def _with(self, run: Run, rows: Sequence[Any], found: list[Any]) -> Run:
         lost = np.zeros(len(rows), dtype=np.int64)
-        for place, row in enumerate(found):
-            if not isinstance(row, Exception):
-                continue
-            error = row
-            if isinstance(row, NoPicture) and not self.keeps_rows:
+        for place, error in enumerate(found):
+            if isinstance(error, NoPicture) and not self.keeps_rows:
                 lost[place] = max(1, len(bytes_of(rows[place][self.column]) or b""))
-                continue
-            if isinstance(row, NoPicture):
-                error = UnreadableError(
-                    f"{self}: column {self.column!r} holds no picture that can be decoded: {row}; fix it, "
-                    'or leave such rows out with on_error="skip"',
-                    stage=str(self),
-                )
-            blame(error, self, int(run.block.ids[place]))
-            raise error
+            elif isinstance(error, Exception):
+                if isinstance(error, NoPicture):
+                    said = f"column {self.column!r} holds no picture that can be decoded: {error}"
+                    way = 'fix it, or leave such rows out with on_error="skip"'
+                    error = UnreadableError(f"{self}: {said}; {way}", stage=str(self))
+                blame(error, self, int(run.block.ids[place]))
+                raise error
         run = run.with_block(run.block.with_data(found))
         if self.keeps_rows:
             return run
@@ -283,22 +275,17 @@ class DecodeImage(RunStage):
         if content is None:
             raise NoPicture("it is null")
         if not isinstance(content, bytes):
-            raise SchemaError(
-                f"{self}: column {self.column!r} holds the bytes of image files, got {shown(content, 60)} "
-                f"({type(content).__name__}); read_images() and read_webdataset() read files whole",
-                stage=str(self),
+            got = f"{shown(content, 60)} ({type(content).__name__})"
+            way = "read_images() and read_webdataset() read files whole"
+            raise refused(
+                self, f": column {self.column!r} holds the bytes of image files, got {got}; {way}"
             )
-        return {
-            (self.output_column if name == self.column else name): (
-                self._pixels(content) if name == self.column else value
-            )
-            for name, value in row.items()
-        }
-
-    def _pixels(self, content: bytes) -> Pixels:
         if self.decoder == "torchvision":
-            return by_torchvision(content, self.mode)
-        return by_pillow(content, self.mode, self.min_size)
+            image = by_torchvision(content, self.mode)
+        else:
+            image = by_pillow(content, self.mode, self.min_size)
+        names = {self.column: self.output_column}
+        return {names.get(k, k): image if k == self.column else v for k, v in row.items()}
 
     @made_once
     def _left_out(self) -> LeftOut:

@@ -12,25 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from trainpipes._internal.checks import (
-    ColumnName,
-    Ge,
-    Natural,
-    Seed,
-    Share,
-    need,
-    require,
-    several,
-    whole_number,
-)
+from trainpipes._internal import checks
+from trainpipes._internal.checks import ColumnName, Ge, Natural, Seed, Share, require, several
 from trainpipes._internal.messages import need_columns
 from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.calling.row_call import RowKey, row_words
 from trainpipes.engine.layout import random_key
-from trainpipes.errors import DataError, SchemaError
-from trainpipes.kinds.blame import blame, each
+from trainpipes.errors import DataError
+from trainpipes.kinds.blame import blame, each, refused
 from trainpipes.kinds.stage import Stage, made_once
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.images.decode_image import Interpolation, NoPicture, Pixels, resized
@@ -62,11 +53,10 @@ class ImageStage(RunStage):
                 image = image_of(row, column, self)
                 found.append({**row, column: self.changed(image, numbers)})
         except Exception as error:
-            refused = error
             if isinstance(error, NoPicture):
-                refused = DataError(f"{self}: the image {error}", stage=str(self))
-            blame(refused, self, int(block.ids[len(found)]))
-            raise refused from None
+                error = refused(self, f": the image {error}", DataError)
+            blame(error, self, int(block.ids[len(found)]))
+            raise error from None
         return run.with_block(block.with_data(found))
 
     def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
@@ -91,12 +81,11 @@ class RandomImageStage(ImageStage):
 
     def _drawn(self, block: Block) -> Sequence[Sequence[float]]:
         # Raw bits, of which NumPy promises that they stay the same.
-        raw = [
-            self._key.generator(words).bit_generator.random_raw(self.draws)
-            for words in row_words(block).tolist()
-        ]
-        numbers = unit(np.array(raw, dtype=np.uint64))
-        drawn: list[list[float]] = numbers.reshape(len(block), self.draws).tolist()
+        words = row_words(block).tolist()
+        raw = [self._key.generator(w).bit_generator.random_raw(self.draws) for w in words]
+        drawn: list[list[float]] = (
+            unit(np.array(raw, dtype=np.uint64)).reshape(len(block), self.draws).tolist()
+        )
         return drawn
 
 
@@ -108,24 +97,19 @@ def image_of(row: Any, column: str, asker: object) -> Pixels:
         if not image.size:
             raise DataError(f"{asker}: an image has pixels, got one of {list(image.shape)}")
         return image
+    cure = "null" if image is None else shown(image, 60)
     if isinstance(image, bytes | Mapping):
         cure = "its bytes: put decode_image() before"
     elif isinstance(image, np.ndarray):
         cure = f"an array {list(image.shape)}: bring it to that in a map()"
-    else:
-        cure = "null" if image is None else shown(image, 60)
-    raise DataError(
-        f"{asker}: column {column!r} holds images, arrays [C, H, W] with 1, 3 or 4 channels, and here {cure}",
-        stage=str(asker),
-    )
+    rule = "images, arrays [C, H, W] with 1, 3 or 4 channels"
+    raise DataError(f"{asker}: column {column!r} holds {rule}, and here {cure}", stage=str(asker))
 
 
 def of_bytes(image: Pixels, asker: Stage) -> Pixels:
     if image.dtype != np.uint8:
-        raise DataError(
-            f"{asker} works on images of uint8, got one of {image.dtype}: put normalize() after it",
-            stage=str(asker),
-        )
+        got = f"one of {image.dtype}: put normalize() after it"
+        raise refused(asker, f" works on images of uint8, got {got}", DataError)
     return image
 
 
@@ -134,10 +118,8 @@ def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -
     height, width = size
     room = image.shape[1] - height, image.shape[2] - width
     if min(room) < 0:
-        raise NoPicture(
-            f"has {image.shape[1]} x {image.shape[2]} pixels, and {height} x {width} are cut out of it: "
-            "put resize() before"
-        )
+        sizes = f"{image.shape[1]} x {image.shape[2]} pixels, and {height} x {width}"
+        raise NoPicture(f"has {sizes} are cut out of it: put resize() before")
     top, left = room[0] // 2, room[1] // 2
     if drawn:
         top, left = (int(one * (free + 1)) for one, free in zip(drawn, room, strict=True))
@@ -155,7 +137,7 @@ def size_of(value: Any, option: str) -> tuple[int, int]:
     """Height and width of an option that is a number, for a square, or both."""
     sides = list(value) if several(value) else [value, value]
     require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
-    height, width = (whole_number(side, 1, option, "pixels of a side") for side in sides)
+    height, width = (checks.whole_number(side, 1, option, "pixels of a side") for side in sides)
     return height, width
 
 
@@ -187,7 +169,7 @@ class Resize(ImageStage):
     interpolation: Interpolation = "bilinear"
 
     def check(self) -> None:
-        need("PIL", "resize()")
+        checks.need("PIL", "resize()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         return resized(of_bytes(image, self), self._size(*image.shape[1:]), self.interpolation)
@@ -195,9 +177,8 @@ class Resize(ImageStage):
     def _size(self, height: int, width: int) -> tuple[int, int]:
         if not isinstance(self.size, int):
             return self._sides
-        if height <= width:
-            return self.size, self.size * width // height
-        return self.size * height // width, self.size
+        short = min(height, width)
+        return self.size * height // short, self.size * width // short
 
 
 class RandomCrop(RandomImageStage):
@@ -307,7 +288,7 @@ class RandomResizedCrop(RandomImageStage):
             pair = numbers_in(self.options[name])
             rule = f"(least, greatest), above 0{' up to 1' if most == 1 else ''}"
             self._require(len(pair) == 2 and 0 < pair[0] <= pair[1] <= most, name, rule)
-        need("PIL", "random_resized_crop()")
+        checks.need("PIL", "random_resized_crop()")
 
     def changed(self, image: Pixels, drawn: Sequence[float]) -> Pixels:
         height, width = image.shape[1:]
@@ -321,10 +302,8 @@ class RandomResizedCrop(RandomImageStage):
             ratio = narrow * (wide / narrow) ** drawn[k + 1]
             w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < w <= width and 0 < h <= height:
-                top, left = (
-                    int(drawn[k + 2] * (height - h + 1)),
-                    int(drawn[k + 3] * (width - w + 1)),
-                )
+                top = int(drawn[k + 2] * (height - h + 1))
+                left = int(drawn[k + 3] * (width - w + 1))
                 return left, top, left + w, top + h
         # The largest part of the middle that is neither too narrow nor too wide.
         w = min(width, max(1, round(height * wide)))
@@ -406,10 +385,8 @@ class Normalize(ImageStage):
 
     @made_once
     def _numbers(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        mean, std = (
-            np.array(value if several(value) else [value], dtype=np.float32)[:, None, None]
-            for value in (self.mean, self.std)
-        )
+        given = [value if several(value) else [value] for value in (self.mean, self.std)]
+        mean, std = (np.array(values, dtype=np.float32)[:, None, None] for values in given)
         return mean, std
 
     def process(self, run: Run) -> Run:
@@ -422,11 +399,8 @@ class Normalize(ImageStage):
         channels = image.shape[-3]
         for name, values in (("mean", mean), ("std", std)):
             if len(values) not in (1, channels):
-                raise DataError(
-                    f"{self}: an image has {channels} channels, and {name} {len(values)} values: give one "
-                    "for each",
-                    stage=str(self),
-                )
+                got = f"{channels} channels, and {name} {len(values)} values: give one for each"
+                raise refused(self, f": an image has {got}", DataError)
         found: Pixels = image.astype(np.float32)
         if image.dtype.kind in "iu":
             found /= np.float32(np.iinfo(image.dtype).max)
@@ -436,17 +410,12 @@ class Normalize(ImageStage):
 
     def _of_batch(self, batch: Any) -> Any:
         if not isinstance(batch, Mapping):
-            raise SchemaError(
-                f"{self} works on batches that are dicts of tensors, got {type(batch).__name__}: "
-                "put collate() before it, or use map()",
-                stage=str(self),
-            )
+            got = f"{type(batch).__name__}: put collate() before it, or use map()"
+            raise refused(self, f" works on batches that are dicts of tensors, got {got}")
         need_columns(list(batch), [self.column], self)
         images = batch[self.column]
         if not isinstance(images, torch.Tensor) or images.dim() != 4:
-            said = list(images.shape) if isinstance(images, torch.Tensor) else shown(images, 60)
-            raise SchemaError(
-                f"{self}: column {self.column!r} holds images, a tensor [B, C, H, W], got {said}",
-                stage=str(self),
-            )
+            got = list(images.shape) if isinstance(images, torch.Tensor) else shown(images, 60)
+            rule = "images, a tensor [B, C, H, W]"
+            raise refused(self, f": column {self.column!r} holds {rule}, got {got}")
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}

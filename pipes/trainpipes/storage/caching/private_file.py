@@ -121,7 +121,6 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._handle: int | None = None
-        self._beaten = -1e9
 
     def take(self) -> bool:
         handle = _new_file(self._path, 0, own=True)
@@ -153,20 +152,6 @@ class FileLock:
             yield taken
         finally:
             self.leave()
-
-    def beat(self) -> None:
-        """Say that its holder goes on, at most once a second."""
-        now = time.monotonic()
-        if self._handle is not None and now - self._beaten > 1:
-            self._beaten = now
-            with suppress(OSError):
-                os.utime(self._path)
-
-    def silent(self) -> float:
-        try:
-            return time.time() - os.stat(self._path).st_mtime
-        except OSError:
-            return 0.0
 
     def leave(self) -> None:
         if self._handle is not None:

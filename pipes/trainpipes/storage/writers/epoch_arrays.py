@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainpipes.errors import ConfigError, DataError
+from trainpipes.errors import DataError
 from trainpipes.sources.memmap.manifest import Array
 from trainpipes.storage.writers.array_blocks import Arrays, of_batch, of_rows
 from trainpipes.storage.writers.epoch_runs import EpochRuns
@@ -16,14 +16,8 @@ from trainpipes.storage.writers.npy_files import ArrayColumns
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
 
-#: What the user named: dtypes of columns or of all, columns whose rows may differ in length, names of columns
-#: where rows have none, and how many rows there are.
-Named = tuple[
-    Mapping[str, np.dtype[Any]] | np.dtype[Any] | None,
-    Collection[str],
-    Sequence[str] | None,
-    int | None,
-]
+#: What the user named: dtypes of columns or of all, and columns whose rows may differ in length.
+Named = tuple[Mapping[str, np.dtype[Any]] | np.dtype[Any] | None, Collection[str]]
 
 
 class ArrayGroups:
@@ -51,56 +45,33 @@ class ArrayGroups:
         assert self.columns is not None
         return self.columns
 
-    def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
+    def group(self, most: int, most_bytes: int) -> tuple[Arrays, int] | None:
         while self._block is None or self._used == len(self._block):
             block, is_first = next(self._blocks, None), self.columns is None
+            if block is None and is_first:
+                raise DataError(
+                    "write_memmap(): there are no rows to tell the columns from: check what filters them, or "
+                    "give arrays or a table, which have columns without rows"
+                )
             if block is None:
-                self._check_end()
                 return None
-            self._begin(block)
+            self.columns = self.columns or ArrayColumns.of(block, *self._named)
+            self.columns.check(block, self.row)
+            self._block, self._used = block, 0
+            self._ends = np.cumsum(self.columns.bytes_of(block))
             if is_first and not len(block):
                 return block, 0
         start = self._used
         before = int(self._ends[start - 1]) if start else 0
         stop = int(np.searchsorted(self._ends, before + most_bytes)) + 1
-        stop = min(stop, len(self._block), len(self._block) if most is None else start + most)
-        self._used = stop
+        self._used = stop = min(stop, len(self._block), start + most)
         self.row += stop - start
-        if (rows := self._named[3]) is not None and self.row > rows:
-            raise DataError(
-                f"write_memmap(length={rows:,}): there are more rows than that; leave length out, or end "
-                "the rows there"
-            )
         return self._block.slice(start, stop), int(self._ends[stop - 1]) - before
-
-    def _begin(self, block: Arrays) -> None:
-        dtypes, ragged, names, _ = self._named
-        if names is not None:
-            if len(names) != len(block.names) or block.layout == "dict":
-                raise ConfigError(
-                    "write_memmap(names) is for rows without names, one for each column: got "
-                    f"{names} for columns {', '.join(block.names)}"
-                )
-            block = Arrays("dict", tuple(names), block.columns)
-        self.columns = self.columns or ArrayColumns.of(block, dtypes, ragged)
-        self.columns.check(block, self.row)
-        self._block, self._used = block, 0
-        self._ends = np.cumsum(self.columns.bytes_of(block))
-
-    def _check_end(self) -> None:
-        if self.columns is None:
-            raise DataError(
-                "write_memmap(): there are no rows to tell the columns from: check what filters them, or "
-                "give arrays or a table, which have columns without rows"
-            )
-        if (rows := self._named[3]) is not None and self.row != rows:
-            raise DataError(f"write_memmap(length={rows:,}): the rows ended after {self.row:,}")
 
 
 class EpochArrays(EpochRuns):
     def __init__(self, pipeline: Pipeline, asker: str, named: Named) -> None:
         self._named = named
-        self._groups: ArrayGroups | None = None
         self._columns: ArrayColumns | None = None
         super().__init__(pipeline, asker)
 
@@ -108,7 +79,7 @@ class EpochArrays(EpochRuns):
         return {**super().__getstate__(), "named": self._named, "columns": self._columns}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._named, self._columns, self._groups = state["named"], state["columns"], None
+        self._named, self._columns = state["named"], state["columns"]
         super().__setstate__(state)
 
     def know_columns(self) -> None:
@@ -122,17 +93,14 @@ class EpochArrays(EpochRuns):
 
     @property
     def schema(self) -> ArrayColumns:
-        assert self._groups is not None
         return self._groups.schema
 
-    def group(self, most: int | None, most_bytes: int) -> tuple[Arrays, int] | None:
-        assert self._groups is not None
+    def group(self, most: int, most_bytes: int) -> tuple[Arrays, int] | None:
         found = self._groups.group(most, most_bytes)
         self.used += 0 if found is None else len(found[0])
         return found
 
     def _blocks(self) -> Iterator[Arrays]:
-        assert self._groups is not None
         while (data := self.next_run()) is not None:
             row = self._groups.row
             yield from of_rows(data, first=row) if isinstance(data, list) else [of_batch(data, row)]

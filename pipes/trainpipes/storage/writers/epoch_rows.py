@@ -57,12 +57,13 @@ class EpochRows(EpochRuns):
     def know_columns(self) -> pa.Schema | None:
         return row_schema(self.plan.inputs, self.asker)
 
-    def some(self) -> pa.Table | None:
+    def some(self, most: int = 1 << 62) -> pa.Table | None:
+        """The next rows, as they come, and so many at most."""
         if (self._table is None or self.used == len(self._table)) and not self._advance():
             return None
         assert self._table is not None
-        found = self._table.slice(self.used)
-        self.used = len(self._table)
+        found = self._table.slice(self.used, most)
+        self.used += len(found)
         return found
 
     @property
@@ -70,11 +71,11 @@ class EpochRows(EpochRuns):
         assert self._schema is not None
         return self._schema
 
-    def group(self, most: int, most_bytes: int | None) -> tuple[pa.Table, int] | None:
+    def group(self, most: int, most_bytes: int) -> tuple[pa.Table, int] | None:
         parts: list[pa.RecordBatch] = []
         rows = size = 0
         step = FIRST_ROWS
-        while rows < most and (most_bytes is None or size < most_bytes):
+        while rows < most and size < most_bytes:
             part = self._take(min(step, most - rows))
             if part is None:
                 break
@@ -92,21 +93,13 @@ class EpochRows(EpochRuns):
 
     def _take(self, rows: int) -> pa.RecordBatch | None:
         parts = []
-        while rows:
-            if self._table is None or self.used == len(self._table):
-                if not self._advance():
-                    break
-                continue
-            part = self._table.slice(self.used, rows)
+        while rows and (part := self.some(rows)) is not None:
             parts.append(part)
-            self.used += len(part)
             rows -= len(part)
         if not parts:
             return None
-        table = pa.concat_tables(parts)
-        return pa.RecordBatch.from_arrays(
-            [compact(column) for column in table.columns], schema=self.schema
-        )
+        columns = [compact(column) for column in pa.concat_tables(parts).columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _advance(self) -> bool:
         found = self.next_run()

@@ -86,33 +86,28 @@ class EpochRuns:
         return int(self.plan.counts.end(1)) if self.plan.counts.known else None
 
     def open(
-        self, cursor: dict[str, Any] | None, epoch: int = 0, shard: int = 0, row: int = 0
-    ) -> None:
-        """Begin at a cursor, or at the first row of an epoch, or of a shard in it; ``row`` is its number, for
-        messages."""
-        self._open(cursor, epoch, shard, None, row)
-
-    def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
-        """Begin at a row, where positions follow by arithmetic (``plan.counted``), and read no further ahead
-        than the window of row ``stop``.
-        """
-        last = self.cursor_at(max(start, stop - 1), epoch)
-        key = WindowKey(last["epoch"], 0, last["window"])
-        self._open(self.cursor_at(start, epoch), epoch, 0, key, start)
-
-    def _open(
         self,
-        cursor: dict[str, Any] | None,
-        epoch: int,
-        shard: int,
-        last: WindowKey | None,
-        row: int,
+        cursor: dict[str, Any] | None = None,
+        epoch: int = 0,
+        shard: int = 0,
+        row: int = 0,
+        last: WindowKey | None = None,
     ) -> None:
+        """Begin at a cursor, or at the first row of an epoch, or of a shard in it, and read no further ahead
+        than the last window, if one is given; ``row`` is the first row's number, for messages.
+        """
         threads = default_threads()
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None
         opener = ShardOpener(self.plan, open_windows(self.plan, self._pool, epoch, last))
         self._runs = ShardRuns(opener, shard, epoch, cursor)
         self._begin_at(row)
+
+    def open_part(self, start: int, stop: int, epoch: int = 0) -> None:
+        """Begin at a row, where positions follow by arithmetic (``plan.counted``), for those before
+        ``stop``."""
+        last = self.cursor_at(max(start, stop - 1), epoch)
+        key = WindowKey(last["epoch"], 0, last["window"])
+        self.open(self.cursor_at(start, epoch), epoch, 0, start, key)
 
     def _begin_at(self, row: int) -> None:
         """Called when the rows from one on can be read."""

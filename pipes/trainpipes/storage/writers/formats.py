@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainpipes._internal.checks import whole_number
-from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError, DataError
+from trainpipes._internal.checks import require, whole_number
+from trainpipes.errors import DataError
 from trainpipes.kinds.options import either
 from trainpipes.storage.executor import Executor
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import Manifest
 from trainpipes.storage.writers.epoch_rows import EpochRows
 from trainpipes.storage.writers.json_lines import NoJson, lines_of
-from trainpipes.storage.writers.write import Format, Group, write
+from trainpipes.storage.writers.write import ANY, Format, Output, write
 
 if TYPE_CHECKING:
     from trainpipes.pipeline import Pipeline
@@ -51,15 +49,15 @@ def write_parquet(
 ) -> Manifest:
     """Write the rows of one epoch to Parquet files, in order and without ``sharding_filter``.
 
-    After a kill the same call goes on after the last whole file and gives the same files; when all are there,
-    it does nothing. Memory is the pipeline's plus a row group for each worker.
+    After a kill the same call goes on after the last whole file; when all are there, it does nothing.
 
     Args:
-        folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json"
-            with counts, columns and checksums, which appears last.
-        row_group_size: rows in each row group; if left out, 8 MiB of rows in memory, and 16,384 rows at most.
+        folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json",
+            which appears last.
+        row_group_size: rows in each row group; if left out, 8 MiB in memory, 16,384 rows at most.
         rows_per_file: rows in each file; or
-        num_files: number of files, where rows are counted. If both are left out, 512 MiB of rows in memory.
+        num_files: number of files, where rows are counted. If both are left out, files are of 512 MiB in
+            memory.
         compression: "zstd", "snappy", "gzip", "brotli", "lz4" or None.
         overwrite: whether to remove what was written there before.
         executor: ``trainpipes.storage.Threads(n)``, ``Processes(n)`` or ``Ray(address)``, where rows are
@@ -67,10 +65,9 @@ def write_parquet(
         storage_options: of the folder's file system.
 
     Raises:
-        ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files or those of
-            another pipeline, is part of the input, or cannot be written; or the executor cannot know which
-            rows are whose.
-        DataChangedError: the input has changed since the work was begun, or a file since it was written.
+        ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, is part of
+            the input, or cannot be written; or the executor cannot know which rows are whose.
+        DataChangedError: the input, or a file that was written, has changed.
         SchemaError: rows have no columns, or not all the same.
         WorkerError: a worker process has died.
 
@@ -83,12 +80,11 @@ def write_parquet(
     {'x': 9}
     """
     check_codec(compression, CODECS, "write_parquet")
-    _check_rows(row_group_size, "write_parquet")
-    parquet = parquet_form(row_group_size, compression)
+    check_group(row_group_size, "write_parquet")
     options = {"row_group_size": row_group_size, "compression": compression}
-    form = parquet.format("write_parquet", options)
-    rows = partial(EpochRows, pipeline, form.caller)
-    return write(rows, folder, form, num_files, rows_per_file, overwrite, executor, storage_options)
+    form = parquet_form("write_parquet", options, row_group_size, compression)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
+    return write(partial(EpochRows, pipeline, form.caller), form, out, executor)
 
 
 def write_arrow(
@@ -114,15 +110,14 @@ def write_arrow(
         ConfigError, SchemaError: as ``write_parquet``.
     """
     check_codec(compression, ARROW_CODECS, "write_arrow")
-    _check_rows(row_group_size, "write_arrow")
-    size = None if row_group_size else OTHER_GROUP_BYTES
+    check_group(row_group_size, "write_arrow")
     form = Format(
         "write_arrow", ".arrow", partial(_Arrow, compression),
-        partial(table_group, row_group_size or GROUP_ROWS, size),
-        {"row_group_size": row_group_size, "compression": compression}, FILE_BYTES,
+        {"row_group_size": row_group_size, "compression": compression},
+        row_group_size or GROUP_ROWS, ANY if row_group_size else OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
-    rows = partial(EpochRows, pipeline, form.caller)
-    return write(rows, folder, form, num_files, rows_per_file, overwrite, executor, storage_options)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
+    return write(partial(EpochRows, pipeline, form.caller), form, out, executor)
 
 
 def write_json(
@@ -150,76 +145,55 @@ def write_json(
     check_codec(compression, JSON_SUFFIXES, "write_json")
     form = Format(
         "write_json", JSON_SUFFIXES.get(compression or "", ".jsonl"), partial(_Lines, compression),
-        partial(table_group, GROUP_ROWS, OTHER_GROUP_BYTES), {"compression": compression}, FILE_BYTES,
+        {"compression": compression}, GROUP_ROWS, OTHER_GROUP_BYTES, FILE_BYTES,
     )  # fmt: skip
-    rows = partial(EpochRows, pipeline, form.caller)
-    return write(rows, folder, form, num_files, rows_per_file, overwrite, executor, storage_options)
+    out = Output(folder, num_files, rows_per_file, overwrite, storage_options)
+    return write(partial(EpochRows, pipeline, form.caller), form, out, executor)
 
 
 def check_codec(compression: object, known: Collection[str], caller: str) -> None:
-    if compression is not None and compression not in known:
-        raise ConfigError(
-            f"{caller}(compression) must be {either([*known])}, or None, got {shown(compression)}"
-        )
+    good = compression is None or compression in known
+    require(good, f"{caller}(compression)", f"{either([*known])}, or None", compression)
 
 
-def _check_rows(rows: int | None, caller: str) -> None:
+def check_group(rows: int | None, caller: str) -> None:
     if rows is not None:
         whole_number(rows, 1, f"{caller}(row_group_size)", "rows in each group")
 
 
-def table_group(
-    most: int, most_bytes: int | None, rows: EpochRows, left: int | None, _: int
-) -> Group | None:
-    return rows.group(min(most, left or most), most_bytes)
+def parquet_form(
+    caller: str,
+    options: dict[str, Any],
+    row_group_size: int | None,
+    compression: str | None,
+    level: int | None = None,
+    metadata: dict[bytes, bytes] | None = None,
+    **how: Any,
+) -> Format:
+    how |= {"compression": compression or "none", "compression_level": level}
+    return Format(
+        caller, ".parquet", partial(_Parquet, how | {"write_page_checksum": True}, metadata), options,
+        row_group_size or GROUP_ROWS, ANY if row_group_size else GROUP_BYTES, FILE_BYTES,
+    )  # fmt: skip
 
 
 class _TableFile:
     def __init__(self, schema: pa.Schema) -> None:
         self.columns = {field.name: str(field.type) for field in schema}
-
-
-class ParquetFile(_TableFile):
-    def __init__(self, form: ParquetForm, file: OutputFile, schema: pa.Schema) -> None:
-        super().__init__(schema)
-        kept = schema.with_metadata(form.metadata)
-        self._writer = pq.ParquetWriter(file, kept, **form.options)
+        self._writer: Any = None
 
     def write(self, group: pa.Table, first_row: int) -> None:
-        self._writer.write_table(group, row_group_size=max(1, len(group)))
+        self._writer.write_table(group, max(1, len(group)))
 
     def close(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
-@dataclass(frozen=True)
-class ParquetForm:
-    rows: int
-    size: int | None
-    options: dict[str, Any]
-    metadata: dict[bytes, bytes] | None = None
-
-    def even(self, row_bytes: float) -> ParquetForm:
-        if self.size is None:
-            return self
-        return replace(self, rows=max(1, min(self.rows, int(self.size / row_bytes))), size=None)
-
-    def open(self, file: OutputFile, schema: pa.Schema) -> ParquetFile:
-        return ParquetFile(self, file, schema)
-
-    def format(self, caller: str, options: dict[str, Any]) -> Format:
-        group = partial(table_group, self.rows, self.size)
-        return Format(caller, ".parquet", self.open, group, options, FILE_BYTES)
-
-
-def parquet_form(
-    row_group_size: int | None, compression: str | None, level: int | None = None, **options: Any
-) -> ParquetForm:
-    options |= {"compression": compression or "none", "compression_level": level}
-    options |= {"write_page_checksum": True}
-    return ParquetForm(
-        row_group_size or GROUP_ROWS, None if row_group_size else GROUP_BYTES, options
-    )
+class _Parquet(_TableFile):
+    def __init__(self, how: Any, metadata: Any, file: Any, schema: pa.Schema) -> None:
+        super().__init__(schema)
+        self._writer = pq.ParquetWriter(file, schema.with_metadata(metadata), **how)
 
 
 class _Arrow(_TableFile):
@@ -227,12 +201,6 @@ class _Arrow(_TableFile):
         super().__init__(schema)
         options = pa.ipc.IpcWriteOptions(compression=compression)
         self._writer = pa.ipc.new_file(file, schema, options=options)
-
-    def write(self, group: pa.Table, first_row: int) -> None:
-        self._writer.write_table(group, max_chunksize=len(group))
-
-    def close(self) -> None:
-        self._writer.close()
 
 
 class _Lines(_TableFile):
@@ -254,6 +222,3 @@ class _Lines(_TableFile):
             where = "" if row is None else f" (row {row:,} of those written)"
             raise DataError(f"write_json(): column {error}{where}", stage="write_json()") from None
         self._file.write(lines if self._codec is None else self._codec.compress(lines))
-
-    def close(self) -> None:
-        """Nothing follows the last line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,8 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.list_files import FileList
-from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.patterns import Wanted
 from trainpipes.state.cursor import checksum
+from trainpipes.storage.places import Place
 
 #: Options of file systems that say which server a path is of.
 SERVERS = ("endpoint_url", "host", "port", "account_name")
@@ -51,20 +50,24 @@ def places_of(source: Any) -> Iterator[str]:
 
 def refuse_own_input(
     source: Any,
-    place: Any,
+    place: Place,
     names: Collection[str],
     caller: str,
     suffixes: Sequence[str] | None = None,
 ) -> None:
     """Raise ConfigError if a folder holds files that are read, or would hold some that are found with
     them."""
-    system, root = getattr(place, "system", None), place.root
-    target = place.path if system is not None else os.path.realpath(root)
-    if system is None and os.path.isfile(target):
+    real = os.path.realpath if place.is_local else str
+    root, target = place.root, real(place.path)
+    if place.is_local and os.path.isfile(target):
         return  # no folder can be made there, which is said when it is tried
     for files in file_lists(source):
-        for path in _paths(files, system):
-            if f"{path}/".startswith(f"{target}/"):
+        for number, system in enumerate(files.systems):
+            paths = (files.paths[n] for n in (files.system_of == number).nonzero()[0].tolist())
+            folders = {path.rpartition("/")[0] for path in paths}
+            if _same_store(system, place.system) and any(
+                f"{real(folder)}/".startswith(f"{target}/") for folder in folders
+            ):
                 raise ConfigError(
                     f"{caller}(): the folder {root} holds files that are read: give a folder beside the "
                     "input",
@@ -74,7 +77,11 @@ def refuse_own_input(
             wanted = listed.wanted
             if suffixes is not None:
                 wanted = replace(wanted, suffixes=tuple(suffixes))
-            if _same_store(listed.system, system) and _finds(wanted, files, target, names, system):
+            if _same_store(listed.system, place.system) and any(
+                wanted.stands_for(f"{inner}/{name}")
+                for inner in _known_as(target, wanted.root.rstrip("/"), files.paths, real)
+                for name in names
+            ):
                 raise ConfigError(
                     f"{caller}(): the folder {root} is within the input {listed.url!r}, so that the next run "
                     "would read what is written there, too: give a folder beside the input",
@@ -82,46 +89,25 @@ def refuse_own_input(
                 )
 
 
-def _paths(files: FileList, system: Any) -> Iterator[str]:
-    for number, own in enumerate(files.systems):
-        if not _same_store(own, system):
-            continue
-        paths = (files.paths[n] for n in (files.system_of == number).nonzero()[0].tolist())
-        folders = {path.rpartition("/")[0] for path in paths}
-        yield from map(os.path.realpath, folders) if system is None else folders
-
-
-def _finds(
-    wanted: Wanted, files: FileList, target: str, names: Collection[str], system: Any
-) -> bool:
-    if system is not None:
-        return any(wanted.stands_for(f"{target}/{name}") for name in names)
-    for folder in _folders(wanted.root.rstrip("/"), files.paths):
-        real = os.path.realpath(folder or "/").rstrip("/")
-        if f"{target}/".startswith(f"{real}/"):
-            inner = f"{folder}{target[len(real) :]}"
-            if any(wanted.stands_for(f"{inner}/{name}") for name in names):
-                return True
-    return False
-
-
-def _folders(base: str, paths: Sequence[str]) -> set[str]:
-    """A folder, and those below it on the way to files: any may be a link."""
-    found = {base}
+def _known_as(
+    target: str, base: str, paths: Sequence[str], real: Callable[[str], str]
+) -> Iterator[str]:
+    """What a folder is called below another one, where any folder on the way to files may be a link."""
+    folders = {base}
     for path in paths:
         folder = path.rpartition("/")[0]
-        while folder not in found and folder.startswith(f"{base}/"):
-            found.add(folder)
+        while folder not in folders and folder.startswith(f"{base}/"):
+            folders.add(folder)
             folder = folder.rpartition("/")[0]
-    return found
+    for folder in folders:
+        its = real(folder or "/").rstrip("/")
+        if f"{target}/".startswith(f"{its}/"):
+            yield f"{folder}{target[len(its) :]}"
 
 
 def _same_store(own: Any, system: Any) -> bool:
-    """Whether a file system is that of the target; None is this machine's."""
     while isinstance(own, CachingFileSystem):
         own = own.fs
-    if system is None or is_local(own):
-        return system is None and is_local(own)
     return bool(_protocols(own) & _protocols(system)) and _server(own) == _server(system)
 
 

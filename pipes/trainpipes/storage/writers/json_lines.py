@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -62,6 +62,16 @@ def _encoder() -> Callable[[Any], bytes]:
     return lambda row: bytes(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
 
 
+#: Types whose values JSON has, as they are.
+PLAIN = (
+    is_.is_null, is_.is_boolean, is_.is_integer, is_.is_floating, is_.is_string, is_.is_large_string,
+    is_.is_string_view,
+)  # fmt: skip
+LISTS = (
+    is_.is_list, is_.is_large_list, is_.is_fixed_size_list, is_.is_list_view, is_.is_large_list_view
+)  # fmt: skip
+
+
 def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
         return _json_type(kind.storage_type, column)
@@ -77,16 +87,12 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.struct([field.with_type(_json_type(field.type, column)) for field in kind])
     if is_.is_map(kind) and (is_.is_string(kind.key_type) or is_.is_large_string(kind.key_type)):
         return pa.map_(kind.key_type, _json_type(kind.item_type, column))
-    if is_.is_list(kind) or is_.is_large_list(kind) or is_.is_fixed_size_list(kind):
+    if any(of(kind) for of in LISTS):
         value = kind.value_field
         own = _json_type(value.type, column)
-        return kind if own == value.type else pa.large_list(value.with_type(own))
-    if is_.is_list_view(kind) or is_.is_large_list_view(kind):
-        return pa.large_list(_json_type(kind.value_type, column))
-    plain = (
-        is_.is_null(kind) or is_.is_boolean(kind) or is_.is_integer(kind) or is_.is_floating(kind)
-    )
-    if plain or is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind):
+        is_plain = own == value.type and not any(of(kind) for of in LISTS[3:])
+        return kind if is_plain else pa.large_list(value.with_type(own))
+    if any(of(kind) for of in PLAIN):
         return kind
     raise NoJson(
         None,
@@ -97,30 +103,21 @@ def _json_type(kind: pa.DataType, column: str) -> pa.DataType:
 
 def _check_finite(column: pa.ChunkedArray, name: str) -> None:
     for chunk in column.chunks:
-        if all(pc.all(pc.is_finite(values)).as_py() is not False for values in _floats(chunk)):
-            continue
-        rows = range(len(chunk))
-        bad = next(n for n in rows if any(_odd(values) for values in _floats(chunk.slice(n, 1))))
-        raise NoJson(
-            bad,
-            f"{name!r}: JSON has no NaN and no infinity: fill them, or make them null, in a with_columns(), "
-            "or write Parquet",
-        )
+        if not _is_finite(chunk):
+            raise NoJson(
+                next(n for n in range(len(chunk)) if not _is_finite(chunk.slice(n, 1))),
+                f"{name!r}: JSON has no NaN and no infinity: fill them, or make them null, in a "
+                "with_columns(), or write Parquet",
+            )
 
 
-def _odd(values: pa.Array) -> bool:
-    return pc.all(pc.is_finite(values)).as_py() is False
-
-
-def _floats(array: pa.Array) -> Iterator[pa.Array]:
+def _is_finite(array: pa.Array) -> bool:
     kind = array.type
     if is_.is_floating(kind):
-        yield array
-    elif is_.is_struct(kind):
-        for field in array.flatten():
-            yield from _floats(field)
-    elif is_.is_map(kind):
+        return pc.all(pc.is_finite(array)).as_py() is not False
+    if is_.is_struct(kind):
+        return all(map(_is_finite, array.flatten()))
+    if is_.is_map(kind):
         start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
-        yield from _floats(array.items.slice(start, stop - start))
-    elif is_.is_nested(kind):
-        yield from _floats(array.flatten())
+        return _is_finite(array.items.slice(start, stop - start))
+    return not is_.is_nested(kind) or _is_finite(array.flatten())

@@ -51,7 +51,7 @@ class ArrayColumns:
         if rows.layout == "tuple" and any(many):
             raise ConfigError(
                 f"write_memmap(): column {names[many.index(True)]!r} is ragged, and such columns need names: "
-                "give rows that are dicts, or pass names=[...]"
+                "give rows that are dicts"
             )
         columns = []
         for name, given, is_ragged in zip(names, rows.columns, many, strict=True):
