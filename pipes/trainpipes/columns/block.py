@@ -179,7 +179,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, gathered; 0 for Python objects, of which that cannot be told."""
+        """Bytes of the rows, gathered; 0 for Python objects, whose size is unknown."""
         return payload_bytes(self.data)
 
     @property
@@ -188,7 +188,7 @@ class Block:
         return self._pieces[0].data
 
     def of_kind(self, kind: type[Any]) -> bool:
-        """Whether all rows are in payloads of a kind, told without gathering them."""
+        """Whether all rows are in payloads of a kind, without gathering them."""
         return all(isinstance(piece.data, kind) for piece in self._pieces)
 
     @property

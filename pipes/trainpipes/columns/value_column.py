@@ -74,7 +74,7 @@ _RULES: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, 
 
 
 def _rule(kind: pa.DataType) -> Callable[[type], bool] | None:
-    """Which Python types a leaf takes; None where that is told by what comes back."""
+    """Which Python types a leaf takes; None where what comes back decides."""
     for is_kind, taken, refused in _RULES:
         if is_kind(kind):
             return lambda t: issubclass(t, taken) and not issubclass(t, refused)

@@ -188,7 +188,7 @@ def identify(value: Any) -> Any:
 
 
 def _identify_text(text: str) -> str:
-    """A text as it is; a digest of one with a URL that may hold a secret, whatever signs that URL."""
+    """A text as it is; a digest of one with a URL that may hold a secret."""
     if "://" not in text or without_url_secrets(text) == text:
         return text
     if "://…@" in (shown := without_url_secrets(text)) or any(map(str.isspace, text)):

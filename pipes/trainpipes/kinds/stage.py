@@ -165,7 +165,7 @@ class Stage:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
         check_options(cls, Stage)
-        cls.__init__ = _told(cls.__init__)  # type: ignore[method-assign]
+        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]
         cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
@@ -306,7 +306,7 @@ def _refuse_to_set(stage: Stage, name: str, _: Any) -> None:
     )
 
 
-def _told(init: Callable[..., None]) -> Callable[..., None]:
+def with_hints(init: Callable[..., None]) -> Callable[..., None]:
 
     signature = inspect.signature(init)
     plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]

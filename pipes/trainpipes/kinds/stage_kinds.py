@@ -142,7 +142,7 @@ class TableStage(RunStage):
 
 
 class RowStage(RunStage):
-    """A stage on each row by itself, a dict or whatever the source gives; after ``batch``, on each item.
+    """A stage on each row by itself, a dict or what else the source gives; after ``batch``, on each item.
 
     One row comes out for each that goes in: to drop rows use ``filter``, to make several of one ``flat_map``.
 
@@ -406,7 +406,9 @@ class MixingSource(CombiningSource):
         """Make a state of another mix one of this."""
 
 
-def stages_within(stages: Sequence[Stage], kind: type = CombiningSource) -> Iterator[Stage]:
+def stages_within(
+    stages: Sequence[Stage], kind: type[CombiningSource] = CombiningSource
+) -> Iterator[Stage]:
     """The stages, and those of the pipelines that sources of this kind combine."""
     for stage in stages:
         yield stage

@@ -219,7 +219,7 @@ def runs_of(plan: Plan) -> Iterator[Run]:
     opener = ShardOpener(plan, open_windows(plan))
     for shard in range(plan.chain.num_shards):
         slot = plan.counts.slot(shard, 0, 0)
-        chain = opener.open(shard, plan.counts.start(slot, 0, 0), 0)
+        chain = opener.open(shard, plan.counts.start(slot, 0), 0)
         with suppress(StopIteration):
             while True:
                 yield chain.next_run()

@@ -101,7 +101,7 @@ class Lookahead:
             coming = self._taken[0]
             over = alone or coming.state.over
             coming.state = coming.state._replace(over=over)
-            self._last = self._last._replace(over=over)  # though nobody was told yet
+            self._last = self._last._replace(over=over)  # before StopIteration is raised
             return True
         return self._last.over
 

@@ -26,7 +26,7 @@ class AsColumns(RunStage):
     schema is given, or found once: every block of every run has it. Called by any thread.
 
     Args:
-        asker: the stage that needs columns, for messages.
+        caller: the stage that needs columns, for messages.
         may_stay: whether rows stay as they are where the first ones make no columns.
         key: of its schema in ``Schemas``.
     """
@@ -35,7 +35,7 @@ class AsColumns(RunStage):
     asks_inputs = True
     thread_safe = True
 
-    asker: str
+    caller: str
     schema: pa.Schema | None = None
     may_stay: bool = False
     key: str = ""
@@ -63,7 +63,7 @@ class AsColumns(RunStage):
         inputs: Inputs = self.plan_inputs
         steps, kept = inputs.chain.steps, inputs.chain.cached or 0
         below = steps[: steps.index(self)]
-        find = partial(find_schema, inputs, below, self.asker)
+        find = partial(find_schema, inputs, below, self.caller)
         cached = inputs.cached_blocks if len(below) < kept else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
@@ -82,8 +82,8 @@ class AsColumns(RunStage):
         try:
             table = table_of_rows(data, schema, self.schema is None)
         except UnfitRow as unfit:
-            error = SchemaError(self._refusal(unfit, schema), stage=self.asker)
-            error._trainpipes = self.asker, int(run.block.ids[unfit.number])
+            error = SchemaError(self._refusal(unfit, schema), stage=self.caller)
+            error._trainpipes = self.caller, int(run.block.ids[unfit.number])
             raise error from unfit.__cause__
         return run.with_block(run.block.with_data(table))
 
@@ -96,7 +96,7 @@ class AsColumns(RunStage):
             wider = pa.schema(list(fields.items()))
             if not wider.equals(schema):
                 cure = f"give the stage that makes the rows schema={written(wider)}, or {cure}"
-        return f"{self.asker} works on columns {which}, and a row {unfit}: {cure}"
+        return f"{self.caller} works on columns {which}, and a row {unfit}: {cure}"
 
 
 def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
@@ -135,18 +135,18 @@ def _types(schema: pa.Schema) -> dict[str, str]:
     return {field.name: str(field.type) for field in schema}
 
 
-def row_schema(inputs: Inputs, asker: str) -> pa.Schema | None:
-    data = _schema_or_rows(inputs, asker)
+def row_schema(inputs: Inputs, caller: str) -> pa.Schema | None:
+    data = _schema_or_rows(inputs, caller)
     return data if isinstance(data, pa.Schema) else None
 
 
-def _schema_or_rows(inputs: Inputs, asker: str) -> pa.Schema | Payload | None:
+def _schema_or_rows(inputs: Inputs, caller: str) -> pa.Schema | Payload | None:
     chain = inputs.chain
     steps = chain.before + chain.after_on_rows
     schema = known_columns(inputs, steps)
     if schema is not None:
         return schema
-    data = first_rows(inputs, steps, asker)
+    data = first_rows(inputs, steps, caller)
     return data.schema if isinstance(data, pa.Table) else data
 
 

@@ -108,7 +108,7 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
     if not place.get("window"):
         return True
     epoch, layout = place["epoch"], plan.layouts.of(place["epoch"])
-    span = plan.counts.span(shard, epoch, plan.chain.first_epoch(number))
+    span = plan.counts.slot(shard, epoch, plan.chain.first_epoch(number)).span
     return isinstance(layout, Layout) and bool(place["window"] >= layout.num_windows(span))
 
 
@@ -126,7 +126,7 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     before["batch_size"] = new
     within = StateError(
         f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
-        "since how many rows are used up cannot be told from the number of batches: load the state of an "
+        "since how many rows are used up cannot be known from the number of batches: load the state of an "
         "epoch's start"
     )
     chain, sized = plan.chain, plan.chain.of_batch_size(old)

@@ -128,7 +128,7 @@ class ShardOpener:
         if isinstance(self.windows, MixedWindows):
             self.windows.expect(shard, place, self.shards)
             return
-        span = self.plan.counts.span(shard, place["epoch"], first_epoch)
+        span = self.plan.counts.slot(shard, place["epoch"], first_epoch).span
         key = WindowKey(place["epoch"], span, place["window"])
         self.windows.expect(shard, key, int(place["row"]))
 
@@ -179,8 +179,8 @@ class ShardRows:
         epoch = int(state["epoch"])
         self._layout = layout = plan.layouts.of(epoch)
         slot = plan.counts.slot(shard, epoch, first_epoch)
-        self._sharer = slot // layout.num_spans
-        self._key = WindowKey(epoch, slot % layout.num_spans, int(state["window"]))
+        self._sharer = slot.sharer
+        self._key = WindowKey(epoch, slot.span, int(state["window"]))
         self._row = int(state["row"])
         self._stream: dict[str, Any] = state.get("stream", {})
         # Sharers take turns at whole batches: one may get none of a small epoch.
@@ -299,4 +299,4 @@ def open_windows(
 def _following(plan: Plan, first_epoch: int, shard: int, epoch: int) -> int | None:
     if not plan.chain.goes_on(epoch, first_epoch):
         return None
-    return plan.counts.span(shard, epoch + 1, first_epoch)
+    return plan.counts.slot(shard, epoch + 1, first_epoch).span

@@ -62,11 +62,11 @@ class ShardRuns:
     def _enter(self, epoch: int, cursor: dict[str, Any] | None = None) -> None:
         plan, self.epoch = self._plan, epoch
         slot = plan.counts.slot(self._shard, epoch, self._first_epoch)
-        self._skip, self._until = plan.counts.chunks(slot, epoch)
+        self._skip, self._until = plan.counts.chunks(slot)
         if cursor is None:
             # Without counts, items to skip are made and dropped.
             at = self._skip if plan.counted else 0
-            cursor = {**plan.counts.start(slot, epoch, at), "at": at}
+            cursor = {**plan.counts.start(slot, at), "at": at}
             stream = self._opener.windows.start(epoch)
             if stream:
                 cursor["stream"] = stream
