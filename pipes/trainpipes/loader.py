@@ -124,9 +124,8 @@ class Loader:
         threads: int | None = None,
         epoch: int | None = None,
     ) -> None:
-        options = {
-            name: value for name, value in locals().items() if name not in ("self", "pipeline")
-        }
+        options = dict(locals())
+        del options["self"], options["pipeline"]
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(
                 f"Loader(pipeline) must be a trainpipes Pipeline, got {type(pipeline).__name__}; for a "

@@ -57,10 +57,7 @@ class Pieces(NamedTuple):
     def join(parts: Sequence[Pieces]) -> Pieces:
         sizes = np.concatenate([np.diff(part.bounds) for part in parts])
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        ids, epochs, starts, lengths = (
-            np.concatenate([part[n] for part in parts]) for n in range(4)
-        )
-        return Pieces(ids, epochs, starts, lengths, bounds)
+        return Pieces(*(np.concatenate([part[n] for part in parts]) for n in range(4)), bounds)
 
 
 #: A number that all rows share, or one of each row: int64 ``[rows]``.
@@ -157,9 +154,8 @@ class Block:
         found = Block([], np.concatenate([block.ids for block in blocks]), epoch=epoch, part=part)
         found._pieces = _merged([piece for block in blocks for piece in block._pieces])
         if any(block.made_of is not None for block in blocks):
-            found.made_of = Pieces.join(
-                [block.made_of or Pieces.whole(block.ids, block.epoch) for block in blocks]
-            )
+            made_of = [b.made_of or Pieces.whole(b.ids, b.epoch) for b in blocks]
+            found.made_of = Pieces.join(made_of)
         return found
 
     def __len__(self) -> int:

@@ -162,9 +162,7 @@ class RowStage(RunStage):
 
     per_row = True
     makes_objects = True
-    draws_by = (
-        "use map(fn, rng=True) in its place, whose function gets a row and a generator of its own"
-    )
+    draws_by = "use map(fn, rng=True) instead, whose function gets a row and a generator of its own"
 
     def apply(self, row: Any) -> Any:
         """The new row; never None, and no list of rows."""
@@ -193,7 +191,7 @@ class BatchStage(RunStage):
 
     role: ClassVar[Role] = "finish"
     draws_by = (
-        "use map(fn, rng=True) in its place, whose function gets a batch and a generator of its own"
+        "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own"
     )
 
     def apply(self, batch: Any) -> Any:
@@ -406,9 +404,7 @@ class MixingSource(CombiningSource):
         """Make a state of another mix one of this."""
 
 
-def stages_within(
-    stages: Sequence[Stage], kind: type[CombiningSource] = CombiningSource
-) -> Iterator[Stage]:
+def stages_within(stages: Sequence[Stage], kind: type[Any] = CombiningSource) -> Iterator[Stage]:
     """The stages, and those of the pipelines that sources of this kind combine."""
     for stage in stages:
         yield stage

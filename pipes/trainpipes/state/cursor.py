@@ -79,11 +79,9 @@ def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str
     return sealed(text, checksum(text, shard_key(shard), tag, epoch))
 
 
-def read_cursor(
-    key: str, value: Any, epoch: int, m: int, num_shards: int, tag: str
-) -> dict[str, Any]:
+def read_cursor(key: str, value: Any, epoch: int, m: int, shards: int, tag: str) -> dict[str, Any]:
     """The cursor of a key; raises StateError if it is damaged, or of another step."""
-    shard = shard_of(key, num_shards)
+    shard = shard_of(key, shards)
     text, check = unsealed(value) if isinstance(value, str) else ("", None)
     if check is None or check != checksum(text, key, tag, epoch):
         raise StateError(
@@ -91,7 +89,7 @@ def read_cursor(
             "the state was edited or is damaged: load it as it was saved"
         )
     cursor: dict[str, Any] = json.loads(text)
-    check_delivered(shard, cursor, m, num_shards)
+    check_delivered(shard, cursor, m, shards)
     return cursor
 
 

@@ -37,9 +37,8 @@ def check_identity(saved: str, present: str) -> None:
     which = other_file(before, now, path)
     cure = _CURES.get(path.split("/")[0], _CURES["stages"])
     if path.endswith("/engine") and old == "gigatoken":
-        cure = (
-            f'leave engine="tokenizers" out, with gigatoken installed: {pip_install("gigatoken")}'
-        )
+        install = pip_install("gigatoken")
+        cure = f'leave engine="tokenizers" out, with gigatoken installed: {install}'
     elif path.endswith("/engine") and new == "gigatoken":
         cure = 'write tokenize(..., engine="tokenizers")'
     if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):

@@ -159,9 +159,8 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
         _world[:] = [dist.group.WORLD]
         _calls.clear()
     (call, before), own = _calls.get(ranks, (0, "")), dist.get_rank()
-    store = PrefixStore(
-        "trainpipes/state/gather/" + "-".join(map(str, ranks)), _get_default_store()
-    )
+    members = "-".join(map(str, ranks))
+    store = PrefixStore(f"trainpipes/state/gather/{members}", _get_default_store())
     place, came = "", 0
     for attempt in count():  # those before it have failed
         place = f"{call}.{attempt}"

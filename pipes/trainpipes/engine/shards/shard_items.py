@@ -160,9 +160,8 @@ class ShardItems:
     def _of(self, lane: int) -> ShardIterator:
         found = self._iterators.get(lane)
         if found is None:
-            found = self._iterators[lane] = ShardIterator(
-                self._opener, lane, self._position, self._pool, self._unroll
-            )
+            found = ShardIterator(self._opener, lane, self._position, self._pool, self._unroll)
+            self._iterators[lane] = found
         return found
 
 
@@ -186,15 +185,8 @@ def items_of(
     makers, stage_pool = (None, pool) if alone else (pool, None)
     plan = plan.in_lanes(_lanes(plan, len(shards), makers, stage_pool))
     windows = open_windows(plan, pool, position.epoch)
-    return ShardItems(
-        plan,
-        position,
-        len(shards),
-        windows,
-        makers,
-        known_items if with_rows else Run.unroll,
-        stage_pool,
-    )
+    unroll = known_items if with_rows else Run.unroll
+    return ShardItems(plan, position, len(shards), windows, makers, unroll, stage_pool)
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:
