@@ -8,14 +8,16 @@ different each time. ``make test-all`` runs them all.
 from __future__ import annotations
 
 import gc
+import json
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import psutil
 import pytest
@@ -25,6 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch_settings import torch_as_before
 
 NEVER_BY_ITSELF = ("slow", "nightly")
+GOLDEN = Path(__file__).parent / "golden"
 
 unhurried = {
     "deadline": None,
@@ -88,9 +91,22 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def golden() -> Path:
-    """The folder of what must never change by accident."""
-    return Path(__file__).parent / "golden"
+def golden() -> Callable[..., None]:
+    """Asserts that what was found is what a file of ``golden`` holds, which must never change by accident: a
+    saved run goes on with it. With ``TRAINPIPES_WRITE_GOLDEN=1`` it is written."""
+
+    def same(name: str, found: dict[str, Any], *, whole: bool = True) -> None:
+        path = GOLDEN / name
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        if os.environ.get("TRAINPIPES_WRITE_GOLDEN"):
+            kept = found | {key: kept[key] for key in kept if key == "about" or not whole}
+            lines = [f"{json.dumps(key)}: {json.dumps(kept[key])}" for key in sorted(kept)]
+            path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        assert {*found} == {*kept} - {"about"} or not whole
+        for key, value in found.items():
+            assert json.dumps(value) == json.dumps(kept[key]), key
+
+    return same
 
 
 @pytest.fixture(name="torch_as_before")

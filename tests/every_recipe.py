@@ -28,16 +28,21 @@ from trainpipes_recipes import (
     tokens,
 )
 
-Make = Callable[[Path], tp.Pipeline]
+Make = Callable[..., tp.Pipeline]
 
 #: Options of all.
 SMALL: dict[str, Any] = {"batch_size": 4, "buffer_size": 16, "num_shards": 12, "seed": 3}
+PACKED = SMALL | {"max_length": 64, "pack_buffer_size": 8}
+KEEP = SMALL | {"on_error": "keep"}
 
 
 def pairs() -> Iterator[dict[str, Any]]:
     """Made rows: questions and answers of several lengths."""
     for k in range(97):
         yield {"prompt": f"{k} + {k} =" + " hm" * (k % 5), "response": f" {2 * k}" * (k % 4)}
+
+
+PAIRS = tp.from_dataset(list(pairs()))
 
 
 @cache
@@ -70,7 +75,7 @@ def preferences() -> tp.Pipeline:
         {**row, "chosen": f" {k}!", "rejected": " no" * (1 + k % 4)}
         for k, row in enumerate(pairs())
     ]
-    return tp.from_dataset(rows)
+    return tp.from_arrow(pa.Table.from_pylist(rows))
 
 
 @cache
@@ -96,60 +101,41 @@ def small_pictures() -> tp.Pipeline:
     return tp.from_tensors(image=pixels, label=np.arange(97) % 7)
 
 
+#: With a folder for files, and other options.
 EVERY: dict[str, Make] = {
-    "images": lambda f: images(pictures(f), size=8, **SMALL),
-    "images / rows": lambda f: images(small_pictures(), size=8, padding=1, **SMALL),
-    "classification": lambda f: classification(
-        text_files(f), "bytes", label="response", num_buckets=8, **SMALL
-    ),
-    "classification / rows": lambda f: classification(
-        tp.from_dataset(list(pairs())),
-        "bytes",
-        text="prompt",
-        label="response",
-        num_buckets=None,
-        **SMALL,
-    ),
-    "sft": lambda f: sft(text_files(f), "bytes", **SMALL),
-    "sft / rows": lambda f: sft(tp.from_dataset(list(pairs())), "bytes", **SMALL),
-    "seq2seq": lambda f: seq2seq(text_files(f), "bytes", **SMALL),
-    "pretrain": lambda f: pretrain(
-        text_files(f), "bytes", max_length=64, pack_buffer_size=8, epochs=1, **SMALL
-    ),
-    "pretrain / endless": lambda f: pretrain(
-        text_files(f), "bytes", max_length=64, pack_buffer_size=8, **SMALL
-    ),
-    "masked_lm": lambda f: masked_lm(text_files(f), words(), **SMALL),
-    "masked_lm / words": lambda f: masked_lm(text_files(f), words(), whole_words=True, **SMALL),
-    "chat": lambda f: chat(chats(), small_tokenizer(), on_error="keep", **SMALL),
-    "chat / dropped": lambda f: chat(chats(), small_tokenizer(), on_error="skip", **SMALL),
-    "chat / packed": lambda f: chat(
-        chats(), small_tokenizer(), on_error="keep", packed=True, max_length=256, **SMALL
-    ),
-    "preference": lambda f: preference(preferences(), "bytes", **SMALL),
-    "preference / dropped": lambda f: preference(preferences(), "bytes", on_error="skip", **SMALL),
-    "tokens": lambda f: tokens(token_rows(), max_length=16, pack_buffer_size=8, epochs=1, **SMALL),
-    "tokens / mapped": lambda f: tokens(
-        token_file(f), dtype="uint16", max_length=16, epochs=2, **SMALL
-    ),
-    "tokens / endless": lambda f: tokens(token_file(f), dtype="uint16", max_length=16, **SMALL),
-}
-
-PAIRS_TABLE = pa.Table.from_pylist(list(pairs()))
-CHOICES = PAIRS_TABLE.append_column("chosen", PAIRS_TABLE["prompt"]).append_column(
-    "rejected", PAIRS_TABLE["prompt"]
-)
-#: Recipes that may keep token ids on disk.
-KEPT: dict[str, Callable[..., tp.Pipeline]] = {
+    "images": lambda f, **o: images(pictures(f), size=8, **SMALL | o),
+    "images / rows": lambda f, **o: images(small_pictures(), size=8, padding=1, **SMALL | o),
     "classification": lambda f, **o: classification(
-        text_files(f), "bytes", label="response", num_buckets=8, **SMALL, **o
+        text_files(f), "bytes", label="response", num_buckets=8, **SMALL | o
     ),
-    "sft": lambda f, **o: sft(text_files(f), "bytes", **SMALL, **o),
-    "seq2seq": lambda f, **o: seq2seq(text_files(f), "bytes", **SMALL, **o),
-    "pretrain": lambda f, **o: pretrain(
-        text_files(f), "bytes", max_length=64, pack_buffer_size=8, epochs=1, **SMALL, **o
+    "classification / rows": lambda f, **o: classification(
+        PAIRS, "bytes", text="prompt", label="response", num_buckets=None, **SMALL | o
     ),
-    "masked_lm": lambda f, **o: masked_lm(text_files(f), words(), **SMALL, **o),
-    "chat": lambda f, **o: chat(chats(), small_tokenizer(), on_error="keep", **SMALL, **o),
-    "preference": lambda f, **o: preference(tp.from_arrow(CHOICES), "bytes", **SMALL, **o),
+    "sft": lambda f, **o: sft(text_files(f), "bytes", **SMALL | o),
+    "sft / rows": lambda f, **o: sft(PAIRS, "bytes", **SMALL | o),
+    "seq2seq": lambda f, **o: seq2seq(text_files(f), "bytes", **SMALL | o),
+    "pretrain": lambda f, **o: pretrain(text_files(f), "bytes", **PACKED | {"epochs": 1} | o),
+    "pretrain / endless": lambda f, **o: pretrain(text_files(f), "bytes", **PACKED | o),
+    "masked_lm": lambda f, **o: masked_lm(text_files(f), words(), **SMALL | o),
+    "masked_lm / words": lambda f, **o: masked_lm(
+        text_files(f), words(), whole_words=True, **SMALL | o
+    ),
+    "chat": lambda f, **o: chat(chats(), small_tokenizer(), **KEEP | o),
+    "chat / dropped": lambda f, **o: chat(
+        chats(), small_tokenizer(), **SMALL | {"on_error": "skip"} | o
+    ),
+    "chat / packed": lambda f, **o: chat(
+        chats(), small_tokenizer(), packed=True, max_length=256, **KEEP | o
+    ),
+    "preference": lambda f, **o: preference(preferences(), "bytes", **SMALL | o),
+    "preference / dropped": lambda f, **o: preference(
+        preferences(), "bytes", **SMALL | {"on_error": "skip"} | o
+    ),
+    "tokens": lambda f, **o: tokens(token_rows(), **PACKED | {"max_length": 16, "epochs": 1} | o),
+    "tokens / mapped": lambda f, **o: tokens(
+        token_file(f), dtype="uint16", **SMALL | {"max_length": 16, "epochs": 2} | o
+    ),
+    "tokens / endless": lambda f, **o: tokens(
+        token_file(f), dtype="uint16", max_length=16, **SMALL | o
+    ),
 }

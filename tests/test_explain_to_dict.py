@@ -49,7 +49,9 @@ def stage(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings(r"ignore:pin\(\) does nothing")
 @pytest.mark.parametrize("name", [*FINITE, *ENDLESS])
-def test_every_pipeline_has_a_record_of_json_that_moves_nothing(name: str, tmp_path: Path) -> None:
+def test_every_pipeline_has_a_diagram_and_a_record_of_json_that_moves_nothing(
+    name: str, tmp_path: Path
+) -> None:
     pipe = {**FINITE, **ENDLESS}[name](tmp_path)
     record = pipe.explain().to_dict()
     assert json.loads(json.dumps(record, allow_nan=False)) == record
@@ -58,6 +60,8 @@ def test_every_pipeline_has_a_record_of_json_that_moves_nothing(name: str, tmp_p
     assert pipe.explain().to_dict() == record
     assert record["pipeline"] == repr(pipe)
     assert record["stages"]
+    drawn = pipe.explain().mermaid
+    assert all(f'"{own.name}(' in drawn for own in pipe.stages)
     items = iter(pipe)
     next(items)
     later = pipe.explain().to_dict()

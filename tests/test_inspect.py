@@ -357,16 +357,6 @@ def test_options_are_checked(tmp_path: Path) -> None:
             inspect_files(tmp_path, **{option: -1})  # type: ignore[arg-type]
 
 
-def test_of_several_splits_one_is_to_be_named(tmp_path: Path) -> None:
-    for split in ("test", "train"):
-        (tmp_path / split).mkdir()
-        saved(tmp_path / split)
-    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(tp.ConfigError, match="several splits, 'test', 'train'"):
-        inspect_files(tmp_path)
-    assert inspect_files(tmp_path / "test").rows == 3
-
-
 def damaged(content: bytes) -> bytes:
     return content[:1000] + bytes(8000) + content[9000:]
 
@@ -414,13 +404,6 @@ def test_damaged_files_of_every_format_are_named(
     assert str(tmp_path) not in found.unreadable[str(tmp_path / name)]
     assert not found.readable
     str(found)
-
-
-def test_rows_that_have_other_types_than_those_before_are_told(tmp_path: Path) -> None:
-    lines = [f'{{"x": {n}, "text": "{"word " * 200}"}}\n' for n in range(6000)]
-    (tmp_path / "a.jsonl").write_text("".join(lines) + '{"x": "no number", "text": ""}\n')
-    (reason,) = inspect_files(tmp_path).unreadable.values()
-    assert "line 6,001: column 'x' is string here" in reason
 
 
 def test_names_of_files_that_are_no_text_are_told(tmp_path: Path) -> None:
@@ -653,12 +636,6 @@ def test_nulls_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
     assert len(list(tp.read_parquet(path).filter(pc.field("text").is_valid()))) == 75
 
 
-def test_nulls_of_files_without_footers_are_told_of_the_sample(tmp_path: Path) -> None:
-    lines = [f'{{"a": {"null" if n % 2 else n}}}\n' for n in range(100)]
-    (tmp_path / "a.jsonl").write_text("".join(lines))
-    assert "'a' (50 %)" in said(inspect_files(tmp_path), "nulls")
-
-
 def test_empty_texts_are_told_with_a_filter_that_drops_them(tmp_path: Path) -> None:
     rows = {"text": ["", "b", None, "d"] * 5, "list": [[], [1]] * 10, "n": range(20)}
     path = parquet(tmp_path / "a.parquet", rows)
@@ -714,15 +691,6 @@ def test_files_with_other_columns_or_types_are_told(tmp_path: Path) -> None:
     told = said(inspect_files(tmp_path), "mixed_schemas")
     assert "'n'" in told
     assert "columns=[...]" in told
-
-
-def test_two_columns_of_one_name_are_told(tmp_path: Path) -> None:
-    arrays = [pa.array([1]), pa.array([2]), pa.array(["x"])]
-    parquet(tmp_path / "a.parquet", pa.Table.from_arrays(arrays, ["a", "a", "b"]))
-    found = inspect_files(tmp_path)
-    (reason,) = found.unreadable.values()
-    assert "more than one column 'a'" in reason
-    assert not found.readable
 
 
 def test_files_of_other_formats_are_told(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainpipes as tp
-from every_stage import ENDLESS, FINITE
 
 TABLE = pa.table({"text": [f"row {n}" for n in range(100)]})
 
@@ -77,11 +75,3 @@ def test_odd_names_break_nothing() -> None:
 def test_any_name_stays_in_its_line(name: str) -> None:
     drawn = diagram(tp.mix({name: rows()}, weights={name: 1}))
     assert drawn.count("\n") + 1 == len(drawn.splitlines())
-
-
-@pytest.mark.parametrize("name", [*FINITE, *ENDLESS])
-def test_every_stage_is_there(name, tmp_path) -> None:
-    pipe = {**FINITE, **ENDLESS}[name](tmp_path)
-    drawn = diagram(pipe)
-    for stage in pipe.stages:
-        assert f'"{stage.name}(' in drawn

@@ -1,8 +1,7 @@
-"""``pad_sequences`` against Keras' own algorithm, and the kernels against rows padded one by one."""
+"""``pad_sequences`` against Keras' own algorithm."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainpipes import pad_sequences
-from trainpipes.columns.rectangles import RaggedRows, widths_of
 from trainpipes.errors import ConfigError, DataError
 
 sides = st.sampled_from(["pre", "post"])
@@ -123,47 +121,3 @@ def test_what_it_cannot_pad_it_refuses(
     with pytest.raises(error, match=message):
         pad_sequences(**arguments)
     assert issubclass(error, ValueError)  # as Keras raises
-
-
-@given(
-    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=4),
-    st.none() | st.integers(1, 12),
-    st.integers(1, 4),
-    sides,
-    sides,
-)
-def test_many_rectangles_at_once_are_each_one_by_itself(
-    batches: list[list[int]], limit: int | None, multiple: int, padding: Any, truncating: Any
-) -> None:
-    lengths = np.array([n for batch in batches for n in batch], dtype=np.int64)
-    values = np.arange(1, lengths.sum() + 1)
-    bounds = np.cumsum([0, *map(len, batches)])
-    rows_of = RaggedRows(
-        values,
-        np.cumsum(lengths) - lengths,
-        lengths,
-        -1,
-        dtype=np.int64,
-        max_length=limit,
-        multiple=multiple,
-        padding_side="left" if padding == "pre" else "right",
-        truncation_side="left" if truncating == "pre" else "right",
-        mask=np.bool_,
-    )
-    found = rows_of.rectangles(None, bounds)
-    rows = np.split(values, np.cumsum(lengths)[:-1])
-    for (cells, real), (start, stop) in zip(found, pairwise(bounds.tolist()), strict=True):
-        np.testing.assert_array_equal(real, cells != -1)
-        alone = [row.tolist() for row in rows[start:stop]]
-        if limit is not None:
-            alone = [r[-limit:] if truncating == "pre" else r[:limit] for r in alone]
-        width = -(-(limit or max(map(len, alone))) // multiple) * multiple
-        expected = np.full((len(alone), width), -1)
-        for row, ids in zip(expected, alone, strict=True):
-            row[slice(width - len(ids), None) if padding == "pre" else slice(len(ids))] = ids
-        np.testing.assert_array_equal(cells, expected)
-
-
-def test_a_rectangle_without_rows_has_no_width() -> None:
-    bounds = np.array([0, 0, 2, 2])
-    assert widths_of(np.array([3, 1]), bounds).tolist() == [0, 3, 0]

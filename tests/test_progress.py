@@ -195,15 +195,6 @@ def test_without_tqdm_the_log_gets_a_line(
     assert screen.getvalue() == ""
 
 
-def test_other_ranks_are_silent(
-    lines: Callable[[], list[str]], files: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    rows(files).sharding_filter(2).explain()
-    assert not lines()
-
-
 def may_show(answer: Any) -> None:
     answer.put(progress._may_show())
 

@@ -37,25 +37,34 @@ def alone(rows: list[Any], width: int, value: Any, dtype: Any, side: str) -> Any
     st.integers(-128, 127),
     st.sampled_from([(), (2,), (2, 3)]),
     sides,
+    sides,
+    st.none() | st.integers(1, 9),
+    st.integers(1, 4),
     st.sampled_from([None, "bool", "int64", "int32"]),
     st.data(),
 )
 def test_are_what_they_are_cell_by_cell(
-    batches: Any, kind: str, dtype: str, value: int, inner: Any, side: Any, mask: Any, data: Any
-) -> None:
+    batches: Any, kind: str, dtype: str, value: int, inner: Any, side: Any, cut: Any,
+    limit: int | None, multiple: int, mask: Any, data: Any,
+) -> None:  # fmt: skip
     lengths = np.array([n for batch in batches for n in batch], dtype=np.int64)
     numbers = st.integers(0, 100)
     values = data.draw(
         arrays.arrays(np.dtype(kind), (int(lengths.sum()), *inner), elements=numbers)
     )
     bounds = np.cumsum([0, *map(len, batches)])
-    found = rectangles(values, lengths, bounds, value, dtype=dtype, padding_side=side, mask=mask)
+    found = rectangles(
+        values, lengths, bounds, value, dtype=dtype, padding_side=side, mask=mask,
+        truncation_side=cut, max_length=limit, multiple=multiple,
+    )  # fmt: skip
     rows = np.split(values, np.cumsum(lengths)[:-1])
+    if limit is not None:
+        rows = [row[-limit:] if cut == "left" else row[:limit] for row in rows]
     assert len(found) == len(batches)
     order = data.draw(st.permutations(range(len(batches))))  # whoever asks first
     for k in order:
         (start, stop), (cells, real) = list(pairwise(bounds.tolist()))[k], found[k]
-        width = int(lengths[start:stop].max())
+        width = -(-(limit or max(map(len, rows[start:stop]))) // multiple) * multiple
         np.testing.assert_array_equal(cells, alone(rows[start:stop], width, value, dtype, side))
         assert cells.dtype == np.dtype(dtype)
         assert cells.flags.owndata or cells.base is not None
@@ -65,7 +74,7 @@ def test_are_what_they_are_cell_by_cell(
             assert real is None
             continue
         assert real.dtype == np.dtype(mask)
-        ones = [np.ones(n, dtype=mask) for n in lengths[start:stop]]
+        ones = [np.ones(len(row), dtype=mask) for row in rows[start:stop]]
         np.testing.assert_array_equal(real, alone(ones, width, 0, mask, side))
 
 
@@ -90,6 +99,11 @@ def test_are_filled_with_any_value_of_their_type(kind: str, dtype: str, value: A
     for k, width in enumerate((3, 2)):
         expected = alone(rows[2 * k : 2 * k + 2], width, value, dtype, "right")
         assert found[k][0].tobytes() == expected.tobytes()
+
+
+def test_those_without_rows_have_no_width() -> None:
+    found = rectangles(np.arange(4), np.array([3, 1]), np.array([0, 0, 2, 2]), 0, dtype="int64")
+    assert [cells.shape for cells, _ in found] == [(0, 0), (2, 3), (0, 0)]
 
 
 def test_values_beside_a_row_do_not_show() -> None:

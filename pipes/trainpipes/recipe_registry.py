@@ -1,8 +1,6 @@
 """``recipe``: prebuilt pipelines by name; ``recipes``: which there are.
 
-A recipe is a function that returns a ``Pipeline``. Packages offer theirs as entry points of the group
-``trainpipes.recipes``; so does the one that comes with this library, which imports none of them
-itself.
+A recipe is a function that returns a ``Pipeline``, offered as an entry point of ``trainpipes.recipes``.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from typing import Any
 
 from trainpipes._internal.checks import flag
 from trainpipes._internal.messages import nearest
+from trainpipes._internal.table import WIDTH, table
 from trainpipes._internal.text import shown
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import copied
@@ -24,9 +23,6 @@ from trainpipes.pipeline import Pipeline
 
 #: The entry point group in which packages offer recipes.
 GROUP = "trainpipes.recipes"
-
-#: Columns of the table as text.
-WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,8 @@ class RecipeTable(tuple[RecipeSummary, ...]):
     """The recipes that are installed, by name. Prints itself as a table.
 
     >>> RecipeTable([RecipeSummary("count", "Numbers from 0.", ("n", "step=1"))])
-    count   Numbers from 0.
-            n, step=1
+    count  Numbers from 0.
+           n, step=1
     """
 
     __slots__ = ()
@@ -69,13 +65,9 @@ class RecipeTable(tuple[RecipeSummary, ...]):
     def __repr__(self) -> str:
         if not self:
             return "no recipes: no package that offers some is installed"
-        indent = max(len(one.name) for one in self) + 3
-        lines = []
-        for one in self:
-            texts = [one.summary, ", ".join(one.options)]
-            wrapped = [line for text in texts for line in textwrap.wrap(text, WIDTH - indent)]
-            lines += [f"{'' if n else one.name:{indent}}{line}" for n, line in enumerate(wrapped)]
-        return "\n".join(lines)
+        rows = [(one.name, one.summary, ", ".join(one.options)) for one in self]
+        pairs = [pair for name, *texts in rows for pair in zip((name, ""), texts, strict=True)]
+        return table([pair for pair in pairs if pair[1]], WIDTH)
 
 
 def recipe(name: str, /, *arguments: Any, **options: Any) -> Pipeline:
@@ -184,7 +176,8 @@ def _bound(
     for option, value in given.items():
         if known[option].annotation in (bool, "bool"):
             flag(value, f"{name}({option})")
-    return given | given.pop(rest or "", {})
+    more: dict[str, Any] = given.pop(rest or "", {})
+    return given | more
 
 
 def _summary(name: str) -> RecipeSummary:

@@ -57,20 +57,16 @@ def chat(
             conversation, dialog and chat.
         tools: column of the tools that the assistant may call: lists of JSON schemas, or such lists
             as JSON text.
-        template: a Jinja template, in place of the tokenizer's own. Needed where the tokenizer's
-            own writes earlier turns differently from the last one: mark the assistant's turns by
-            ``{% generation %}``.
-        on_error: for bad rows, and for rows that are cut before the assistant speaks. "raise" names
-            the first; "skip" leaves both out, and logs how many; "keep" takes them as they are.
-            None raises for the former, and warns of the latter once.
+        template: a Jinja template, in place of the tokenizer's own: needed if that writes earlier
+            turns differently from the last one. Mark the assistant's turns by ``{% generation %}``.
+        on_error: for bad rows, and rows that are cut before the assistant speaks: "raise", "skip"
+            (logs how many), or "keep". None raises for the former, and warns of the latter once.
         parse_arguments: give a tool call's arguments to the template as a dict where they are JSON
             text.
         max_length: the most tokens of a row; longer ones lose their end.
-        packed: let conversations share rows. The number of batches is then not known before an
-            epoch's end, as with ``on_error="skip"``; the last batch of each shard may be short.
-        buffer_size: the fewest conversations that the shuffle mixes with each other.
-        drop_last: to train, leave out the short batch at the end of an epoch, unless rows are
-            packed.
+        packed: let conversations share rows. The number of batches is then not known, as with
+            ``on_error="skip"``; the last batch of each shard may be short.
+        drop_last: to train, leave out the short batch at the end of an epoch, unless ``packed``.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp
     >>> from trainpipes_recipes.samples import write_tokenizer

@@ -1,5 +1,4 @@
-"""Conversations in the columns of rows: ShareGPT's layout made OpenAI's, and rows without a target
-found.
+"""Conversations in rows: ShareGPT's layout made OpenAI's, and rows without a target found.
 
 >>> import trainpipes as tp
 >>> talk = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
@@ -92,9 +91,7 @@ def conversations(
 
 
 class CheckedRows(tp.RowStage):
-    """Rows that are refused, or left out, if ``look`` finds something wrong with them. "skip" puts
-    None in the column, and ``checked`` leaves the row out.
-    """
+    """Rows that ``look`` finds nothing wrong with. "skip" puts None in the column, for ``checked``."""
 
     thread_safe = True
 
@@ -184,10 +181,7 @@ class SplitPrompt(tp.RowStage):
 def to_messages(
     messages: Any, roles: Mapping[str, str] = ROLES, column: str = "messages"
 ) -> list[dict[str, Any]]:
-    """One conversation as a list of messages with "role" and "content"; None is one of no messages. A
-    "function_call" of ShareGPT, whose text is JSON, becomes a tool call; what else a message has
-    stays.
-    """
+    """One conversation as a list of messages with "role" and "content", and what else they have."""
     if messages is not None and not isinstance(messages, list | tuple):
         way = ": make lists of it with map(), as by json.loads" if isinstance(messages, str) else ""
         raise tp.SchemaError(
@@ -213,7 +207,9 @@ def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
             f'column {column!r}: a message has "weight" 0, and all that the assistant says is in the loss: '
             "make such messages part of a prompt, or leave the key out with map()"
         )
-    if isinstance(content, list) and all(_is_text_part(part) for part in content):
+    if isinstance(content, list) and all(
+        isinstance(part, Mapping) and set(part) <= {"type", "text"} for part in content
+    ):
         texts = [part.get("text") for part in content]
         if None in texts:
             raise tp.DataError("content is text, or parts of text, got a part without text")
@@ -225,26 +221,21 @@ def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
     return {"role": roles.get(role or "", role), "content": content, **others}
 
 
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and set(part) <= {"type", "text"}
-
-
 def _calls(text: str) -> list[dict[str, Any]]:
     """The calls of functions in a JSON text; none where it is what the assistant says."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    every = said if isinstance(said, list) else [said]
-    if not all(isinstance(call, dict) and "name" in call for call in every):
-        return []
-    return [{"type": "function", "function": _call(call)} for call in every]
-
-
-def _call(call: Mapping[str, Any]) -> dict[str, str]:
-    arguments = call.get("arguments", {})
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"name": str(call["name"]), "arguments": text}
+    calls = []
+    for call in said if isinstance(said, list) else [said]:
+        if not isinstance(call, dict) or "name" not in call:
+            return []
+        given = call.get("arguments", {})
+        given = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        function = {"name": str(call["name"]), "arguments": given}
+        calls.append({"type": "function", "function": function})
+    return calls
 
 
 def problem(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainpipes import DataError, Pipeline
 
 __all__ = ["classes_of", "number_of"]
-
-log = logging.getLogger("trainpipes")
 
 
 def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | list[str], list[int]]:
@@ -33,7 +30,6 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
             "classes={label: class}"
         )
     if not numbers:
-        _warn_of_names(of, names)
         return names, list(counts.values())
 
     classes: Any = _class_names(rows, label) or max(numbers) + 1
@@ -59,19 +55,6 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
             "row's classes: make these by map(), or say classes="
         )
     return classes, [counts.get(number, 0) for number in range(number)]
-
-
-def _warn_of_names(of: str, names: list[str]) -> None:
-    alike: dict[str, str] = {}
-    for name in names:
-        other = alike.setdefault(name.strip().casefold(), name)
-        if other != name:
-            log.warning(
-                "%s labels %r and %r, which are two classes: pass classes={label: class} to make one of them",
-                of, other, name,
-            )  # fmt: skip
-    if len(names) == 1:
-        log.warning("%s one class only, %r", of, names[0])
 
 
 def _class_names(rows: Pipeline, label: str) -> list[str] | None:

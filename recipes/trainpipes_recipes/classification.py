@@ -47,16 +47,16 @@ def classification(
         labels           int64 [B]: the class, 0 to C - 1; or, where the column holds lists, float32
                          [B, C]: 1 for each class of a row, else 0
 
-    Classes are part of a state: a resume with others is refused. In buckets, the number of batches
-    is not known before an epoch's end: count steps, or ask ``Loader(pipe).estimate_len()``.
+    A state loads only with the same classes. In buckets, the number of batches is not known: count
+    steps, or ask ``Loader(pipe).estimate_len()``.
 
     Args:
         text: column of the text; by default the first of text, content, document, body, sentence
             and review. With ``text_pair`` left out too, the first pair of
             ``trainpipes_recipes.inputs.TEXT_PAIRS``.
         text_pair: column of a second text.
-        label: column of the class, or of lists of classes; by default the first of label, labels,
-            class, category, target, sentiment, intent and topic.
+        label: column of the class, or of lists of classes; by default the first of
+            ``trainpipes_recipes.inputs.LABELS``.
         train: False to evaluate: every row once, in file order. Pass the classes of the training.
         classes: the labels in the order of their class numbers; a dict from labels to class
             numbers; or the number of classes, where labels are integers. Left out, one pass over
@@ -67,7 +67,6 @@ def classification(
         num_buckets: to train, number of buckets into which 1,024 rows are sorted by length; None
             takes rows as they come; "auto" is 32, or None where a shard has fewer than 16 batches
             (6,144 rows in all by default).
-        drop_last: to train, leave out short batches.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"text": t, "label": t.isdigit()} for t in ("12", "ab", "34")])

@@ -55,9 +55,8 @@ def images(
                          C = 3, H = W = ``size``
         labels           int64 ``[B]``, the number of the class
 
-    Augmentations depend on seed, epoch and row alone: the same after a resume and on any number of
-    ranks. Small pictures that are read many times come 20 to 50 times as fast from a memory map
-    (``write_memmap`` of the decoded rows).
+    Augmentations depend on seed, epoch and row alone. Small pictures come 20 to 50 times as fast
+    from a memory map (``write_memmap`` of the decoded rows).
 
     Args:
         files: a folder with a folder of pictures for each class; files of any format (tar archives,
@@ -65,27 +64,24 @@ def images(
             ``write_memmap`` wrote, ...); or a pipeline of rows.
         image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``; by default the
             first of image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels.
-        label: column of the classes: their numbers, or their names, which ``classes`` numbers; by
-            default the first of label, labels, class, category, target and a few more. Folders are
-            numbered in the order of their names, or as in ``classes``.
+        label: column of the classes, numbers or names; by default the first of label, labels, class,
+            category, target and a few more. Folders are numbered in the order of their names.
         classes: the names of all classes, in the order of their numbers. Other labels are an error.
         size: H and W, in pixels.
         train: False to evaluate: every row once, in file order, the middle of its picture.
         scale: to train, the least and greatest share of a picture's area that is cut out, 0 to 1.
-        padding: to train, instead of ``scale``: put this many pixels around the picture, and cut
-            ``size`` x ``size`` out at a random place: usual for small pictures.
+        padding: to train small pictures, instead of ``scale``: put this many pixels around the
+            picture, and cut ``size`` x ``size`` out at a random place.
         flip: to train, the probability of mirroring a picture, left to right.
         transform: to train, replaces all of these: see ``image_transform``. Its results must have
             one size.
-        normalize: give float32, ``(x / 255 - mean) / std``; False gives uint8.
+        normalize: float32, ``(x / 255 - mean) / std``; False gives uint8.
         mean: of each channel, or one for all.
         std: of each channel, or one for all.
-        resize: to evaluate, pixels of the shorter side before the middle is cut out; by default an
-            eighth more than ``size``.
+        resize: to evaluate, pixels of the shorter side before the middle is cut out; by default
+            8/7 of ``size``.
         min_size: decode large JPEG files faster, at a smaller size: see ``decode_image``.
-        on_error: for pictures that cannot be decoded: "raise", or "skip", which leaves them out and
-            logs how many.
-        batch_size: B, rows in a batch.
+        on_error: for pictures that cannot be decoded: "raise"; or "skip" them and log how many.
         seed: for the order of rows and for the augmentations.
 
     Raises:
@@ -143,9 +139,8 @@ class Labelled(RowStage):
 
     def check(self) -> None:
         names = self.classes
-        good = names is None or (isinstance(names, Sequence) and not isinstance(names, str))
-        good = good and all(isinstance(name, str) for name in names or ())
-        if not good or len(set(names or ())) < len(names or ()):
+        texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+        if names is not None and (not texts or len(set(names)) < len(names)):
             raise ConfigError(f"images(classes) must be the name of each class once, got {names!r}")
 
     def apply(self, row: Any) -> Any:
@@ -153,16 +148,16 @@ class Labelled(RowStage):
 
     def number(self, label: Any) -> int:
         label = label.item() if isinstance(label, np.generic | np.ndarray | Tensor) else label
-        names, written = self.classes, isinstance(label, bytes)
+        names, written = self.classes or (), isinstance(label, bytes)
         text = label.decode(errors="replace").strip() if isinstance(label, bytes) else label
-        if names is not None and text in names:
-            return list(names).index(text)
-        if isinstance(text, str) and text.isdecimal() and (written or names is None):
+        if text in names:
+            return names.index(text)
+        if isinstance(text, str) and text.isdecimal() and (written or not names):
             text = int(text)
-        if isinstance(text, int) and 0 <= text < (2**63 if names is None else len(names)):
+        if isinstance(text, int) and 0 <= text < (len(names) or 2**63):
             return int(text)
         known = "numbers from 0 on, or names that classes=[...] lists in the order of their numbers"
-        if names is not None:
+        if names:
             known = f"{len(names)}: {', '.join(names[:9])}{', …' if len(names) > 9 else ''}"
         raise DataError(
             f"images: column {self.label!r} holds {text!r}, which is no class: the classes are {known}"

@@ -117,8 +117,7 @@ def documented(recipe: Recipe) -> Recipe:
 
 
 class Input:
-    """What a recipe of yours is given: files of any format, read as their names say, or a pipeline of
-    rows.
+    """What a recipe of yours is given: files, read as their names say, or a pipeline of rows.
 
     Args:
         recipe: who asks, for messages.
@@ -144,8 +143,8 @@ class Input:
                     f"{recipe} takes a pipeline of rows, got one of paths: add its reader, such as "
                     ".read_parquet()"
                 )
-        elif not _is_path(data) and not (
-            isinstance(data, Sequence) and data and all(map(_is_path, data))
+        elif not (
+            _is_path(data) or (isinstance(data, Sequence) and data and all(map(_is_path, data)))
         ):
             raise tp.ConfigError(
                 f"{recipe} takes files (a path, folder, glob, URL, or a list of them) or a pipeline of "
@@ -253,14 +252,20 @@ class Input:
             if set(names) <= set(self.columns)
             and all(own in (None, name) for own, name in zip(given, names, strict=True))
         )
-        names = next(fitting, None) or self._one_by_one(options, known)
-        said = ", ".join(
-            f"{option} from column {name!r}"
-            for (option, own), name in zip(options.items(), names, strict=True)
-            if own is None
-        )
-        log.info("%s takes %s", self.recipe, said)
-        return tuple(names)
+        found = next(fitting, None)
+        if found is None and any(given):  # one by one
+            there = [
+                [name for name in names if name in self.columns]
+                for names in zip(*known, strict=True)
+            ]
+            found = [own or next(iter(names), "") for own, names in zip(given, there, strict=True)]
+        if found is None or "" in found:
+            raise self._not_found(options, found or [""] * len(given), known)
+        said = [
+            f"{o} from column {n!r}" for o, n in zip(options, found, strict=True) if not options[o]
+        ]
+        log.info("%s takes %s", self.recipe, ", ".join(said))
+        return tuple(found)
 
     def prompted(self, prompt: str, context: str | None, columns: Sequence[str]) -> tp.Pipeline:
         """``rows(columns)``, whose prompt goes on with its context, if there is one."""
@@ -282,20 +287,24 @@ class Input:
     ) -> tp.Pipeline:
         """Rows in the order of training, or of evaluation, dealt to ranks and workers.
 
-        To train they are shuffled, unless they are shuffled, sampled or mixed already. To evaluate,
-        each row comes once, in file order. Stages that make token ids and leave out rows come after
-        the shuffle, unless there is a cache: before it, all rows of its buffer would be tokenized
-        for the first batch.
+        To train they are shuffled, unless they are already. Stages that make token ids and leave out
+        rows come after the shuffle, unless there is a cache: else the first batch would wait until
+        all rows of its buffer are tokenized.
         """
         if cache:
             rows = rows.cache(None if cache is True else cache)
         stages = rows.stages
         roles = {stage.role for stage in stages}
-        skipping = [n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.keeps_rows]
-        first = skipping[0] if skipping and "cache" not in roles else len(stages)
+        later = [n for n, s in enumerate(stages) if s.name in TOKENIZING and not s.keeps_rows]
+        first = later[0] if later and "cache" not in roles else len(stages)
         if first < len(stages):
             rows = tp.Pipeline(stages[:first], rows._ranks, rows._members)
-        if not train:
+        if train:
+            if "shard" not in roles:
+                rows = rows.sharding_filter(num_shards)
+            if not roles & {"shuffle", "draw"} and stages[0].name != "mix":
+                rows = rows.shuffle(buffer_size, seed=seed)
+        else:
             for stage in stages:
                 if stage.role in ("shuffle", "shard", "repeat") or stage.name == "mix":
                     raise tp.ConfigError(
@@ -304,45 +313,31 @@ class Input:
                         "a mix one by one"
                     )
             rows = rows.sharding_filter(num_shards, split="stride", tail="ragged")
-        else:
-            if "shard" not in roles:
-                rows = rows.sharding_filter(num_shards)
-            if not roles & {"shuffle", "draw"} and stages[0].name != "mix":
-                rows = rows.shuffle(buffer_size, seed=seed)
         for stage in stages[first:]:
             rows = rows.then(stage)
         return rows
 
-    # Finding
-
-    def _one_by_one(
-        self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
-    ) -> Sequence[str]:
-        found = {
-            option: own or next((n[place] for n in known if n[place] in self.columns), None)
-            for place, (option, own) in enumerate(options.items())
-        }
-        lacking = [option for option, name in found.items() if name is None]
-        if set(options.values()) == {None}:
-            lacking = list(options)
-        if lacking:
-            tried = ", ".join(" + ".join(names) for names in known)
-            lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
-            what = "token ids" if lacking[0] == "column" else lacking[0].replace("_", " ")
-            raise tp.SchemaError(
-                f"{self.recipe}: no column found for the {what}; the columns are {self.columns}, and names "
-                f"tried were {tried}: {self._other_recipe()}name one by {lines}",
-                stage=self.recipe,
-            )
-        return [name for name in found.values() if name is not None]
-
-    def _other_recipe(self) -> str:
-        for recipe, known, what in OTHERS:
-            names = next((names for names in known if set(names) <= set(self.columns)), None)
-            if names is not None and recipe != self.recipe:
-                there = " + ".join(names)
-                return f"use the recipe {recipe}, which takes {what} ({there}), or "
-        return ""
+    def _not_found(
+        self,
+        options: Mapping[str, str | None],
+        found: Sequence[str],
+        known: Sequence[Sequence[str]],
+    ) -> tp.SchemaError:
+        tried = ", ".join(" + ".join(names) for names in known)
+        lines = ", ".join(f"{name}=..." for name, value in options.items() if value is None)
+        lacking = next(name for name, one in zip(options, found, strict=True) if not one)
+        what = "token ids" if lacking == "column" else lacking.replace("_", " ")
+        other = ""
+        for recipe, names_of, takes in OTHERS:
+            there = next((names for names in names_of if set(names) <= set(self.columns)), None)
+            if there is not None and recipe != self.recipe:
+                other = f"use the recipe {recipe}, which takes {takes} ({' + '.join(there)}), or "
+                break
+        return tp.SchemaError(
+            f"{self.recipe}: no column found for the {what}; the columns are {self.columns}, and names "
+            f"tried were {tried}: {other}name one by {lines}",
+            stage=self.recipe,
+        )
 
     # Reading
 

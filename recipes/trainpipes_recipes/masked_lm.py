@@ -39,9 +39,9 @@ def masked_lm(
         attention_mask   1 on tokens, 0 on padding
         labels           the original ids of the chosen tokens; -100 elsewhere
 
-    The choice differs from epoch to epoch, and is the same after a resume and on any number of
-    ranks. Labels are not shifted: compare the logits at position t with the label at t. Tokens
-    beyond ``max_length`` are cut off: cut long documents into rows of some paragraphs first.
+    The choice differs from epoch to epoch. Labels are not shifted: compare the logits at position t
+    with the label at t. Tokens beyond ``max_length`` are cut off: cut long documents into rows of
+    some paragraphs first.
 
     Args:
         tokenizer: as in ``tokenize``, with a mask token.

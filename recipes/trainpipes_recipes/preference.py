@@ -60,15 +60,14 @@ def preference(
             or the name or folder of one.
         prompt: column of the model's input; by default the first of prompt, question, instruction,
             input and query. Conversations that start with the prompt need none.
-        chosen: column of the better response; by default it and ``rejected`` are chosen + rejected
-            or another pair of ``trainpipes_recipes.inputs.PREFERENCES``.
+        chosen: column of the better response; by default it and ``rejected`` are the first pair of
+            ``trainpipes_recipes.inputs.PREFERENCES``.
         rejected: column of the worse response.
         template: for conversations, a Jinja template in place of the tokenizer's own.
         roles: for conversations, other names of roles: ``{"narrator": "system"}``.
-        on_error: for rows with an empty response, or roles in the wrong order; and for rows one of
-            whose sides has no target, as its prompt alone fills ``max_length``. "raise" names the
-            first; "skip" leaves both out and logs how many; "keep" takes them as they are. None
-            raises for the former, and warns of the latter once.
+        on_error: for rows with an empty response or roles in the wrong order, and rows whose prompt
+            alone fills ``max_length``: "raise", "skip" (logs how many), or "keep". None raises for
+            the former, and warns of the latter once.
         max_length: the most tokens of prompt and response together, the end token included.
 
     >>> import trainpipes as tp

@@ -51,7 +51,6 @@ def pretrain(
 
     Args:
         text: column of the documents; by default the first of text, content, document and body.
-        train: False to evaluate: every row once, in file order; the pass ends after them.
         add_eos: ends each document: True for the tokenizer's end token, or a token, or its id;
             False adds none.
         max_length: L, tokens of a row.

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-
-from trainpipes import Pipeline, from_arrow
+from trainpipes import Pipeline
 from trainpipes_recipes.inputs import PAIRS, Input, OnError, documented
 
 __all__ = ["seq2seq"]
@@ -29,7 +27,6 @@ def seq2seq(
     seed: int = 0,
     num_shards: int = 24,
     drop_last: bool = True,
-    keep_in_memory: bool = False,
     cache: bool | str = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Pipeline:
@@ -53,30 +50,18 @@ def seq2seq(
             default "input" beside "instruction"; "" for none.
         max_length: the most tokens of a prompt, and of a response, end-of-text included, with which
             a text that is cut ends, too.
-        keep_in_memory: read both columns once and keep them. The order of rows differs, and a state
-            loads only with the same value.
     """
     given = Input("seq2seq", files, storage_options)
-    ready = given.tokenized(
+    rows = given.tokenized(
         tokenizer, ["input_ids", "labels"], named=[prompt, response, context], on_error=on_error,
         tokenize={"max_length": max_length, "add_eos": True, "labels": None},
     )  # fmt: skip
-    if ready is None:
+    if rows is None:
         prompt, response = given.find({"prompt": prompt, "response": response}, PAIRS)
-        rows = given.prompted(prompt, context, [prompt, response])
-    else:
-        rows = ready
-    if keep_in_memory:
-        # Every rank reads all rows, and keeps them; what it trains on is dealt below.
-        pieces = rows.distributed(rank=0, world_size=1).batch(8192).collate(format="arrow")
-        rows = from_arrow(pa.concat_tables(pieces))
-    if prompt is not None and response is not None:
-        columns = {prompt: "input_ids", response: "labels"}
-        rows = rows.tokenize(
-            tokenizer, columns, max_length=max_length, add_eos=True, on_error=on_error
-        )
-    elif keep_in_memory:
-        rows = rows.tokenized_by(tokenizer, ["input_ids", "labels"], on_error=on_error)
+        rows = given.prompted(prompt, context, [prompt, response]).tokenize(
+            tokenizer, {prompt: "input_ids", response: "labels"}, max_length=max_length, add_eos=True,
+            on_error=on_error,
+        )  # fmt: skip
     rows = given.arrange(
         rows, train=train, buffer_size=buffer_size, seed=seed, num_shards=num_shards, cache=cache
     )

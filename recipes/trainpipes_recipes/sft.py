@@ -50,10 +50,9 @@ def sft(
         response: column of the text in the loss.
         context: column that is added to the prompt, after an empty line, where it holds text; by
             default "input" beside "instruction"; "" for none.
-        on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns of
-            the first in each process; "raise" names the first; "skip" leaves them out, and rows
-            whose text is null, and logs how many, so that the number of batches is not known before
-            an epoch's end; "keep" takes them as they are.
+        on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns
+            once; "raise", "keep"; or "skip", which also leaves out rows whose text is null, logs how
+            many, and makes the number of batches unknown.
         max_length: the most tokens of a row, end-of-text included.
     """
     given = Input("sft", files, storage_options)

@@ -42,10 +42,10 @@ def tokens(
         input_ids        ids as they stand in the file, across the ends of documents
         labels           the same
 
-    Without ``dtype``, rows are documents, with a column of lists of ids, and batches are as in
-    ``pretrain``, with the rows' own column "labels" if there is one. Labels are not shifted:
-    compare the logits at position t with the label at t + 1. Nothing is added to the ids: end
-    tokens must be in them. Without ``epochs``, training has no end.
+    Without ``dtype``, rows are documents with a column of lists of ids, which hold their end tokens,
+    and batches are as in ``pretrain``, with the rows' own "labels" if there are any. Labels are not
+    shifted: compare the logits at position t with the label at t + 1. Without ``epochs``, training
+    has no end.
 
     Args:
         files: with ``dtype``, a file or a list of files. Else files of any format (Parquet, JSON
@@ -55,9 +55,7 @@ def tokens(
             integer.
         column: column of the lists of ids; by default the first of input_ids, tokens, token_ids and
             ids.
-        train: False to evaluate: every row once, in file order; the pass ends after them.
-        on_error: for packed rows without a target, where documents have their own "labels": see
-            ``pack``.
+        on_error: for packed rows without a target: see ``pack``.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
         pack_buffer_size: documents that are packed together.

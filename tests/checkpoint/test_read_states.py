@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import pickle
 import shutil
@@ -343,12 +342,6 @@ def _saved() -> list[tuple[bytes, str]]:
 
 
 _SAVED: list[tuple[bytes, str]] = []
-
-
-def test_json_in_which_a_state_is_a_text_holds_none(tmp_path):
-    path = tmp_path / "text.json"
-    path.write_text(json.dumps({"loader": json.dumps(state())}))
-    assert "holds no state of trainpipes" in refused(path)
 
 
 def test_dcp_reads_what_dcp_saves_beside_tensors(tmp_path):

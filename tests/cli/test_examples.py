@@ -135,20 +135,3 @@ def difference(shown: str, printed: str) -> str:
     if len(real) in reached:
         return ""
     return "\n".join(difflib.unified_diff(expected, real, "shown", "printed", lineterm=""))
-
-
-@pytest.mark.parametrize(
-    ("shown", "printed", "fits"),
-    [
-        ("a\nb\n", "a\nb\n", True),
-        ("a\n", "a\nb\n", False),
-        ("", "a\n", False),
-        ("a ... rows\n", "a 12 rows\n", True),
-        ("a ... rows\n", "a 12 row\n", False),
-        ("a\n...\nb\n", "a\nx\ny\nb\n", True),
-        ("a\n...\nb\n", "a\nx\n", False),
-        ("[1] a* ?\n", "1 ab c\n", False),
-    ],
-)
-def test_shown_and_printed_are_compared_line_by_line(shown, printed, fits):
-    assert (difference(shown, printed) == "") is fits

@@ -9,23 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.command import trainpipes
 from trainpipes.cli.app import run
 
 
 def written(path: Path, **columns: object) -> str:
     pq.write_table(pa.table(columns), path)
     return str(path)
-
-
-def test_lines_are_as_wide_as_the_terminal_but_for_what_is_copied(tmp_path: Path) -> None:
-    (tmp_path / "my data").mkdir()
-    written(tmp_path / "my data" / "a.parquet", text=["one", "three", None])
-    command = ["inspect", tmp_path / "my data", "--tokenizer", "bytes"]
-    done = trainpipes(*command, env={"COLUMNS": "40"})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert ".filter(pc.field('text').is_valid())" in done.stdout
-    assert max(len(x) for x in done.stdout.splitlines() if not x.startswith("  ->")) <= 40
 
 
 def test_how_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,17 +12,13 @@ import sys
 import time
 from collections import Counter
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 
 import trainpipes as tp
-import trainpipes_recipes
 from cli.command import START, environment
-from every_recipe import small_tokenizer, words
 from trainpipes.cli.app import run
 from trainpipes.cli.measure import measure, report
 from trainpipes.cli.run import advice
@@ -107,43 +103,6 @@ def test_several_files_of_a_recipe(as_json):
         "run", "sft", "--tokenizer", "bytes", "--files", "chat.parquet", "more.parquet", *options
     )
     assert found["rows"] == 400
-
-
-ROWS = {
-    "chat": CHATS,
-    "classification": [{"text": f"row {k}", "label": "ab"[k % 2]} for k in range(32)],
-    "masked_lm": TEXTS,
-    "preference": [{"prompt": f"{k}?", "chosen": " yes", "rejected": " no"} for k in range(32)],
-    "pretrain": TEXTS,
-    "tabular": [{"x": k / 3, "y": f"{k % 2}", "label": k % 2} for k in range(32)],
-    "tokens": [{"tokens": list(range(k % 9 + 1))} for k in range(32)],
-}
-
-
-@pytest.mark.parametrize("name", sorted(trainpipes_recipes.__all__))
-def test_every_recipe_runs_on_files(name, as_json, folder):
-    options = ["--tokenizer", "bytes"]
-    if name == "images":
-        for k in range(8):
-            (folder / "rows" / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
-            pixels = np.full((8, 8, 3), 9 * k, np.uint8)
-            Image.fromarray(pixels).save(folder / "rows" / "ab"[k % 2] / f"{k}.png")
-        options = ["--option", "size=4"]
-    else:
-        tp.from_dataset(ROWS.get(name, PAIRS)).write_parquet(folder / "rows")
-    if name == "chat":
-        small_tokenizer().save_pretrained(folder / "tokenizer")
-        options = ["--tokenizer", "tokenizer"]
-    elif name == "masked_lm":
-        words().save("tokenizer.json")
-        options = ["--tokenizer", "tokenizer.json"]
-    elif name in ("tabular", "tokens"):
-        options = []
-    options += ["--option", "batch_size=2", "--option", "num_shards=1", "--threads", 0]
-    found = as_json("run", name, "--files", "rows", *options, "--steps", 2)
-    assert found["steps"] == 2
-    assert found["rows"] <= 4
-    assert (found["tokens"] > 0) == (name not in ("images", "tabular"))
 
 
 def test_the_batches_that_are_shown_are_those_that_come(ran):

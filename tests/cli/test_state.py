@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import trainpipes as tp
-from checkpoint.layouts import of_ranks, save, state, stateful
+from checkpoint.layouts import of_ranks, save, state
 from trainpipes.cli.app import run
 
 RECIPE = ["--recipe", "sft", "--files", "sums.parquet", "--tokenizer", "bytes"]
@@ -62,13 +62,6 @@ def test_states_of_ranks_are_told_with_what_is_theirs(tmp_path, capsys):
     assert "loads on 1, 2, 3, 4, 6, 12 ranks, with the states of all ranks" in told
 
 
-def test_a_stateful_data_loaders(tmp_path, capsys):
-    path = save(stateful(2), tmp_path / "sdl.json", "json")
-    code, _, err = said(capsys, str(path))
-    assert code == 1
-    assert "load it into a StatefulDataLoader" in err
-
-
 def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
     good = state()
     path = save({"a": {**good, "m": 3}, "b": good}, tmp_path / "x.json", "json")
@@ -79,20 +72,6 @@ def test_one_that_is_damaged_is_told_beside_the_others(tmp_path, capsys):
     code, out, _ = said(capsys, str(path), "--json")
     assert code == 1
     assert json.loads(out)[0]["problem"].startswith("pipeline: its checksum")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        ["--recipe", "sft", "--config", "x.yaml"],
-        ["--recipe", "sft", "--set", "a=1"],
-        ["--config", "x.yaml", "--files", "x"],
-    ],
-)
-def test_options_that_do_not_go_together(line, folder, capsys):
-    code, out, err = said(capsys, "checkpoint.pt", *line)
-    assert (code, out) == (2, "")
-    assert "Error: " in err
 
 
 @pytest.mark.parametrize(

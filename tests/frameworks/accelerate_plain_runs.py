@@ -39,7 +39,8 @@ def rows_of(loader: Any) -> list[list[int]]:
 
 def cases() -> Iterator[tuple[str, Any, Any]]:
     """A name, a function that makes a loader, and its ``dispatch_batches``."""
-    for rows, workers, dispatch in product(ROWS, (0, 2), (None, True, False)):
+    kinds = (0, None), (0, False), (2, True), (2, False)
+    for rows, (workers, dispatch) in product(ROWS, kinds):
         name = f"{rows} rows, {workers} workers, dispatch {dispatch}"
         yield name, DataLoader(pipeline(rows), batch_size=BATCH, num_workers=workers), dispatch
     for dispatch in (True, False):

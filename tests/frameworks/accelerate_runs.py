@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import time
 from pathlib import Path
@@ -17,11 +16,11 @@ from accelerate.utils import DataLoaderConfiguration, gather_object
 from torch.utils.data import DataLoader
 
 import trainpipes as tp
+from frameworks.example import example as load_example
 from frameworks.steps import Steps
 from trainpipes.integrations.accelerate import loader
 from trainpipes.testing import digest
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "accelerate_loop.py"
 ROWS = 150
 
 
@@ -268,7 +267,7 @@ def kept(folder: str) -> dict[str, Any]:
     scheduler, again, model, optimizer = accelerator.prepare(scheduler, ours, model, optimizer)
     found["same"] = again is accelerator.prepare(ours) is ours
     taken = loader(pipeline("counted").take(7), accelerator)
-    found["len"] = [len(ours), len(taken), ours.estimate_len()]
+    found["len"] = [len(ours), len(taken), ours.loader.estimate_len()]
     first, second = [[digest(batch["input_ids"]) for batch in ours] for _ in range(2)]
     ours.set_epoch(0)
     found["epochs"] = [[digest(batch["input_ids"]) for batch in ours] == first, first == second]
@@ -304,14 +303,10 @@ def foreign(folder: str) -> str:
 def example(log: str, *arguments: str) -> None:
     """Run the script of the docs, noting what it trains on."""
     os.environ["ACCELERATE_USE_CPU"] = "true"  # as accelerate launch --cpu says
-    spec = importlib.util.spec_from_file_location("accelerate_loop", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_example("accelerate_loop")
     notes = Steps(Path(log), int(os.environ["RANK"]))
 
-    class Noting(module.NextByte):  # type: ignore[name-defined,misc]
+    class Noting(module.NextByte):  # type: ignore[misc]
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             if torch.is_grad_enabled():
                 notes.trained_on(0, 0, {"input_ids": input_ids})

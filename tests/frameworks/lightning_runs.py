@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import runpy
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 
 import trainpipes as tp
+from frameworks.example import example
 from frameworks.steps import Steps
 from trainpipes.integrations.lightning import PipelineDataModule
 
@@ -227,6 +227,5 @@ class Notes(Callback):
 
 def script(notes: Path, arguments: Sequence[str]) -> None:
     """The script of the docs."""
-    path = Path(__file__).parents[2] / "docs/examples/lightning_fit.py"
     warnings.filterwarnings("ignore", ".*does not have many workers")
-    runpy.run_path(str(path))["main"](list(arguments), [Notes(notes)])
+    example("lightning_fit").main(list(arguments), [Notes(notes)])

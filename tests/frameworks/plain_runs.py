@@ -39,20 +39,19 @@ def saved_alone(counted: bool) -> Any:
     return told
 
 
-def evaluated(files: str, weights: str) -> Any:
-    """What docs/examples/evaluate.py finds, and whether a training in whose midst it ran was disturbed."""
+def evaluated(every: list[str], weights: str) -> Any:
+    """What docs/examples/evaluate.py finds in files, and whether a training in whose midst it ran was
+    disturbed."""
+    script, told = example("evaluate"), []
     train = iter(tp.Loader(pipeline(True)))
-    given = [next(train)]
-    script = example("evaluate")
-    loss, rows = script.main(files, weights)
+    given, begin = [next(train)], dist.init_process_group
+    dist.init_process_group = lambda name: dist.is_initialized() or begin(name)  # main() begins it
+    for files in every:
+        loss, rows = script.main(files, weights)
+        own = sum(len(batch["input_ids"]) for batch in tp.Loader(script.pipeline(files)))
+        told.append([loss, rows, own])
     given += [next(train) for _ in range(3)]
-    own = sum(len(batch["input_ids"]) for batch in tp.Loader(script.pipeline(files)))
-    return {
-        "loss": loss,
-        "rows": rows,
-        "own": own,
-        "is_undisturbed": given == list(islice(tp.Loader(pipeline(True)), 4)),
-    }
+    return told, given == list(islice(tp.Loader(pipeline(True)), 4))
 
 
 def come_late(tries: int) -> Any:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
@@ -25,8 +21,6 @@ import torch
 
 import trainpipes as tp
 from frameworks.example import example
-from frameworks.steps import digests_by_step
-from trainpipes.testing import digest
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
@@ -107,7 +101,7 @@ def test_every_epoch_goes_on_where_the_one_before_ended_and_evaluations_begin_an
 
 @pytest.mark.parametrize(
     ("kind", "stop"),
-    [("counted", 3), ("counted", 8), ("counted", 11), ("filtered", 4), ("filtered", 11)],
+    [("counted", 8), ("counted", 11), ("filtered", 4)],
 )
 def test_an_interrupted_run_goes_on_with_the_batch_and_the_weights_it_would_have_had(
     tmp_path: Path, kind: str, stop: int
@@ -127,37 +121,35 @@ def test_a_backup_of_other_data_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, "filtered")
 
 
-@pytest.mark.timeout(200)
-def test_the_script_of_the_docs_is_killed_and_goes_on(tmp_path: Path) -> None:
+class Stop(keras.callbacks.Callback):
+    """Interrupts after so many batches."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left = after
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_the_script_of_the_docs_goes_on(tmp_path: Path) -> None:
     texts = pa.table({"text": [f"row {i} " + "x" * (i % 9) for i in range(48)]})
     pq.write_table(texts, tmp_path / "rows.parquet", row_group_size=20)
     pq.write_table(texts.slice(0, 10), tmp_path / "held-out.parquet")
-
-    def started(name: str) -> subprocess.Popen[bytes]:
-        files = [str(tmp_path / f"{which}.parquet") for which in ("rows", "held-out")]
-        arguments = ["--files", files[0], "--held-out", files[1], "--folder", str(tmp_path / "run")]
-        code = "import sys; from frameworks.keras_runs import script; script(*sys.argv[1:])"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", code, str(tmp_path / name), *arguments]
-        return subprocess.Popen(command, env=environment)
-
-    def trained(name: str) -> list[tuple[tuple[int, int], list[str]]]:
-        return sorted(next(iter(digests_by_step(tmp_path / name)), {}).items())
-
-    killed = started("killed")
-    while killed.poll() is None and len(trained("killed")) < 17:
-        time.sleep(0.01)
-    killed.kill()
-    assert killed.wait() == -signal.SIGKILL
-    assert started("resumed").wait() == 0
-
-    pipe = example("keras_fit").pipeline(str(tmp_path / "rows.parquet"))
-    expected = [(epoch, digest(x)) for epoch in range(3) for x, _ in pipe]
-    before, after = (
-        [(epoch, content) for (epoch, _), (content,) in trained(name)]
-        for name in ("killed", "resumed")
-    )
-    assert len(set(expected)) == 36
-    assert before == expected[: len(before)]
-    assert after == expected[36 - len(after) :]
-    assert 36 - len(before) <= len(after) < 36 - 10
+    files = [
+        "--files",
+        str(tmp_path / "rows.parquet"),
+        "--held-out",
+        str(tmp_path / "held-out.parquet"),
+    ]
+    script, run = example("keras_fit"), [*files, "--folder", str(tmp_path / "run")]
+    whole = script.main([*files, "--folder", str(tmp_path / "whole")])
+    with suppress(KeyboardInterrupt):
+        script.main(run, [Stop(17)])  # of 36 in three epochs
+    (saved,) = (tmp_path / "run").glob("step-*")
+    assert saved.name == "step-00000015"
+    resumed = script.main(run)
+    for one, other in zip(whole.weights, resumed.weights, strict=True):
+        assert torch.equal(one.value, other.value)

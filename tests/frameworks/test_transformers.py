@@ -14,8 +14,8 @@ from frameworks.steps import digests_by_step
 from frameworks.transformers_runs import (
     batches_in_a_plain_trainer,
     each_by_itself,
-    example,
     resumed_from,
+    script,
     train_plain,
     train_with,
 )
@@ -148,17 +148,16 @@ def test_the_example_is_resumed(tmp_path: Path) -> None:
     for name, rows in (("rows", 120), ("valid", 10)):
         table = pa.table({"text": [f"{name} {i} " + "x" * (i % 7) for i in range(rows)]})
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20)
-    script = Path(__file__).parents[2] / "docs" / "examples" / "hf_trainer.py"
     given = ["--files", str(tmp_path / "rows.parquet"), "--valid", str(tmp_path / "valid.parquet")]
 
     def command(output: str, *more: str) -> list[str]:
         return [*given, "--output", str(tmp_path / output), *more]
 
-    whole = run(example, 2, tmp_path / "a", script, command("whole"))
+    whole = run(script, 2, tmp_path / "a", command("whole"))
     assert whole[0]["steps"] == 16
     assert whole[0]["weights"] == whole[1]["weights"], "one model"
-    run(example, 2, tmp_path / "b", script, command("some", "--epochs", "1", "--save-steps", "4"))
-    ended = run(example, 2, tmp_path / "c", script, command("some"))
+    run(script, 2, tmp_path / "b", command("some", "--epochs", "1", "--save-steps", "4"))
+    ended = run(script, 2, tmp_path / "c", command("some"))
     assert ended[0]["steps"] == 16
     assert ended[0]["epoch"] == 2
     assert ended[0]["weights"] == ended[1]["weights"]

@@ -12,6 +12,7 @@ import transformers
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
 import trainpipes as tp
+from frameworks.example import example
 from frameworks.steps import Steps
 from trainpipes.integrations.transformers import PipelineTrainerMixin, Trainer
 from trainpipes.testing import digest
@@ -202,13 +203,6 @@ def batches_in_a_plain_trainer(output: Path) -> str:
     return "trained"
 
 
-def example(path: Path, given: list[str]) -> dict[str, Any]:
-    """Run an example's ``main``."""
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return told(module.main(given))
+def script(given: list[str]) -> dict[str, Any]:
+    """Run the script of the docs."""
+    return told(example("hf_trainer").main(given))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import time
 import warnings
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 import trainpipes as tp
+from frameworks.example import example
 from frameworks.steps import Steps
 
 ROWS = 41
@@ -201,7 +201,5 @@ def write_samples(folder: str) -> None:
 def script(arguments: list[str]) -> list[tuple[int, float]]:
     """The losses of the docs' script, by step."""
     warnings.simplefilter("ignore")
-    path = Path(__file__).parents[2] / "docs" / "examples" / "trl_sft.py"
-    main = runpy.run_path(str(path))["main"]
-    history = main(arguments).state.log_history
+    history = example("trl_sft").main(arguments).state.log_history
     return [(line["step"], line["loss"]) for line in history if "loss" in line]

@@ -20,7 +20,7 @@ import trainpipes as tp
 from frozen import data, functions
 
 #: Words of the chains that the library has no more. Chains that have one of them are left out.
-GONE: set[str] = {"recipe evaluation", "recipe tabular", "unbatch"}
+GONE: set[str] = {"keep_in_memory", "recipe evaluation", "recipe tabular", "unbatch"}
 
 #: The method for each stage, where it has another name than in the chains.
 METHODS = {
@@ -167,9 +167,9 @@ def build(text: str) -> Any:
 
 
 def words(chain: Mapping[str, Any]) -> set[str]:
-    """Names of the sources, stages and recipes in a chain."""
+    """Names of the sources, stages and recipes in a chain, and an option that has gone."""
     name, options = chain["source"]
-    found = {name, *(stage for stage, _ in chain["stages"])}
+    found = {name, *(stage for stage, _ in chain["stages"])} | ({"keep_in_memory"} & options.keys())
     if name == "recipe":
         found.add(f"recipe {options['name']}")
     parts = options.get("parts", [])

@@ -265,7 +265,7 @@ def test_the_command_tells_an_error_in_its_own_words(cluster, tmp_path):
 
 
 def test_paths_of_one_machine_are_refused_on_several(cluster, texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(Ray, "_nodes", 2)
+    monkeypatch.setattr("ray.nodes", lambda: 2 * [{"Alive": True}])
     with pytest.raises(ConfigError, match=r"tokenize\(folder\): .* has 2 nodes"):
         tokenize(pipeline(texts), tmp_path, executor=Ray())
     with pytest.raises(ConfigError, match=r"tokenize\(pipeline\): .* has 2 nodes"):

@@ -121,6 +121,7 @@ print(repack(sys.argv[1], "s3://packed/killed", executor=Threads(1), **options).
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_it_goes_on_to_the_same_objects(
     given: Path, options: dict[str, Any], tmp_path: Path, apart: Path
 ) -> None:

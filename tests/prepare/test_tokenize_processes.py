@@ -166,20 +166,3 @@ def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ended.returncode == 1
     assert 'calls it below `if __name__ == "__main__":`' in ended.stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_two_gigabytes_take_less_than_one_of_memory(tmp_path: Path) -> None:
-    files = write_texts(tmp_path / "in", 2_000_000_000, 4, group=2000)
-    process = subprocess.Popen(command(files, tmp_path / "out", 2), stdout=subprocess.DEVNULL)
-    most = 0
-    while process.poll() is None:
-        each = [psutil.Process(process.pid), *below(process)]
-        try:  # pages that several processes share count once
-            most = max(most, sum(one.memory_full_info().pss for one in each))
-        except psutil.Error:
-            continue
-        time.sleep(0.1)
-    assert process.returncode == 0
-    assert most < 1_000_000_000

@@ -193,16 +193,6 @@ def test_names_of_hugging_face_keep_their_integers() -> None:
     assert sorted(pipe.peek()["labels"].tolist()) == [0, 2]
 
 
-def test_labels_that_look_alike_and_a_single_class_are_told_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    rows = [{"text": "a", "label": "Pos"}, {"text": "b", "label": "pos "}]
-    classification(tp.from_dataset(rows), "bytes")
-    assert "column 'label' holds labels 'Pos' and 'pos ', which are two classes" in caplog.text
-    classification(tp.from_dataset(rows[:1]), "bytes")
-    assert "holds one class only, 'Pos'" in caplog.text
-
-
 def test_columns_of_common_names_are_found(caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"sentence1": "a", "sentence2": "b", "sentence": "c", "intent": "x"}]
     with caplog.at_level(logging.INFO, "trainpipes"):

@@ -16,39 +16,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-import every_recipe
 import trainpipes as tp
 import trainpipes_recipes
-from every_recipe import small_tokenizer, words
+from every_recipe import EVERY, pairs
 from trainpipes.testing import check_resume, digest
-from trainpipes_recipes import (
-    chat,
-    classification,
-    images,
-    masked_lm,
-    preference,
-    pretrain,
-    seq2seq,
-    sft,
-    tokens,
-)  # fmt: skip
+from trainpipes_recipes import sft, tokens
 
 #: Made rows: sums of several lengths.
 ROWS = [
     {"prompt": f"{k} + {k} =" + " hm" * (k % 4), "response": f" = {2 * k}", "label": k % 3}
     for k in range(53)
 ]
-CHATS = [
-    {
-        "messages": [
-            {"role": "user", "content": row["prompt"]},
-            {"role": "assistant", "content": "x"},
-        ]
-    }
-    for row in ROWS
-]
-CHOICES = [{"prompt": row["prompt"], "chosen": "yes", "rejected": "no"} for row in ROWS]
-PIXELS = np.arange(53, dtype=np.uint8)[:, None, None, None] + np.zeros((3, 5, 5), np.uint8)
 SMALL: dict[str, Any] = {"batch_size": 4, "num_shards": 12, "train": False}
 
 
@@ -56,27 +34,20 @@ def rows(given: list[dict[str, Any]] = ROWS) -> tp.Pipeline:
     return tp.from_dataset(given)
 
 
-#: Recipes whose rows stay apart.
-PADDED: dict[str, Callable[..., tp.Pipeline]] = {
-    "sft": lambda **o: sft(rows(), "bytes", **SMALL | o),
-    "seq2seq": lambda **o: seq2seq(rows(), "bytes", **SMALL | o),
-    "chat": lambda **o: chat(rows(CHATS), small_tokenizer(), **SMALL | o),
-    "preference": lambda **o: preference(rows(CHOICES), "bytes", **SMALL | o),
-    "masked_lm": lambda **o: masked_lm(rows(), words(), text="prompt", **SMALL | o),
-    "classification": lambda **o: classification(rows(), "bytes", text="prompt", **SMALL | o),
-    "images": lambda **o: images(
-        tp.from_tensors(image=PIXELS, label=np.arange(53)), size=4, **SMALL | o
-    ),
-}
-#: Recipes whose rows share rows of one length, or are cut from one sequence.
-PACKED: dict[str, Callable[..., tp.Pipeline]] = {
-    "pretrain": lambda **o: pretrain(rows(), "bytes", text="prompt", max_length=64, **SMALL | o),
-    "tokens": lambda **o: tokens(every_recipe.token_rows(), max_length=16, **SMALL | o),
-    "chat / packed": lambda **o: chat(
-        rows(CHATS), small_tokenizer(), packed=True, max_length=256, **SMALL | o
-    ),
-}
-EVERY = {**PADDED, **PACKED}
+#: Recipes whose rows share rows of one length, or are cut from one sequence; and the others.
+PACKED = ("pretrain", "tokens", "chat / packed")
+PADDED = (
+    "sft / rows", "seq2seq", "chat", "preference", "masked_lm", "classification / rows", "images / rows",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows")
+
+
+def evaluated(name: str, folder: Path, **options: Any) -> tp.Pipeline:
+    return EVERY[name](folder, train=False, **options)
 
 
 def digests(batches: Any) -> list[str]:
@@ -89,7 +60,7 @@ def texts(pipe: tp.Pipeline) -> list[str]:
 
 
 def test_no_recipe_is_missing_here() -> None:
-    assert {name.split(" / ")[0] for name in EVERY} == set(trainpipes_recipes.__all__)
+    assert {name.split(" / ")[0] for name in PADDED + PACKED} == set(trainpipes_recipes.__all__)
     for name in trainpipes_recipes.__all__:
         options = inspect.signature(getattr(trainpipes_recipes, name)).parameters
         assert options["train"].default is True
@@ -97,49 +68,51 @@ def test_no_recipe_is_missing_here() -> None:
 
 
 @pytest.mark.parametrize("name", PADDED)
-def test_rows_come_once_and_none_is_left_out(name: str) -> None:
-    sizes = [len(next(iter(batch.values()))) for batch in PADDED[name]()]
-    assert sizes == [4] * 13 + [1]
+def test_rows_come_once_and_none_is_left_out(name: str, folder: Path) -> None:
+    sizes = [len(next(iter(batch.values()))) for batch in evaluated(name, folder)]
+    assert sizes == [4] * 24 + [1]
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_each_pass_is_the_same_and_ranks_take_turns(name: str) -> None:
-    make = EVERY[name]
-    whole = digests(tp.Loader(make(), epoch=0))
-    assert digests(tp.Loader(make(), epoch=0, num_workers=2)) == whole
+@pytest.mark.parametrize("name", PADDED + PACKED)
+def test_each_pass_is_the_same_and_ranks_take_turns(name: str, folder: Path) -> None:
+    whole = digests(tp.Loader(evaluated(name, folder), epoch=0))
+    assert digests(tp.Loader(evaluated(name, folder), epoch=0, num_workers=2)) == whole
     if name != "masked_lm":  # which hides other tokens in each epoch
-        pipe = make()
+        pipe = evaluated(name, folder)
         assert digests(pipe) == digests(pipe) == whole
     for ranks in (2, 3):
-        parts = [digests(make().distributed(rank=r, world_size=ranks)) for r in range(ranks)]
+        pipes = [
+            evaluated(name, folder).distributed(rank=r, world_size=ranks) for r in range(ranks)
+        ]
+        parts = [digests(pipe) for pipe in pipes]
         if name in PADDED:
             assert [b for step in zip_longest(*parts) for b in step if b is not None] == whole
         else:  # batches of packed rows are known when they are cut
             assert sorted(b for part in parts for b in part) == sorted(whole)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_it_resumes_exactly_to_its_own_ragged_end(name: str) -> None:
-    check_resume(EVERY[name](), every=3, processes=0, epochs=2)
-    check_resume(EVERY[name]().distributed(rank=1, world_size=3), every=2, processes=0)
+@pytest.mark.parametrize("name", PADDED + PACKED)
+def test_it_resumes_exactly_to_its_own_ragged_end(name: str, folder: Path) -> None:
+    check_resume(evaluated(name, folder), every=4, processes=0, epochs=2)
+    check_resume(evaluated(name, folder).distributed(rank=1, world_size=3), every=2, processes=0)
 
 
-def test_rows_are_those_of_training_in_the_order_of_the_file() -> None:
-    one = {"batch_size": 1}
-    assert texts(PADDED["sft"](**one)) == [row["prompt"] + row["response"] for row in ROWS]
-    trained = {digest(batch) for batch in PADDED["sft"](**one, train=True, drop_last=False)}
-    assert set(digests(PADDED["sft"](**one))) == trained
-    labels = [int(batch["labels"]) for batch in PADDED["images"](**one)]
-    assert labels == list(range(53))
+def test_rows_are_those_of_training_in_the_order_of_the_file(folder: Path) -> None:
+    alone = sft(rows(), "bytes", **SMALL | {"batch_size": 1})
+    assert texts(alone) == [row["prompt"] + row["response"] for row in ROWS]
+    options = SMALL | {"batch_size": 1, "train": True, "drop_last": False}
+    assert set(digests(alone)) == set(digests(sft(rows(), "bytes", **options)))
+    labels = [int(b["labels"]) for b in evaluated("images / rows", folder, batch_size=1)]
+    assert labels == [n % 7 for n in range(97)]
 
 
 @pytest.mark.parametrize("name", ["pretrain", "tokens"])
-def test_packed_documents_come_once(name: str) -> None:
+def test_packed_documents_come_once(name: str, folder: Path) -> None:
     made = {
-        "pretrain": [len(row["prompt"]) + 1 for row in ROWS],
+        "pretrain": [len(row["prompt"]) + 1 for row in pairs()],
         "tokens": [k % 11 for k in range(97)],
     }
-    found = [int((batch["segment_ids"] > 0).sum()) for batch in PACKED[name]()]
+    found = [int((batch["segment_ids"] > 0).sum()) for batch in evaluated(name, folder)]
     assert sum(found) == sum(made[name])
 
 

@@ -19,7 +19,7 @@ import trainpipes as tp
 from every_stage import SavedRows
 from trainpipes.testing import check_resume, digest
 from trainpipes_recipes import preference, pretrain, seq2seq, sft
-from trainpipes_recipes.inputs import PAIRS, TEXTS, Input, with_context
+from trainpipes_recipes.inputs import PAIRS, Input, with_context
 
 ROWS = pa.table(
     {
@@ -209,11 +209,6 @@ def test_a_misspelt_column_names_the_near_one() -> None:
     pipe = sft(tp.from_arrow(ROWS), "bytes", prompt="questoin", response="answer")
     with pytest.raises(tp.SchemaError, match="did you mean 'question'"):
         next(iter(pipe))
-
-
-def test_text_of_other_names() -> None:
-    rows = tp.from_arrow(pa.table({"content": ["a"], "id": [1]}))
-    assert Input("pretrain", rows).find({"text": None}, TEXTS) == ("content",)
 
 
 @pytest.mark.parametrize("given", ["", 3, ["a"]])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import trainpipes as tp
-from every_recipe import text_files, words
+from every_recipe import words
 from trainpipes_recipes import masked_lm
 
 TEXTS = [" ".join(str((k * 7 + n) % 200) for n in range(1 + k % 23)) for k in range(500)]
@@ -85,18 +84,6 @@ def test_long_texts_are_cut() -> None:
     assert max(batch["input_ids"].shape[1] for batch in made(max_length=9)) == 9
 
 
-def test_files_are_taken_too(tmp_path: Path) -> None:
-    pipe = masked_lm(text_files(tmp_path), words(), num_shards=1, batch_size=10, drop_last=False)
-    assert sum(len(batch["labels"]) for batch in pipe) == 97
-
-
 def test_a_tokenizer_without_a_mask_is_refused() -> None:
     with pytest.raises(tp.ConfigError, match="mask"):
         next(iter(masked_lm(rows(), "bytes", num_shards=1)))
-
-
-def test_a_missing_column_is_named() -> None:
-    with pytest.raises(
-        tp.SchemaError, match=r"masked_lm: no column found for the text; the columns are \['x'\]"
-    ):
-        masked_lm(tp.from_dataset([{"x": "a"}]), words())

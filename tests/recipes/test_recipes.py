@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerFast
 import trainpipes as tp
 import trainpipes_recipes
 from interpreters import python
-from trainpipes.testing import digest
 from trainpipes_recipes import seq2seq, sft
 
 Batch = dict[str, torch.Tensor]
@@ -143,52 +142,6 @@ def test_sft_gives_what_plain_python_gives(files: Path, tokenizer: Any) -> None:
     assert_same(found, list(plain_sft(order, tokenizer, 8)))
 
 
-def unpadded(batches: list[Batch]) -> Counter[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The rows of batches of bytes, without padding."""
-    rows: Counter[Any] = Counter()
-    for batch in batches:
-        for ids, mask, target in zip(
-            batch["input_ids"].tolist(),
-            batch["attention_mask"].tolist(),
-            batch["labels"].tolist(),
-            strict=True,
-        ):
-            rows[tuple(ids[: sum(mask)]), tuple(i for i in target if i != -100)] += 1
-    return rows
-
-
-def test_seq2seq_kept_in_memory_gives_the_same_rows(files: Path) -> None:
-    read = list(seq2seq(files, "bytes", max_length=2048, drop_last=False))
-    kept = list(seq2seq(files, "bytes", max_length=2048, drop_last=False, keep_in_memory=True))
-    assert [len(b["input_ids"]) for b in kept] == [len(b["input_ids"]) for b in read]
-    assert unpadded(kept) == unpadded(read)
-
-
-def test_seq2seq_of_one_row_group_is_the_same_in_memory(tmp_path: Path) -> None:
-    table = pa.table({"prompt": texts(500, 1), "response": texts(500, 2)})
-    pq.write_table(table, tmp_path / "rows.parquet")
-    read, kept = (
-        list(seq2seq(tmp_path, "bytes", keep_in_memory=k, drop_last=False)) for k in (False, True)
-    )
-    assert_same(kept, read)
-
-
-def test_every_rank_keeps_all_rows_in_memory_and_trains_on_its_own(
-    files: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    ranks = []
-    for rank in "01":
-        monkeypatch.setenv("RANK", rank)
-        ranks.append(
-            [digest(b) for b in seq2seq(files, "bytes", keep_in_memory=True, drop_last=False)]
-        )
-    monkeypatch.delenv("RANK")
-    monkeypatch.delenv("WORLD_SIZE")
-    whole = [digest(b) for b in seq2seq(files, "bytes", keep_in_memory=True, drop_last=False)]
-    assert whole[:312] == [b for pair in zip(*ranks, strict=True) for b in pair]
-
-
 def test_columns_may_have_any_name(tmp_path: Path) -> None:
     pq.write_table(
         pa.table({"q": ["a", "b"], "a": ["c", "d"], "z": [1, 2]}), tmp_path / "x.parquet"
@@ -206,11 +159,6 @@ def test_no_sequence_is_longer_than_max_length(files: Path, tokenizer: Any) -> N
         assert (batch["input_ids"].gather(1, last) == tokenizer.eos_token_id).all()
     for batch in seq2seq(files, tokenizer, max_length=20, batch_size=500):
         assert batch["input_ids"].shape[1] == batch["labels"].shape[1] == 20
-
-
-def test_recipes_are_found_by_name(files: Path) -> None:
-    assert tp.recipe("sft", files=files, tokenizer="bytes") == sft(files, "bytes")
-    assert tp.recipe("seq2seq", files=files, tokenizer="bytes") == seq2seq(files, "bytes")
 
 
 def test_files_are_given_by_position_or_by_name(files: Path) -> None:

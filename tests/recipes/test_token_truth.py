@@ -108,7 +108,7 @@ def test_sft_learns_the_response_and_its_end(pairs: Any, tokenizer: Any) -> None
 
 def test_sft_cut_at_every_token(pairs: Any, tokenizer: Any) -> None:
     decode = Bytes(tokenizer)
-    some = [(ask[:25], answer[-25:]) for ask, answer in pairs[::24]]
+    some = [(ask[:25], answer[-25:]) for ask, answer in pairs[::48]]
     rows = tp.from_dataset([{"prompt": ask, "response": answer} for ask, answer in some])
     options = {k: v for k, v in OPTIONS.items() if k != "on_error"}
     ids = [[tokenizer.encode(text, add_special_tokens=False) for text in pair] for pair in some]
@@ -176,7 +176,7 @@ def test_chat_learns_what_the_assistant_says(pairs: Any, tokenizer: Any, templat
 @pytest.mark.parametrize("template", [CHATML, UNMARKED])
 def test_chat_cut_at_every_token(pairs: Any, tokenizer: Any, template: str) -> None:
     decode = Bytes(tokenizer)
-    conversations = told([(ask[:30], answer[-20:]) for ask, answer in pairs[::60]])
+    conversations = told([(ask[:30], answer[-20:]) for ask, answer in pairs[::120]])
     rows = tp.from_dataset([{"messages": each} for each in conversations])
     whole = [expected(each, tokenizer, decode) for each in conversations]
     for length in range(1, max(len(ids) for ids, _ in whole) + 2):

@@ -201,16 +201,6 @@ def test_packed_documents_are_separate_and_their_first_tokens_are_not_in_the_los
     assert kinds[-1] == ("padding", "", 3)
 
 
-def test_token_files_have_labels_everywhere_and_the_first_token_is_not_in_the_loss(tmp_path):
-    np.arange(64, dtype=np.uint16).tofile(tmp_path / "train.bin")
-    pipe = tp.recipe("tokens", tmp_path / "train.bin", dtype="uint16", max_length=16, batch_size=2, epochs=1,
-                     num_shards=1)  # fmt: skip
-    view = only(pipe)
-    assert view.tokens[0].in_loss == 2 * 15
-    assert view.texts[0].pieces[0].kind == "plain"
-    assert view.texts[0].pieces[0].tokens == 1
-
-
 def test_masked_tokens_are_shown_with_what_they_were():
     rows = tp.from_dataset([{"text": "some words to hide " * 6}] * 4)
     tokens = rows.tokenize(bpe()).mask_tokens(

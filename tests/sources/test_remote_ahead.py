@@ -133,6 +133,28 @@ def test_whole_files_of_blocks_that_come_next_are_fetched_side_by_side(far: Path
     assert Far.asked == 40  # each of them once
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_whole_files_of_later_batches_are_fetched_meanwhile_and_each_of_them_once(
+    far: Path, shuffled: bool
+) -> None:
+    for file in range(40):
+        (far / f"{file}.bin").write_bytes(b"content %d" % file)
+        Far("far").pipe_file(f"/whole/{file}.bin", b"content %d" % file)
+
+    def batches(place: str | Path, rank: int, ranks: int) -> list[str]:
+        pipe = tp.list_files(str(place), suffix=".bin").read_bytes().select("bytes")
+        pipe = pipe.shuffle(30, seed=1) if shuffled else pipe
+        pipe = pipe.sharding_filter(2).batch(2).distributed(rank=rank, world_size=ranks)
+        return [digest(b) for b in tp.Loader(pipe, threads=0)]
+
+    for ranks in (1, 2):
+        Far.most = Far.asked = 0
+        for rank in range(ranks):
+            assert batches("far://whole", rank, ranks) == batches(far, rank, ranks)
+        assert Far.asked == 40
+        assert 8 <= Far.most <= MAX_THREADS
+
+
 def test_little_is_fetched_ahead_where_little_is_allowed(far: Path) -> None:
     expected = [digest(b) for b in rows(far).shuffle(300, seed=1).batch(8)]
     files = tp.list_files("far://rows/*.parquet", prefetch_bytes=1)

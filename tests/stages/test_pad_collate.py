@@ -60,30 +60,11 @@ class TestPadding:
         assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
         assert batch["input_ids"].dtype == batch["attention_mask"].dtype == torch.int64
 
-    def test_may_fill_up_in_front(self) -> None:
-        batch = collated(pa.table({"input_ids": pa.array(ROWS[:3], IDS)}), padding_side="left")[0]
-        assert batch["input_ids"].tolist() == [[1, 2, 3], [0, 0, 4], [0, 0, 0]]
-        assert batch["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1], [0, 0, 0]]
-
-    def test_is_to_max_length_exactly_and_longer_rows_are_cut(self) -> None:
-        assert one(ROWS[:2], max_length=5).tolist() == [[1, 2, 3, 0, 0], [4, 0, 0, 0, 0]]
-        assert one(ROWS[:2], max_length=2).tolist() == [[1, 2], [4, 0]]
-        assert one(ROWS[:2], max_length=2, truncation_side="left").tolist() == [[2, 3], [4, 0]]
-
-    def test_rounds_up_to_a_multiple(self) -> None:
-        assert one(ROWS[:2], pad_to_multiple_of=4).shape == (2, 4)
-        assert one(ROWS, pad_to_multiple_of=4).shape == (5, 8)
-        cut = one(ROWS, pad_to_multiple_of=4, max_length=3)
-        assert cut[3].tolist() == [5, 6, 7, 0]
-
     def test_of_nothing_has_no_width(self) -> None:
         batch = collated(pa.table({"input_ids": pa.array([[], []], IDS)}))[0]
         assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 0)
         assert one([[]], pad_to_multiple_of=8).shape == (1, 0)
         assert one([[]], max_length=3).tolist() == [[0, 0, 0]]
-
-    def test_of_a_single_row_is_the_row(self) -> None:
-        assert one([[7, 8]]).tolist() == [[7, 8]]
 
     @given(
         st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=4), min_size=1, max_size=6),

@@ -101,10 +101,7 @@ def test_of_every_code_point_that_is_left_to_it(name: str) -> None:
     assert_same(name, around())
 
 
-@pytest.mark.parametrize("wrapped", [0, 10**9])
-def test_of_parts_of_an_array(wrapped: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Buffers are read in place, strings are copied: the same ids."""
-    monkeypatch.setattr(gigatoken, "WRAPPED", wrapped)
+def test_of_parts_of_an_array() -> None:
     tokenizer = tokenizer_of("llama 3")
     engine = gigatoken.Gigatoken(json.dumps(content_of("llama 3")))
     texts = ["", "one", "zwei drei", "", "四", ""]

@@ -43,7 +43,7 @@ def callers() -> Iterator[tuple[str, str]]:
 
 
 def batched_outside() -> bool:
-    """Whether a DataLoader that batches by itself asks for the iterator whose maker asks this."""
+    """Whether the DataLoader that asks makes batches by itself."""
     frame = sys._getframe(2)
     return frame.f_code.co_name == "__init__" and bool(frame.f_locals.get("auto_collation", False))
 
@@ -59,8 +59,7 @@ def in_trainer() -> str | None:
 
 
 def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[int, int]:
-    """Rank and world size for a pipeline to read by: those given, or 0 of 1 where a library that asks for
-    its rows shares them out again: else rows of the other ranks would never be seen."""
+    """Rank and world size to read by; 0 of 1 where a library shares out the rows again."""
     sharing = None if ranks[1] == 1 else _who_shares()
     if sharing is None:
         return ranks
@@ -95,7 +94,7 @@ def _who_shares() -> str | None:
 
 
 def warn_without_data_module() -> None:
-    """Warn if Lightning asks for what it trains on without the data module that keeps the position."""
+    """Warn if Lightning trains without the data module that keeps the position."""
     if not any(package in sys.modules for package in LIGHTNING):
         return
     for module, function in callers():
@@ -114,8 +113,7 @@ def warn_without_data_module() -> None:
 
 
 def refuse_prepared_by_ray() -> None:
-    """Raise if Ray prepares a loader, or iterates one that it has prepared: it deals rows out once more, and
-    takes a batch ahead, by which the position would be one batch late."""
+    """Raise if Ray prepares a loader: it deals rows out again and takes a batch ahead."""
     if not any(module in sys.modules for module in RAY):
         return
     if any(module in RAY and function in PREPARES for module, function in callers()):

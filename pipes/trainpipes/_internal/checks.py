@@ -48,7 +48,7 @@ def require(good: Any, option: str, rule: str, value: Any, way: str = "") -> Non
 def whole_number(
     value: Any, least: int | None, option: str, meaning: str = "", most: int = LARGEST
 ) -> int:
-    """``value``, if it is an integer from ``least`` to ``most``, any one where ``least`` is None."""
+    """``value``, if it is an integer from ``least`` to ``most``."""
     whole = _is_int(value)
     bound = "" if least is None else f" of {least} or more"
     if least is not None and whole and value > most:
@@ -63,14 +63,14 @@ def _is_int(value: Any) -> bool:
 
 
 def fraction(value: Any, option: str) -> float:
-    """``value``, if it is a number from 0 to 1; raises ConfigError otherwise."""
+    """``value``, if it is a number from 0 to 1."""
     number = _is_int(value) or isinstance(value, float)
     require(number and 0 <= value <= 1, option, "a number from 0 to 1", value)
     return float(value)
 
 
 def checked_schema(value: Any, option: str) -> pa.Schema | None:
-    """``value``, if it is an Arrow schema with a name for each column, or None; else raises ConfigError."""
+    """``value``, if it is None or a schema that names each column once."""
     if value is None:
         return None
     rule = 'a pyarrow.Schema, such as pa.schema([("x", pa.int64())])'
@@ -80,13 +80,11 @@ def checked_schema(value: Any, option: str) -> pa.Schema | None:
 
 
 def text(value: Any, option: str) -> str:
-    """``value``, if it is a text; raises ConfigError otherwise."""
     require(isinstance(value, str), option, "text", value)
     return str(value)
 
 
 def flag(value: Any, option: str) -> bool:
-    """``value``, if it is True or False; raises ConfigError otherwise."""
     require(isinstance(value, bool), option, "True or False", value)
     return bool(value)
 
@@ -111,7 +109,7 @@ def byte_count(value: Any, option: str, least: int = 1) -> int:
 
 
 def refuse_special(path: str, mode: int | None = None) -> None:
-    """Raise if a local path is a pipe, a socket or a device: to open one may wait without end."""
+    """Raise if a local path is a pipe, a socket or a device."""
     if mode is None:
         try:
             mode = os.stat(path).st_mode
@@ -125,7 +123,7 @@ def refuse_special(path: str, mode: int | None = None) -> None:
 
 
 def local_path(value: Any, option: str) -> str:
-    """``value`` as text, if it is a path on this machine; raises ConfigError otherwise."""
+    """``value`` as text, if it is a path on this machine."""
     require(isinstance(value, str | os.PathLike) and os.fspath(value), option, "a path", value)
     path = str(os.fspath(value))
     local = "://" not in path
@@ -134,18 +132,17 @@ def local_path(value: Any, option: str) -> str:
 
 
 def several(value: Any) -> bool:
-    """Whether a value is a list, or another sequence whose order is always the same; a set is none."""
+    """Whether a value is a sequence in a fixed order."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def column_name(value: Any, option: str) -> str:
-    """``value``, if it is the name of a column; raises ConfigError otherwise."""
     require(isinstance(value, str) and value, option, "the name of a column", value)
     return str(value)
 
 
 def column_names(value: Any, option: str, least: int = 1) -> list[str]:
-    """The names of one column or of several, each once, in their order; raises ConfigError otherwise."""
+    """The names of one column or of several, each once."""
     names = [value] if isinstance(value, str) else value
     good = several(names) and len(names) >= least
     good = good and all(isinstance(name, str) and name for name in names)
@@ -196,7 +193,6 @@ class Each:
 
 
 def function(value: Any, option: str) -> None:
-    """Raise ConfigError unless a value can be called."""
     require(callable(value), option, "a function", value)
 
 
@@ -212,7 +208,7 @@ Function = Annotated[Callable[..., Any], function]
 
 
 def need(package: str, what: str, oldest: str = "") -> None:
-    """Raise unless a package is installed, of this version or a later one; nothing is imported."""
+    """Raise unless a package of this version is installed."""
     if find_spec(package) is None:
         raise MissingExtraError(
             f"{what} needs the package {package}, which is not installed: {pip_install(package)}"

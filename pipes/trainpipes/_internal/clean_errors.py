@@ -21,7 +21,7 @@ MOST = 1000
 
 
 class OriginalError(Exception):
-    """Stands for an error of another package: the name of its class, and its text without secrets."""
+    """The class name and the text of an error of another package."""
 
 
 def clean(error: BaseException) -> Any:

@@ -8,8 +8,7 @@ from weakref import WeakSet
 
 
 class ForkLock:
-    """A reentrant lock for a ``with`` statement. It is new in a forked child: the thread that held it in the
-    parent is not there to let it go."""
+    """A reentrant lock that is new in a forked child."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -41,7 +41,7 @@ def need_columns(
 
 
 def no_columns(found: str, asker: object) -> SchemaError:
-    """The error of a stage that works on columns, about rows that have none."""
+    """The error of a stage that works on columns."""
     return SchemaError(
         f"{asker} works on columns, so that each row must be a dict, got {found}; make dicts with map() "
         "first",

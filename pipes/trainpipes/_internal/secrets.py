@@ -78,7 +78,7 @@ def hidden(text: str) -> str:
 
 
 def without_url_secrets(text: str) -> str:
-    """A text whose URLs have no user, no values in their queries, and no fragments."""
+    """URLs without users, values of queries, and fragments."""
     if "://" not in text:
         return text
     users: set[str] = set()
@@ -104,12 +104,12 @@ def known_name(url: str) -> str:
 
 
 def without_query(url: str) -> str:
-    """A URL up to its query, without user; the end of it is the end of a file's name."""
+    """A URL up to its query, without user."""
     return _split(url)[0]
 
 
 def kept_name(url: str) -> str:
-    """A URL as it is written to a file: without secrets, and another one where anything of it is another."""
+    """A URL as it is written to a file: without secrets, and told apart from others."""
     bare, user, query = _split(url)
     return _with_digest(bare, f"{user}?{query}" if user or query else "")
 
@@ -121,7 +121,7 @@ def _with_digest(bare: str, more: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """A URL without what may be secret, its user, and its query; a fragment is of no use to a server."""
+    """A URL without secrets, its user, and its query."""
     if "://" not in url:
         return url, "", ""
     scheme, rest = url.split("://", 1)
@@ -151,8 +151,7 @@ def _signs(name: str) -> bool:
 
 
 def _user(scheme: str, rest: str) -> str:
-    """What stands before the host, with its @. ``hf://datasets/org/name@main`` has none, and in
-    ``abfs://container@account`` it is no user."""
+    """What stands before the host, with its @; names and containers are none."""
     found = _USER.match(rest)
     return found[0] if found and (":" in found[0] or scheme.startswith("http")) else ""
 
@@ -178,7 +177,7 @@ def _url(scheme: str, rest: str, users: set[str]) -> str:
 
 
 def _query_start(scheme: str, rest: str) -> int:
-    """Where a query or a fragment begins. Over HTTP that is a ``?``, which may belong to a glob elsewhere."""
+    """Where a query or a fragment begins; over other schemes a ``?`` may belong to a glob."""
     by_http = scheme.lower().rpartition("::")[2].startswith("http")
     start = re.search("[?#]", rest) if by_http else _NAMED.search(rest)
     return len(rest) if start is None else start.start()

@@ -21,7 +21,7 @@ def terminal_width() -> int:
 
 
 def in_color(stream: Any) -> bool:
-    """Whether a stream shows colors, as ``NO_COLOR`` and ``FORCE_COLOR`` say, or else the terminal."""
+    """Whether a stream shows colors."""
     if os.environ.get("NO_COLOR"):
         return False
     known = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -46,8 +46,7 @@ def shown(value: Any, most: int = MOST) -> str:
 
 
 class _Short(reprlib.Repr):
-    """``repr`` that looks at some elements of large collections, and at so many in all: a value may hold
-    another one many times, which holds another one many times."""
+    """``repr`` that looks at some elements, and at so many in all."""
 
     def __init__(self) -> None:
         super().__init__()

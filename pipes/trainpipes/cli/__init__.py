@@ -36,8 +36,7 @@ def main() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Where the shell closed stdin, stdout or stderr, let it lead nowhere: a file that is opened later would
-    take its number, and get what is printed."""
+    """Let streams that the shell closed lead nowhere: a new file would take their numbers."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

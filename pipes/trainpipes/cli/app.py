@@ -115,7 +115,7 @@ def said(error: BaseException) -> str:
 
 
 def _without_trace(error: BaseException) -> str:
-    """The text of an error, without the traceback that torch puts into one of a worker process."""
+    """The text of an error, without a worker's traceback."""
     text = str(error)
     if "Original Traceback (most recent call last):" not in text:
         return text

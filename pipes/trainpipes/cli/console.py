@@ -21,7 +21,7 @@ def out(text: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a result for a script: one JSON value; NaN and infinity, which JSON lacks, as null."""
+    """Print one JSON value; NaN and infinity as null."""
     encoding = (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
     is_utf = encoding.startswith("utf")
     sys.stdout.write(json.dumps(_finite(value), indent=2, ensure_ascii=not is_utf) + "\n")
@@ -31,9 +31,11 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
     out(table([list(map(printable, row)) for row in rows], terminal_width()))
 
 
-def public_fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, without private ones."""
-    return {name: inner for name, inner in vars(value).items() if not name.startswith("_")}
+def print_manifest(value: Any, **more: Any) -> None:
+    """Print what was written, without the entry of each file."""
+    left_out = ("entries", "notes")
+    fields = {k: v for k, v in vars(value).items() if k[0] != "_" and k not in left_out}
+    print_json({**fields, **more})
 
 
 def note(text: str) -> None:

@@ -27,7 +27,7 @@ def measure(
     epochs: int | None = None,
     step_seconds: float = 0.0,
 ) -> dict[str, Any]:
-    """Run a loader, and give what came. Ctrl-C ends the run, and the report is of what has come."""
+    """Run a loader and count; Ctrl-C ends the run."""
     if steps is None and epochs is None:
         steps, epochs = DEFAULT_STEPS, 1
     stages = loader.pipeline.stages
@@ -89,8 +89,7 @@ def _counts(item: Any, is_batch: bool) -> dict[str, int]:
 def report(
     total: Mapping[str, Any], first: Mapping[str, Any], warm: Mapping[str, Any], step_seconds: float
 ) -> dict[str, Any]:
-    """What a run came to. Rates and the share of waiting leave out the start and the warm-up; None where the
-    run was too short, or nothing says. A loop that does nothing always waits: it has no share of waiting."""
+    """What a run came to; rates and the share of waiting leave out the start and the warm-up."""
     seconds = total["seconds"] - warm["seconds"]
     rates = {
         name: (total[name] - warm[name]) / seconds if seconds > 0 and total[name] else None

@@ -30,7 +30,7 @@ STORAGE_OPTIONS = option(
 
 
 def storage_options(given: str | None) -> dict[str, Any] | None:
-    """The options of a text, or of the file that it names; None of none. They are never shown."""
+    """The options of a JSON text or @FILE. They are never shown."""
     if given is None:
         return None
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from trainpipes.cli import options as o
-from trainpipes.cli.console import note, out, print_json, print_table
+from trainpipes.cli.console import note, out, print_manifest, print_table
 from trainpipes.cli.options import option
 
 
@@ -83,13 +83,7 @@ def command(
         note("the same command goes on where this one was stopped; --overwrite begins anew")
         raise
     if as_json:
-        print_json(
-            {
-                "folder": done.folder, "files": done.files, "rows": done.rows, "rows_in": done.rows_in,
-                "duplicates": done.duplicates, "bytes_in": done.bytes_in, "bytes_out": done.bytes,
-                "seconds": done.seconds, "kept": done.kept,
-            }
-        )  # fmt: skip
+        print_manifest(done, duplicates=done.duplicates)
         return
     there = f", {done.kept:,} of them there already" if done.kept else ""
     dropped = f" of {done.rows_in:,}; {done.duplicates:,} were there before"

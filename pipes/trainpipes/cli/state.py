@@ -61,7 +61,6 @@ def command(
 
 
 def _show(found: Sequence[FoundState], as_json: bool) -> int:
-    """Say what states hold; the exit code is 1 if none can be read."""
     from trainpipes.errors import StateError
     from trainpipes.look.checkpoint import summarize
 
@@ -87,7 +86,6 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
 
 
 def _show_fits(tried: Sequence[Fit], world_size: int, as_json: bool) -> int:
-    """Say which states load; the exit code is 1 if one does not."""
     if as_json:
         print_json([{"fits": not one.problem, **vars(one)} for one in tried])
     for one in tried:

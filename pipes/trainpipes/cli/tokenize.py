@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainpipes.cli import options as o
-from trainpipes.cli.console import note, out, print_json, print_table, public_fields
+from trainpipes.cli.console import note, out, print_manifest, print_table
 from trainpipes.cli.options import option
 from trainpipes.cli.pipelines import PipelineOptions, recipe_or_config, takes_pipeline
 
@@ -74,8 +74,7 @@ def command(
     given_options = {**options, "storage_options": storage} if storage else options
     train = _train(done, folder, recipe, given_options)
     if as_json:
-        about = {k: v for k, v in public_fields(done).items() if k not in ("entries", "notes")}
-        print_json({**about, "seconds": seconds, "train": train})
+        print_manifest(done, seconds=seconds, train=train)
         return
     there = f", {done.kept:,} of them there already" if done.kept else ""
     left_out = f" of {done.read:,}; the pipeline leaves the others out"
@@ -93,7 +92,7 @@ def command(
 
 
 def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:
-    """Python that trains on the files, and gives the batches that would have been made on the way."""
+    """Python that trains on the files, and gives the same batches."""
     if done.format == "bin":
         shared = ("max_length", "batch_size", "epochs", "seed", "num_shards")
         options = {name: given[name] for name in shared if name in given}

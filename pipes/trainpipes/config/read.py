@@ -106,8 +106,9 @@ class Reader:
             raise self._error(node, path, f"{rule}, got {node}")
         for key, one in given.items():
             if key not in _KEYS:
-                said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}"
-                raise self._error(one, joined(path, key), f"{said}; there are {', '.join(_KEYS)}")
+                said = f"there is no {shown(key)} in a config{nearest(str(key), _KEYS)}; there are "
+                hint = f"; an option of the recipe is options.{key}" if "recipe" in given else ""
+                raise self._error(one, joined(path, key), f"{said}{', '.join(_KEYS)}{hint}")
             if key == "options" and "recipe" not in given:
                 said = "options are those of a recipe: name one"
                 raise self._error(one, joined(path, key), said)
@@ -138,23 +139,23 @@ class Reader:
     def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
         """The stages before with that of an item of the list; a reader that comes first lists its files."""
         name, kind, options = self._stage_parts(node, path, before is None)
-        starts = kind.role in ("files", "source")
-        make: Callable[..., Pipeline]
-        if before is not None:
-            if starts:
-                said = f"{name} is a source, which only the first stage is"
-                raise self._error(node, path, said)
-            make = lambda **given: before.then(kind(**given))  # noqa: E731
-        elif kind.role == "reader":
-            if "files" not in options.value:
-                said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
-                raise self._error(node, path, said)
-            make = getattr(start, name)
-        else:
-            if not starts:
-                said = f"the first stage must be a source such as list_files, got {name}"
-                raise self._error(node, path, said)
-            make = lambda **given: Pipeline([kind(**given)])  # noqa: E731
+        starts, said = kind.role in ("files", "source"), ""
+        if before is not None and starts:
+            said = f"{name} is a source, which only the first stage is"
+        elif before is None and kind.role == "reader" and "files" not in options.value:
+            said = f"{name} as the first stage needs its files: {name}: {{files: ...}}"
+        elif before is None and kind.role != "reader" and not starts:
+            said = f"the first stage must be a source such as list_files, got {name}"
+        if said:
+            raise self._error(node, path, said)
+
+        def make(**given: Any) -> Pipeline:
+            if before is None and kind.role == "reader":
+                found: Pipeline = getattr(start, name)(**given)
+                return found
+            stage = kind(**given)
+            return Pipeline([stage]) if before is None else before.then(stage)
+
         return self._made(make, kind, node, path, options.value, path)
 
     def _stage_parts(self, node: Node, path: str, first: bool) -> tuple[str, type[Stage], Node]:
@@ -213,11 +214,12 @@ class Reader:
         try:
             return make(**options)
         except Exception as error:
-            name = _blamed(step, str(error), {name: options[name] for name in nodes})
-            at = (node, path) if name is None else (nodes[name], joined(prefix, name))
+            about = _blamed(step, str(error), {name: options[name] for name in nodes})
+            if about is not None:
+                node, path = nodes[about], joined(prefix, about)
             if not isinstance(error, TrainpipesError):
-                raise self._error(*at, error) from error
-            error.message = f"{self.document.at(*at)}{error.message}"
+                raise self._error(node, path, error) from error
+            error.message = f"{self.document.at(node, path)}{error.message}"
             error.path = error.path or self.document.name
             raise
 

@@ -88,8 +88,8 @@ def _dumper() -> Any:
     class Dumper(yaml.SafeDumper):
         def choose_scalar_style(self) -> Any:
             """Names after a tag need no quotes."""
-            tagged = str(self.event.tag).startswith("!")  # type: ignore[has-type]
-            return "" if tagged else super().choose_scalar_style()
+            event: Any = self.event
+            return "" if str(event.tag).startswith("!") else super().choose_scalar_style()
 
     add_scalars(Dumper)
     return Dumper
@@ -246,6 +246,8 @@ def _named(value: Any, option: str) -> _Tagged:
         way = (
             'save it, as with save_pretrained(folder) or save("tokenizer.json"), and give that path'
         )
+        if name := getattr(value, "name_or_path", ""):
+            way = f"give its name, {shown(name)}, or {way}"
     elif isinstance(value, pc.Expression):
         what = f"the expression {shown(str(value))}"
         way = (

@@ -86,14 +86,11 @@ class AccelerateLoader(DataLoaderStateMixin):
         require(
             alone, "split_batches", "off: a pipeline's batches are those of a process", True, way
         )
-        parallel = getattr(accelerator, "parallelism_config", None)  # of late
+        parallel = getattr(accelerator, "parallelism_config", None)  # from Accelerate 1.10 on
         if parallel is not None and parallel.non_data_parallel_size > 1:
             replicas = parallel.data_parallel_size
-            mesh = (
-                'mesh=accelerator.torch_device_mesh["dp"]'
-                if replicas > 1
-                else "rank=0, world_size=1"
-            )
+            mesh = "rank=0, world_size=1"
+            mesh = 'mesh=accelerator.torch_device_mesh["dp"]' if replicas > 1 else mesh
             if world != replicas:
                 raise ConfigError(
                     "processes that hold parts of one model replica must read the same batches, got "
@@ -185,8 +182,7 @@ class AccelerateLoader(DataLoaderStateMixin):
     # Where it stands
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all ranks, as ``Loader.whole_state`` says. If batches are not counted, all ranks ask
-        for it after the same step."""
+        """The state of all ranks: see ``Loader.whole_state``."""
         return self.loader.whole_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -194,17 +190,13 @@ class AccelerateLoader(DataLoaderStateMixin):
         self.loader.load_state_dict(state, allow_changes=self.allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration is. Not needed: each iteration is the next epoch."""
+        """Say which epoch the next iteration is; without it, the next one."""
         self.loader.set_epoch(epoch)
 
     @property
     def epoch(self) -> int:
         """The epoch of the next batch, from 0. After ``load_state``, begin the loop over epochs with it."""
         return int(self.loader.state_dict()["epoch"])
-
-    def peek(self) -> Any:
-        """The first batch of the next iteration, without starting one."""
-        return self.loader.peek()
 
     def __len__(self) -> int:
         iteration = self.loader._iteration
@@ -213,15 +205,11 @@ class AccelerateLoader(DataLoaderStateMixin):
             return math.ceil(plan.counts.batches_in_pass / world)
         return len(self.loader)
 
-    def estimate_len(self) -> int:
-        """About how many batches an epoch has, where ``len()`` is not known."""
-        return self.loader.estimate_len()
-
 
 def _rows_in(batch: Any) -> int:
     """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows."""
-    parts = tree_leaves(_plain(batch), is_leaf=_is_rows)
-    found = [len(part) for part in parts if _is_rows(part)]
+    plain = dict(batch) if isinstance(batch, Mapping) else batch
+    found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
     if not found:
         raise ConfigError(
             "a batch that is filled up must have tensors, arrays or lists of rows, got "
@@ -244,16 +232,13 @@ def _filled(batch: Any, rows: int) -> Any:
             return part
         return [part[place] for place in places] if isinstance(part, list) else part[places]
 
-    return batch if have == rows else tree_map(fill, _plain(batch), is_leaf=_is_rows)
-
-
-def _plain(batch: Any) -> Any:
-    return dict(batch) if isinstance(batch, Mapping) else batch
+    if have == rows:
+        return batch
+    return tree_map(fill, dict(batch) if isinstance(batch, Mapping) else batch, is_leaf=_is_rows)
 
 
 def _is_rows(part: Any) -> bool:
-    """Whether this has an item for each row: a tensor, an array, or a list, but not the list of columns that
-    torch's ``default_collate`` makes of pairs."""
+    """Whether this has an item for each row; the list of columns that ``default_collate`` makes has not."""
     if not isinstance(part, list):
         return isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0
     firsts = {one.shape[:1] if isinstance(one, torch.Tensor) else None for one in part}

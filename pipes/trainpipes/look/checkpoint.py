@@ -205,7 +205,7 @@ def _in_folder(folder: Path) -> list[FoundState]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files to look at, by name; of a folder of ``torch.distributed.checkpoint`` its index."""
+    """The files to look at, by name."""
     found = list(islice(folder.rglob("*"), MOST_FILES + 1))
     if len(found) > MOST_FILES:
         raise StateError(
@@ -220,7 +220,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _states_in(value: Any, path: str) -> Iterator[FoundState]:
-    """The states in a value, the outermost first; each other dict and list is looked into once."""
+    """The states in a value, the outermost first."""
     seen: set[int] = set()
     level: list[tuple[str, Any]] = [("", value)]
     for _ in range(MOST_DEEP):
@@ -242,7 +242,6 @@ def _states_in(value: Any, path: str) -> Iterator[FoundState]:
 
 
 def _found(value: Any, path: str, keys: str) -> FoundState | None:
-    """A state that starts here, or what another loader keeps of ours."""
     if not isinstance(value, Mapping):
         return None
     if "trainpipes" in value and "m" in value:
@@ -257,7 +256,7 @@ def _found(value: Any, path: str, keys: str) -> FoundState | None:
 
 
 def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
-    """The rank whose shards these are, and of how many; None for all shards, or none."""
+    """The rank whose shards these are, and of how many."""
     if shards and len(shards) < S and S % len(shards) == 0:
         world = S // len(shards)
         if shards == list(range(shards[0], S, world)):
@@ -266,7 +265,7 @@ def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
 
 
 def _step(found: FoundState) -> tuple[Any, ...] | None:
-    """What the states of all ranks have in common; None for one that is whole, or cannot be read."""
+    """What the states of all ranks have in common; None for a whole one."""
     state = found.state
     shards = sum(isinstance(key, str) and key.startswith("shard-") for key in state)
     if not shards or shards == state.get("num_shards"):
@@ -285,8 +284,7 @@ def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
 def _load(
     state: dict[str, Any], pipeline: Pipeline, world_size: int, allow_changes: Collection[str]
 ) -> float | None:
-    """Load a state into the pipeline of the first rank, and check that it has what the others need. Returns
-    the share of the epoch that is done."""
+    """Load a state on every rank; the share of the epoch that is done."""
     iteration = pipeline.distributed(rank=0, world_size=world_size)._iteration
     iteration.topology()
     iteration.load(state, allow_changes)

@@ -35,7 +35,7 @@ PLAIN = (
 
 
 def read_file(path: Path) -> Any:
-    """What a file of ``torch.save`` or JSON holds; tensors are mapped into memory and not read."""
+    """What a file of ``torch.save`` or JSON holds; tensors stay on disk."""
     head = _head(path)
     if head.startswith(ZIP):
         return _load(path, path)
@@ -49,7 +49,7 @@ def read_file(path: Path) -> Any:
 
 
 def mentions_us(path: Path) -> bool:
-    """Whether a file may hold a state: it is of a format that is read, and names us. Weights are not read."""
+    """Whether a file may hold a state of ours. Weights are not read."""
     try:
         if not path.is_file():
             return False
@@ -67,8 +67,7 @@ def mentions_us(path: Path) -> bool:
 
 
 def read_dcp(folder: Path) -> Any:
-    """The parts of a ``torch.distributed.checkpoint`` that may be states, as nested dicts. Reads only the
-    index and these values."""
+    """The parts of a ``torch.distributed.checkpoint`` that may be states."""
     index = _read_index(folder / INDEX)
     known = index.planner_data if isinstance(index.planner_data, Mapping) else {}
     paths = {
@@ -89,7 +88,7 @@ def read_dcp(folder: Path) -> Any:
 
 
 def check_regular(path: Path) -> None:
-    """Raise unless this is a file: a pipe would hang, a device has no end."""
+    """Raise unless this is a file: a pipe would hang."""
     way_out = "give the file or folder of a checkpoint"
     if not os.path.exists(path):
         raise MissingFilesError(f"{path} is not there: {way_out}", path=str(path))
@@ -119,7 +118,6 @@ def _head(path: Path) -> bytes:
 
 
 def _load(source: Any, path: Path, what: str = "") -> Any:
-    """What ``torch.save`` wrote: to a path, which is mapped into memory, or its content."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old tensors
@@ -143,7 +141,7 @@ def _load(source: Any, path: Path, what: str = "") -> Any:
 
 
 class _IndexReader(pickle.Unpickler):
-    """Reads the index of a DCP folder; finds only classes that describe tensors and files."""
+    """Finds only classes that describe tensors and files."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -168,7 +166,7 @@ def _read_index(path: Path) -> Any:
 
 
 def _value(folder: Path, name: str, place: Any) -> Any:
-    """One value of a state, which the index says is at some place of a file."""
+    """One value of a state, where the index says it is."""
     path = folder / str(place.relative_path)
     inside = path.resolve().is_relative_to(folder.resolve())
     if not inside or place.offset < 0 or not 0 < place.length < MOST_VALUE:

@@ -28,10 +28,8 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.values import MASKS, MOST_CELLS, Array, head
 from trainpipes.stages.columns import Rename
-from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.mask_tokens import MaskTokens
 from trainpipes.stages.pack import Pack
-from trainpipes.stages.tokenize import Tokenize
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.engine import Engine
 
@@ -54,12 +52,10 @@ class KnownIds:
     """What the stages of a pipeline say of the columns that come out."""
 
     engines: dict[str, Engine | None] = field(default_factory=dict)
-    own: set[str] = field(default_factory=set)
     masked: bool = False
-    classes: set[str] = field(default_factory=set)
 
     def engine(self, name: str) -> Engine | None:
-        """The tokenizer of a column; of a column with a new name, the only tokenizer that there is."""
+        """The tokenizer of a column; of a new name, the only one that there is."""
         if name in self.engines:
             return self.engines[name]
         different = {id(engine): engine for engine in self.engines.values()}
@@ -74,7 +70,7 @@ def known_ids(plan: Plan) -> KnownIds:
 
 
 def _stages(inputs: Inputs) -> Iterator[Stage]:
-    """Stages in the order in which rows go through them, those of sources that are joined first."""
+    """Stages in the order of the rows, those of joined sources first."""
     for part in [*inputs.mixed.values(), *getattr(inputs.source, "joined_inputs", ())]:
         yield from _stages(part)
     yield from inputs.chain.stages
@@ -82,10 +78,7 @@ def _stages(inputs: Inputs) -> Iterator[Stage]:
 
 def _add(found: KnownIds, stage: Stage) -> None:
     if isinstance(stage, Tokenizes):
-        made = list(stage.id_columns)
-        if isinstance(stage, Tokenize) and len(made) > 1:
-            found.own |= set(made) - {"input_ids"}
-        for name in made:
+        for name in stage.id_columns:
             other = found.engines.get(name, stage.maker)
             same = other is not None and other.fingerprint() == stage.maker.fingerprint()
             found.engines[name] = stage.maker if same else None
@@ -93,14 +86,10 @@ def _add(found: KnownIds, stage: Stage) -> None:
         for old, new in stage.names.items():
             if old in found.engines:
                 found.engines[new] = found.engines.pop(old)
-            if old in found.own:
-                found.own = (found.own - {old}) | {new}
     elif isinstance(stage, Pack) and stage.column in found.engines:
         found.engines["input_ids"] = found.engines[stage.column]
     elif isinstance(stage, MaskTokens):
         found.masked = True
-    elif isinstance(stage, EncodeLabels):
-        found.classes.add(stage.output_column)
 
 
 # The ids of an item
@@ -134,7 +123,7 @@ def token_grids(
     values: Mapping[str, Any], known: KnownIds, of_row: bool = False
 ) -> list[TokenGrid]:
     found: list[TokenGrid] = []
-    taken = known.classes.copy()
+    taken: set[str] = set()
     for name, value in values.items():
         match = IDS.fullmatch(name)
         is_ids = match or (name in known.engines and not LABELS.fullmatch(name))
@@ -144,7 +133,7 @@ def token_grids(
             found.append(made)
             taken |= {made.labels}
     for name, value in values.items():
-        if name not in taken and LABELS.fullmatch(name) and (found or name in known.own):
+        if name not in taken and LABELS.fullmatch(name) and found:
             labels = number_grid(value)
             own = name in known.engines or (labels is not None and _stands_at_start(labels))
             if labels is not None and own and (of_row or getattr(value, "ndim", 2) > 1):
@@ -175,7 +164,7 @@ def _with_labels(
     elif positions is not None:
         made = replace(made, starts=_starts(positions[:, 1:] == 0, there))
     weight, label = beside(*LOSS_MASKS), f"{prefix}labels"
-    labels = None if label in known.own or label in known.classes else beside("labels")
+    labels = beside("labels")
     if labels is None:
         if weight is None:
             return made
@@ -189,7 +178,6 @@ def _with_labels(
 
 
 def _looks_masked(ids: Array, labels: Array) -> bool:
-    """Whether most tokens that differ from their labels are the same one."""
     hidden = ids[(labels >= 0) & (ids != labels)]
     most = np.unique(hidden, return_counts=True)[1].max(initial=0)
     return most * 2 > hidden.size and not _stands_at_start(labels)
@@ -203,7 +191,6 @@ def _labels_alone(name: str, labels: Array, known: KnownIds, of_row: bool) -> To
 
 
 def _stands_at_start(labels: Array) -> bool:
-    """Whether labels stand from the start of each row on, without holes."""
     valid = labels >= 0
     return bool(valid.any()) and bool((valid[:, 1:] <= valid[:, :-1]).all())
 
@@ -214,15 +201,14 @@ def _after_first(in_loss: Array) -> Array:
 
 
 def _starts(begins: Array, there: Array) -> Array:
-    """Cells with which documents begin, of ``begins`` ``[B, L - 1]``; padding on the left begins nothing."""
+    """Cells with which documents begin; padding on the left begins nothing."""
     found = np.zeros_like(there)
     found[:, 1:] = begins & there[:, 1:] & np.logical_or.accumulate(there, axis=1)[:, :-1]
     return found
 
 
 def _unpadded(ids: Array, engine: Engine | None) -> Array:
-    """All but the tokenizer's pad tokens at the start and the end of rows. Where the pad token also ends
-    texts, the first one at the end of a row does."""
+    """All but pad tokens at the ends of rows; where they also end texts, the first of them does."""
     pad = None if engine is None else engine.pad_id()
     if pad is None or engine is None:
         return np.ones(ids.shape, dtype=np.bool_)
@@ -236,8 +222,7 @@ def _unpadded(ids: Array, engine: Engine | None) -> Array:
 
 
 def number_grid(value: Any) -> Array | None:
-    """Whole numbers of one or two dimensions as ``[B, L]``; lists of lists and nested tensors are filled up
-    with ``MISSING``. None for anything else, and for none."""
+    """Whole numbers as ``[B, L]``, filled up with ``MISSING``; None for anything else."""
     if isinstance(value, torch.Tensor) and value.is_nested:
         value = value.unbind()
     if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
@@ -262,7 +247,6 @@ def number_grid(value: Any) -> Array | None:
 
 
 def _vector(row: Any) -> Array | None:
-    """A list, array or tensor of whole numbers as an array; None for anything else."""
     try:
         found = head(row if isinstance(row, torch.Tensor) else np.asarray(row))
     except ValueError:  # lists of several lengths
@@ -284,8 +268,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
-    """A row of a column in pieces, each of tokens that are the same to the loss. At most so many tokens are
-    decoded: the start and the end of each piece, piece after piece."""
+    """A row in pieces, each of tokens that are the same to the loss, at most so many decoded."""
     ids, there, engine = grid.ids[row], grid.there[row], grid.engine
     in_loss = np.zeros_like(there) if grid.in_loss is None else grid.in_loss[row]
     starts = np.zeros_like(there) if grid.starts is None else grid.starts[row]
@@ -322,8 +305,7 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
 
 
 def _text(engine: Engine | None, ids: Array, start: int, stop: int) -> str:
-    """The text of tokens ``start`` to ``stop`` as they stand after those before them, so that no space or
-    part of a character is lost; numbers where nothing decodes them."""
+    """The text of tokens as they stand after those before them, so that no space or part is lost."""
     context = max(0, start - 8)
     whole = None if engine is None else engine.decode(ids[context:stop].tolist())
     before = None if engine is None else engine.decode(ids[context:start].tolist())

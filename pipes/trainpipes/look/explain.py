@@ -17,7 +17,7 @@ from trainpipes.engine.planning.as_columns import columns, columns_if_known
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
-from trainpipes.look.lengths import cuts_by_length, ends_short, exact_length, expected_items
+from trainpipes.look.lengths import ends_short, exact_length, expected_items
 from trainpipes.look.mermaid import mermaid, written
 from trainpipes.look.record import record
 from trainpipes.stages.flat_map import FlatMap
@@ -163,7 +163,6 @@ def _stage_lines(plan: Plan) -> Lines:
 
 
 def _column_lines(plan: Plan) -> Lines:
-    """The columns as far as no row has to be read to know them."""
     known, more = columns_if_known(plan.inputs), ""
     schema = getattr(plan.inputs.source, "schema", None)
     if not known and isinstance(schema, pa.Schema):
@@ -183,16 +182,12 @@ def _epoch(plan: Plan, batches: int | None, world_size: int) -> str:
         each = f" for each of {world_size} ranks" if world_size > 1 else ""
         size = "" if chain.batch is None else f", of {chain.batch_size:,} rows each"
         return f"{batches:,} {what}{each}{size}"
-    measure = "Loader(pipe).estimate_len() reads some rows to say about how many"
-    if any(map(cuts_by_length, chain.after)):
-        return f"how many {what} is known only at the end; {measure}"
     if plan.inputs.epoch_rows is None:
         return "how many is known only at the end"
     if (count := expected_items(plan)) is not None:
         return f"about {round(count):,} {what}, over all ranks: exactly how many is known only at the end"
-    short = chain.num_shards if ends_short(plan) and not chain.drop_last else 0
-    most = f"at most about {plan.counts.batches_in_epoch + short:,} {what}"
-    return f"{most}: how many is known only at the end; {measure}"
+    measure = "Loader(pipe).estimate_len() reads some rows to say about how many"
+    return f"how many is known only at the end; {measure}"
 
 
 def _shuffle_lines(plan: Plan, window: int | None) -> Lines:
@@ -216,8 +211,7 @@ def _window_rows(plan: Plan) -> int | None:
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:
-    """Bytes of the windows that each of so many processes holds, of all sources of a mix together; None where
-    rows have no known size, or are not mixed."""
+    """Bytes of windows that each process holds; None where rows have no known size."""
     found = 0
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     window = _window_rows(plan)
@@ -247,21 +241,15 @@ def _notes(plan: Plan, window_rows: int | None) -> list[str]:
                 f"than the {buffer:,} rows asked for; raise it in shuffle(max_bytes=...)"
             )
         longest = int(plan.inputs.blocks.lengths.max(initial=0))
+        text = f"rows are mixed within {window_rows:,} consecutive rows"
         if longest > 2 * window_rows and isinstance(plan.inputs.source, RandomAccessSource):
-            notes.append(
-                f"rows are mixed within {window_rows:,} consecutive rows; all rows are mixed, at no more "
-                'memory, by shuffle(scope="global")'
-            )
+            notes.append(f'{text}; all are, at no more memory, by shuffle(scope="global")')
         elif longest > 2 * window_rows:
-            labels = [label for label, _ in plan.inputs.source.describe()]
-            what = "blocks" if "blocks" in labels else "row groups"
-            cure = f"Write the files with smaller {what}"
+            what = "blocks" if "blocks" in dict(plan.inputs.source.describe()) else "row groups"
+            cure = f"write the files with smaller {what}, or give it a larger buffer_size"
             if "block_rows" in chain.opener.options:
-                cure = f"Read smaller blocks by {chain.opener.name}(block_rows=...)"
-            notes.append(
-                f"{what} have up to {longest:,} rows: rows are mixed within {window_rows:,} "
-                f"consecutive rows of one. {cure} for a wider shuffle, or give it a larger buffer_size"
-            )
+                cure = f"read smaller blocks by {chain.opener.name}(block_rows=...)"
+            notes.append(f"{what} have up to {longest:,} rows: {text} of one; {cure}")
     if chain.shuffle is None and any(s.role == "shuffle" for s in chain.file_stages):
         notes.append(
             "shuffle() before the reader changes the order of files only, and rows keep their places in a "

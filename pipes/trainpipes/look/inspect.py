@@ -124,7 +124,6 @@ def _row_groups(found: Found) -> dict[str, int] | None:
 
 
 def _chunks(tables: Iterable[pa.Table]) -> dict[str, list[pa.Array]]:
-    """The rows of each column, without views and types of Python packages."""
     found: dict[str, list[pa.Array]] = {}
     for table in tables:
         for name, column in zip(table.column_names, table.columns, strict=True):
@@ -194,7 +193,7 @@ def _value(scalar: pa.Scalar) -> str:
 
 
 def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
-    """Columns of texts, bytes or lists of numbers, those with most bytes; without those of one length."""
+    """The columns with most bytes whose lengths differ."""
     total: dict[str, int] = {}
     for name in chunks.keys() - NAMES:
         measured = _measured(chunks[name], None)
@@ -238,8 +237,7 @@ def _lengths(
 
 
 def _measured(chunks: Iterable[pa.Array], engine: Engine | None) -> tuple[IntArray, str] | None:
-    """The length of each row, int64 ``[rows]``: tokens of all texts in it, or their bytes, or items; and
-    which of these. None if rows have no length."""
+    """The length of each row and its unit; None if rows have no length."""
     found, unit = [np.empty(0, dtype=np.int64)], "items"
     for chunk in chunks:
         kind, own = chunk.type, np.zeros(len(chunk), dtype=np.int64)
@@ -257,7 +255,7 @@ def _measured(chunks: Iterable[pa.Array], engine: Engine | None) -> tuple[IntArr
 
 
 def _texts(array: pa.Array, rows: IntArray) -> Iterator[tuple[pa.Array, IntArray]]:
-    """Texts in an array, without nulls, whatever lists and structs they are in; and the row of each."""
+    """Texts in an array without nulls, in any lists and structs; and the row of each."""
     array = _plain(array)
     kind = array.type
     if pa.types.is_struct(kind):

@@ -116,8 +116,8 @@ def _of_values(chunks: Chunks, columns: Sequence[Column]) -> Iterator[Finding]:
         yield Finding("nulls", text, f"{cure}leave the column out by columns=[...]")
     empty = {}
     for name, own in chunks.items():
-        texts = [one for one in own if one.type in (pa.string(), pa.large_string())]
-        if count := sum(pc.sum(pc.equal(pc.binary_length(one), 0)).as_py() or 0 for one in texts):
+        texts = [one.drop_null() for one in own if one.type in (pa.string(), pa.large_string())]
+        if count := sum(int((to_numpy(pc.binary_length(one)) == 0).sum()) for one in texts):
             empty[name] = count / sum(map(len, own))
     if empty:
         text = f"empty texts in {_named(empty)}"
@@ -140,7 +140,7 @@ def _of_lengths(lengths: Sequence[Lengths], max_length: int | None) -> Iterator[
 
 
 def _of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
-    """Columns whose equal values stand together, as in files that are sorted by a label."""
+    """Columns that files are sorted by."""
     if rows <= BUFFER_ROWS:  # a shuffle mixes all of them
         return
     told = set()
@@ -162,8 +162,7 @@ def _of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
 
 
 def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
-    """The chance that two rows near each other have the same value in a column, and that any two have; (0, 0)
-    if its values are no labels."""
+    """The chance that near rows have the same value, and any two; (0, 0) if values are no labels."""
     kinds, types = {chunk.type for chunk in chunks}, pa.types
     if len(kinds) != 1 or not any(
         is_label(*kinds)
@@ -210,7 +209,6 @@ def _repack(found: Found, options: str) -> str:
 
 
 def _named(shares: dict[str, float]) -> str:
-    """Columns and shares of their rows, the largest first."""
     told = sorted(shares, key=lambda name: -shares[name])
     said = ", ".join(f"{_quoted(name)} ({percent(shares[name])})" for name in told[:NAMED])
     return said + (f" and {len(told) - NAMED:,} more columns" if told[NAMED:] else "")

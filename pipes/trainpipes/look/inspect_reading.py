@@ -92,8 +92,7 @@ class Found:
 
 
 def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -> Found:
-    """The files that paths, folders, globs and URLs stand for, and what they say without reading rows. Where
-    there are several formats, the one with most bytes is taken."""
+    """The files of the format with most bytes, and what they say without reading rows."""
     if not urls:
         raise MissingFilesError(
             "inspect_files(files) must be a path, folder, glob or URL, or a list of them, got none"
@@ -128,7 +127,7 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 
 def _open(found: Found, files: FileList) -> None:
-    """Open files as a pipeline opens them, or each by itself where they cannot be opened together."""
+    """Open files together, or each by itself where that fails."""
     wanted = _wanted_files(found, files)
     if found.reader == "read_images":
         empty = np.flatnonzero(files.sizes == 0).tolist()
@@ -162,7 +161,7 @@ def _open(found: Found, files: FileList) -> None:
 
 
 def _wanted_files(found: Found, files: FileList) -> list[int]:
-    """Numbers of the files that are looked at: all, unless too many bytes would have to be read."""
+    """The files to look at: all, unless too many bytes would be read."""
     most = SCANNED_BYTES
     if found.remote or any(name.lower().endswith((*COMPRESSED, ".tgz")) for name in files.names):
         most //= 4
@@ -175,7 +174,6 @@ def _wanted_files(found: Found, files: FileList) -> list[int]:
 
 
 def _opened(reader: str, files: FileList) -> RowSource:
-    """What a pipeline reads of files that are listed already."""
     read: Any = getattr(Pipeline([ListFiles.of(files, files.names)]), reader)
     options: dict[str, Any] = {} if reader == "read_images" else {"index": False}
     if reader == "read_webdataset":
@@ -192,7 +190,7 @@ def _opened(reader: str, files: FileList) -> RowSource:
 
 
 def reason_of(name: str, error: Exception) -> str:
-    """What an error says of one file, without the lines of a message about many."""
+    """What an error says of one file."""
     if not isinstance(error, TrainpipesError):
         return hidden(reason(error))
     lines = str(error).splitlines()
@@ -201,8 +199,7 @@ def reason_of(name: str, error: Exception) -> str:
 
 
 def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
-    """About ``rows`` rows of all files, in pieces of consecutive rows. Files that cannot be decoded are added
-    to ``found.unreadable``."""
+    """About ``rows`` rows in pieces; files that cannot be decoded go to ``found.unreadable``."""
     most = REMOTE_BYTES if found.remote or small else LOCAL_BYTES
     if size := float(found.block_bytes.sum()):
         rows = min(rows, max(1, int(most * int(found.lengths.sum()) / size)))
@@ -231,7 +228,7 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
 
 
 def _places(found: Found, rows: int) -> list[tuple[int, int, int, int]]:
-    """Which rows to read, as source, block, start and stop: all, or pieces at even distances."""
+    """Which rows to read, as source, block, start and stop."""
     blocks = [(n, b) for n, (_, one) in enumerate(found.sources) for b in range(len(one.lengths))]
     lengths, ends = found.lengths, np.cumsum(found.lengths)
     total = int(lengths.sum())

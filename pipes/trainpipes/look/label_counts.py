@@ -57,8 +57,7 @@ class CountLabels(RunStage):
 
 
 def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
-    """Rows of each label of a column, in sorted order: integers, then texts. Of a column that
-    ``encode_labels`` makes, of each class, also those that no row has."""
+    """Rows of each label of a column, in sorted order; of encoded ones, of each class."""
     stages = list(takewhile(lambda s: s.role not in ("batch", "pack", "finish"), pipeline._stages))
     found: Counter[Label] = Counter()
     for place in reversed(range(len(stages))):
@@ -77,7 +76,7 @@ def label_counts(pipeline: Pipeline, column: str) -> dict[Label, int]:
 
 
 def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
-    """The chains whose rows are mixed, each with the stages above the mix; the chain itself without one."""
+    """The chains whose rows are mixed, each with the stages above the mix."""
     first, *above = stages
     if not isinstance(first, Mix):
         return [stages]
@@ -86,7 +85,7 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
 
 
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
-    """The stages that it takes to read a column: of files, the others are not read."""
+    """The stages that it takes to read one column."""
     left = [stage for stage in stages if stage.role not in ORDERING]
     above: list[Stage] = []
     while True:

@@ -32,7 +32,7 @@ READING = ("reader", "source")
 
 
 def exact_length(plan: Plan, rank: int, world_size: int) -> int | None:
-    """Items that a rank gets in an epoch; None where that is not known in advance."""
+    """Items that a rank gets in an epoch; None if not known in advance."""
     if not plan.counts.known or plan.chain.endless:
         return None
     return slots_before(int(plan.counts.end(world_size)), rank, world_size)
@@ -49,7 +49,7 @@ def estimated_length(plan: Plan, rank: int, world_size: int) -> int:
 
 
 def no_length(plan: Plan) -> str:
-    """Why the number of items is not known in advance, and what to do."""
+    """Why the length is not known, and what to do."""
     if plan.chain.endless:
         return "repeat() has no end; count steps, or give repeat(times=...)"
     if plan.inputs.epoch_rows is None:
@@ -64,13 +64,12 @@ def no_length(plan: Plan) -> str:
 
 
 def cuts_by_length(stage: Stage) -> bool:
-    """Whether how many items a stage makes depends on what rows hold, on how long they are most of all."""
+    """Whether the number of items depends on what rows hold."""
     return stage.role in ("pack", "batch") and not stage.keeps_rows
 
 
 def ends_short(plan: Plan) -> bool:
-    """Whether each shard ends with a batch of its own, which may be short: where a stage below ``batch``
-    makes fewer rows or more, so that they are not counted before they are read."""
+    """Whether each shard ends with a batch of its own, which may be short."""
     chain = plan.chain
     sized = chain.batch is not None and chain.batch.batch_size is not None
     return sized and chain.num_shards > 1 and not plan.layouts.whole and not chain.rolling
@@ -127,8 +126,7 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
 
 
 def _batches(plan: Plan, rows: float, several: bool) -> float:
-    """Batches that are cut of an epoch's rows, where each shard ends with a batch of its own: for each that a
-    shard may give, how likely there are rows enough for it."""
+    """Batches where each shard ends with its own: for each, how likely there are rows for it."""
     chain, size = plan.chain, plan.chain.batch_size
     mean = rows / chain.num_shards
     if mean > 100 * size:
@@ -146,12 +144,11 @@ def _batches(plan: Plan, rows: float, several: bool) -> float:
 
 
 def _is_measured(stage: Stage) -> bool:
-    """Whether rows have to be read to say how many items a stage makes of them."""
     return not stage.keeps_rows and stage.share is None and stage.role not in ("take", "skip")
 
 
 def _measured(plan: Plan) -> dict[Stage, float]:
-    """Items that come out of stages for each that goes in, of those for which rows must be read."""
+    """Items that come out of a stage for each that goes in, where rows must be read."""
     stages = [s for s in plan.chain.stages if s.role not in ("shard", "repeat", "place")]
     # What a cache() keeps is known by the stages before it: none is put among them.
     cached = next((n for n, stage in enumerate(stages) if stage.role == "cache"), 0)
@@ -216,7 +213,7 @@ class _Tally(RunStage):
 
 
 class Numbered(RunStage):
-    """Makes of each item the numbers of its rows, and their sizes: 1, or what ``sizes[0]`` says."""
+    """Makes of each item the numbers of its rows, and their sizes."""
 
     holds_data = True
 

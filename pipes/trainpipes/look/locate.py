@@ -70,7 +70,6 @@ class Provenance(list[RowPlace]):
                     self.append(RowPlace(*place, index, epochs[n], segment, tokens))
 
     def __repr__(self) -> str:
-        """A table without columns that are empty. File names lose the folder they share."""
         prefix = os.path.commonprefix([hidden(one.path) for one in self if one.path is not None])  # noqa: RUF071
         folder = prefix[: prefix.rfind("/") + 1]
         columns = {}

@@ -66,7 +66,6 @@ def record(
 
 
 def _files(data: Any) -> int | None:
-    """Files that the data are in; None where they are in none."""
     if isinstance(data, Mapping):
         if isinstance(data.get("files"), int):
             return int(data["files"])
@@ -77,7 +76,6 @@ def _files(data: Any) -> int | None:
 
 
 def _rows(inputs: Inputs) -> int | None:
-    """Rows of the data; None where they are not counted in advance."""
     if inputs.mixed:
         parts = [_rows(part) for part in inputs.mixed.values()]
         known = [rows for rows in parts if rows is not None]
@@ -98,7 +96,6 @@ def _position(iteration: IterationState, rank: int) -> dict[str, Any] | None:
 
 
 def _versions() -> dict[str, Any]:
-    """Versions of the library and of what it works with, as far as it is installed."""
     found = {"trainpipes": __version__, "state_format": FORMAT, "python": python_version()}
     found["torch"] = str(torch.__version__)  # with its build, such as "+cpu"
     for name in PACKAGES:
@@ -127,8 +124,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def _content_hash(value: Any) -> str:
-    """A digest of a value of JSON types: equal for what a state takes for equal, where None is as good as
-    nothing and the order of keys does not matter."""
+    """A digest that is equal for what a state takes for equal."""
     return _digest(json.dumps(_canonical(value), sort_keys=True, separators=(",", ":")))
 
 

@@ -224,7 +224,6 @@ def _counts(grid: TokenGrid) -> TokenCounts:
 
 
 def _notes(grids: list[TokenGrid], batch: Mapping[str, Any] | None) -> Iterator[str]:
-    """What stands out: of a row, nothing about what it lacks."""
     for grid in grids:
         name = escaped(grid.name, NAME)
         if grid.in_loss is None:
@@ -268,7 +267,6 @@ def _cells(value: Facts) -> list[str]:
 
 
 def _share_line(counts: TokenCounts) -> str:
-    """How much of a column of tokens is in the loss, and how much is padding."""
     parts = [f"{counts.tokens:,} tokens"]
     if counts.in_loss is not None:
         share = f" ({counts.in_loss / counts.tokens:.1%})" if counts.tokens else ""
@@ -281,7 +279,6 @@ def _share_line(counts: TokenCounts) -> str:
 
 
 def _texts(view: ItemView) -> list[list[str]]:
-    """The texts of rows, after the number of the row and the name of the column, where it takes these."""
     found = []
     for row, group in groupby(view.texts, lambda one: one.row):
         title = [f"row {row}"] if view.rows is not None else []

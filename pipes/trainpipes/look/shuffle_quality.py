@@ -120,8 +120,7 @@ def shuffle_quality(
 def order_quality(
     pipeline: Pipeline, batches: int | None = None, batch_size: int | None = None, epoch: int = 0
 ) -> ShuffleQuality | None:
-    """How so many batches of rows are shuffled as they are read, or those of a whole epoch. No row is read.
-    None where rows have no numbers in file order."""
+    """How batches are shuffled as they are read; None where rows have no numbers. Reads no row."""
     chain, source = pipeline._iteration.plan.chain, pipeline._iteration.plan.inputs.source
     if chain.mixes or not isinstance(source, RowSource):
         return None
@@ -167,7 +166,7 @@ def _measured(
 
 
 def _touched(in_file: IntArray, size: int) -> float:
-    """Files that ``size`` of all rows, drawn at random, have a row of, on average."""
+    """Files that ``size`` rows, drawn at random, are of."""
     n, none = int(in_file.sum()), np.ones(len(in_file))
     for drawn in range(size):
         none *= np.maximum(0.0, n - in_file - drawn) / max(1, n - drawn)

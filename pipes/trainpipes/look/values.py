@@ -41,7 +41,7 @@ class Facts:
 
 
 def as_mapping(value: Any) -> Mapping[str, Any] | None:
-    """A mapping, a named tuple or a dataclass as a dict by name; None for anything else."""
+    """A mapping, named tuple or dataclass as a dict; None for anything else."""
     if isinstance(value, Mapping):
         return {str(name): inner for name, inner in islice(value.items(), MOST_VALUES + 1)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -74,7 +74,7 @@ def _leaves(name: str, value: Any, depth: int, of_row: bool) -> Iterator[tuple[s
 
 
 def _holds_several(value: Any, depth: int, of_row: bool) -> bool:
-    """Whether a sequence is several values, such as (inputs, targets), and not one of many numbers."""
+    """Whether a sequence is several values, such as (inputs, targets)."""
     if not isinstance(value, list | tuple) or not value:
         return False
     if depth == 0 and isinstance(value, tuple):
@@ -85,8 +85,7 @@ def _holds_several(value: Any, depth: int, of_row: bool) -> bool:
 
 
 def head(value: Any) -> Array | None:
-    """The numbers of an array or tensor, of a large one its first rows; None where none can be read, such as
-    those of sparse and meta tensors, and of arrays of objects."""
+    """The numbers of an array or tensor, or its first rows; None where none can be read."""
     if isinstance(value, torch.Tensor):
         try:
             value = _first_rows(value.detach(), value.numel()).cpu().resolve_conj().resolve_neg()
@@ -107,7 +106,7 @@ def _first_rows(value: Any, cells: int) -> Any:
 
 
 def rows_of(item: Any) -> int | None:
-    """Rows of a batch: of the first value that has two dimensions or is a list, else of a vector."""
+    """Rows of a batch."""
     if isinstance(item, list) and item and as_mapping(item[0]) is not None:
         return len(item)
     vector = None
@@ -125,7 +124,7 @@ def rows_of(item: Any) -> int | None:
 
 
 def masks_of(item: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors of a batch that are 0 on padding: the first of each prefix, such as "chosen_"."""
+    """The masks of a batch: the first of each prefix, such as "chosen_"."""
     found: dict[str, torch.Tensor] = {}
     for end in MASKS:
         for name, value in item.items():

@@ -82,7 +82,7 @@ class RowSampler(Sampler[int]):
     def __len__(self) -> int:
         return self.length(self._known_rows())
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Draws:
         return Draws(self)
 
     def __repr__(self) -> str:
@@ -184,7 +184,7 @@ class _Batches(Iterator[list[int]]):
     """The batches of one epoch."""
 
     def __init__(self, sampler: BatchSampler) -> None:
-        self._draws: Any = iter(sampler.sampler)
+        self._draws = iter(sampler.sampler)
         self._size, self._drop_last = sampler.batch_size, sampler.drop_last
         self.state_dict, self.load_state_dict = self._draws.state_dict, self._draws.load_state_dict
 

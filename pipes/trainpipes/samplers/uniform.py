@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -199,7 +199,7 @@ class DistributedSampler(RowSampler):
         replicas, _ = self._replicas()
         return self._for(replicas).length(self._known_rows()) // replicas
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Draws:
         replicas, rank = self._replicas()
         of = {**self.fingerprint(), "num_replicas": None}  # any number of them can go on
         length = self._for(replicas).length(self._known_rows())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 from functools import cached_property
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 
@@ -31,17 +31,15 @@ class Budget:
         self.alone = overflow == "alone"
 
     def check(self, lengths: IntArray, ids: IntArray, asker: Stage) -> None:
-        """Raise for the first row that is too long by itself, unless it may be alone."""
         longer = lengths > self.max_tokens
         if not self.alone and longer.any():
-            self._refuse(int(np.argmax(longer)), lengths, ids, asker)
-
-    def _refuse(self, place: int, lengths: IntArray, ids: IntArray, asker: Stage) -> NoReturn:
-        message = (
-            f"{asker}: no row must be longer than max_tokens, got one of {lengths[place]}; raise max_tokens, "
-            'cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch of its own'
-        )
-        raise at_row(message, asker, ids[place])
+            place = int(np.argmax(longer))
+            message = (
+                f"{asker}: no row must be longer than max_tokens, got one of {lengths[place]}; raise "
+                'max_tokens, cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch of '
+                "its own"
+            )
+            raise at_row(message, asker, ids[place])
 
     def cut(self, lengths: IntArray) -> IntArray:
         """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles +
@@ -73,7 +71,6 @@ class Budget:
 
 
 def budget_of(stage: Any) -> Budget | None:
-    """What a batch of a stage may hold; None where it has a size."""
     if stage.max_tokens is None:
         return None
     return Budget(stage.max_tokens, stage.max_rows, stage.overflow)
@@ -143,12 +140,8 @@ class Batch(BatchingStage):
 
 
 class _Cutter:
-    """Batches of the rows below; rows of an open one wait."""
-
     def __init__(self, held: Held, size: int, drop_last: bool) -> None:
-        self._held = held
-        self._size = size
-        self._drop_last = drop_last
+        self._held, self._size, self._drop_last = held, size, drop_last
 
     def next_run(self) -> Run:
         held = self._held
@@ -163,12 +156,8 @@ class _Cutter:
 
 
 class _TokenCutter:
-    """Batches of so many tokens; rows of an open one wait."""
-
     def __init__(self, stage: Batch, held: Held, budget: Budget) -> None:
-        self._stage = stage
-        self._held = held
-        self._budget = budget
+        self._stage, self._held, self._budget = stage, held, budget
 
     def next_run(self) -> Run:
         held, budget = self._held, self._budget

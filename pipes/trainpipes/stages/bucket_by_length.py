@@ -104,7 +104,6 @@ class BucketByLength(BatchingStage):
 
     @property
     def rows(self) -> int:
-        """Rows that are sorted together: whole batches."""
         return -(-self.buffer_size // self._size) * self._size
 
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
@@ -117,6 +116,8 @@ class BucketByLength(BatchingStage):
     def cut(self, block: Block) -> tuple[IntArray, IntArray]:
         """The rows of a window bucket by bucket, and where batches start in that order."""
         lengths = lengths_of(block, self.column, self)
+        if self._budget is not None:
+            self._budget.check(lengths, block.ids, self)
         buckets = self._buckets(lengths)
         order = np.argsort(buckets, kind="stable")
         ends = np.cumsum(np.bincount(buckets, minlength=1))
@@ -125,16 +126,14 @@ class BucketByLength(BatchingStage):
         for start, stop in pairwise([0, *ends.tolist()]):
             rows = order[start:stop]
             edges = self._edges(lengths[rows])
-            last = int(edges[-1])
-            kept.append(rows[:last])
-            rest.append(rows[last:])
+            kept.append(rows[: edges[-1]])
+            rest.append(rows[edges[-1] :])
             sizes.append(np.diff(edges))
         rows = np.concatenate(rest)
         edges = self._edges(lengths[rows], open_too=not self.drop_last)
-        kept.append(rows[: edges[-1]])
         sizes.append(np.diff(edges))
-        bounds = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
-        return np.concatenate(kept).astype(np.int64), bounds
+        rows = np.concatenate([*kept, rows[: edges[-1]]]).astype(np.int64)
+        return rows, np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
 
     def _buckets(self, lengths: IntArray) -> IntArray:
         if self.boundaries is not None:
@@ -149,24 +148,15 @@ class BucketByLength(BatchingStage):
         rows is left out, or comes last."""
         count = len(lengths)
         if self._budget is None:
-            size = self._size
-            full = count // size * size
-            edges = [*range(0, full, size), full]
-            return np.array([*edges, count] if open_too and full < count else edges, dtype=np.int64)
+            full = count // self._size * self._size
+            last = [count] if open_too and full < count else []
+            return np.array([*range(0, full, self._size), full, *last], dtype=np.int64)
         found = self._budget.cut(lengths)
         open_ = count and not self._budget.full(lengths[found[-2] :])
         return found[:-1] if open_ and not open_too else found
 
-    def check_lengths(self, block: Block) -> None:
-        """Raise for a row that is over the budget by itself."""
-        if self._budget is not None:
-            lengths = lengths_of(block, self.column, self)
-            self._budget.check(lengths, block.ids, self)
-
 
 class _Buckets:
-    """Windows of rows, each as batches."""
-
     def __init__(self, stage: BucketByLength, held: Held, used: int) -> None:
         self._stage = stage
         self._held = held
@@ -196,7 +186,6 @@ class _Buckets:
         if held.more_follow:  # whole batches: the others come later
             count = count // stage._size * stage._size
         block = held.waiting().block.slice(0, count)
-        stage.check_lengths(block)
         order, bounds = stage.cut(block)
         items = len(bounds) - 1
         if self._item and self._item >= items:

@@ -111,8 +111,6 @@ class ChatTemplate(Tokenizes):
         return self._checked(run.with_block(block.with_data(table)), columns, bad)
 
     def _written(self, block: Block, given: list[list[Any]]) -> tuple[list[Written], Flags]:
-        """The text of each row's conversation, and which rows have none, as they are to be left
-        out."""
         written: list[Written] = []
         bad = np.zeros(len(block), dtype=np.bool_)
         for place, (messages, *others) in enumerate(zip(*given, strict=True)):
@@ -135,7 +133,6 @@ class ChatTemplate(Tokenizes):
         return self._chat.write(messages_of(messages, parse), prompt, tools)
 
     def _checked(self, run: Run, columns: dict[str, Ragged], bad: Flags) -> Run:
-        """The run without rows to be left out: those that have no target, and ``bad`` ones."""
         ids, labels = columns["input_ids"], columns.get("labels")
         if self.on_error == "keep" or (labels is None and not bad.any()):
             return run

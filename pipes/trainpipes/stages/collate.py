@@ -57,10 +57,8 @@ def _stacked(rows: Any) -> Any:
     kinds = set(map(type, rows))
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind in NUMBERS:
-        try:
+        with suppress(OverflowError):  # of which torch has a message of its own
             return torch.from_numpy(np.array(rows, NUMBERS[kind]))
-        except OverflowError:  # torch has a message of its own
-            return default_collate(rows)
     if kind is dict:
         return {name: _stacked([row[name] for row in rows]) for name in rows[0]}
     alike = kind is np.ndarray and len({(row.dtype, row.shape) for row in rows}) == 1
@@ -95,7 +93,6 @@ def _cutting(values: Array, edges: Sequence[int]) -> Callable[[int], torch.Tenso
 
 
 def _cells(column: pa.ChunkedArray) -> Array | list[Any]:
-    """The rows of a column: an array, where torch would stack them."""
     array = one_chunk(column)
     wide = None if array.null_count else WIDE.get(str(dtype_of(array.type)))
     if wide is not None:
@@ -199,7 +196,6 @@ def with_same_keys(rows: Sequence[Any]) -> list[Any]:
 
 
 def unfit(rows: Sequence[Any]) -> BadCell:
-    """What of a batch torch's ``default_collate`` does not take."""
     number = next((n for n, row in enumerate(rows) if not collates(rows[0], row)), 0)
     first, row, where = rows[0], rows[number], "a row"
     if isinstance(first, Mapping) and isinstance(row, Mapping):
@@ -233,7 +229,6 @@ def collates(first: Any, other: Any) -> bool:
 
 
 def size_of(value: Any) -> list[int] | None:
-    """The shape of an array, or of a list by itself; None for what has none."""
     if isinstance(value, torch.Tensor | np.ndarray):
         return list(value.shape)
     return [len(value)] if isinstance(value, list | tuple) else None

@@ -25,8 +25,6 @@ from trainpipes.kinds.stage_kinds import MixingSource, RunStage
 
 
 class ChooseStage(RunStage):
-    """A stage that only chooses or renames columns: ``_chosen`` says of a table which."""
-
     needs_columns = True
     names_only = True
 
@@ -129,7 +127,6 @@ def columns_of(block: Block, asker: object) -> Block:
 
 
 def columns_as(block: Block, format: str, asker: Stage) -> Any:
-    """Rows in the form that a user's function takes: "arrow", "numpy" or "torch"."""
     try:
         return to_columns(table_of(block.data, asker), format)
     except BadCell as bad:
@@ -153,7 +150,6 @@ def refuse_collated(run: Run, asker: Stage) -> None:
 
 
 def unbatched(asker: Stage, row: Any) -> ConfigError:
-    """What to raise of a row where a batch should be."""
     return ConfigError(
         f"{asker} works on batches, got a row ({type(row).__name__}): put .batch(n) before it"
     )

@@ -117,7 +117,6 @@ class SideStream:
         self._given: deque[list[Any]] = deque()
 
     def begin(self, copy: Callable[[], Any]) -> Callable[[], Any]:
-        """Begin to copy a batch."""
         self._wait()
         with self._module.stream(self._stream):
             batch = copy()

@@ -10,18 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from trainpipes._internal.text import shown
+from trainpipes._internal.checks import wrong
 from trainpipes.columns.arrays import to_arrow, to_numpy
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
-from trainpipes.errors import ConfigError, SchemaError
-from trainpipes.kinds.blame import each
+from trainpipes.kinds.blame import each, refused
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 
 
 def as_expression(filter: Any, asker: str) -> pc.Expression:
-    """The expression of a filter, which may be a list of conditions."""
     if isinstance(filter, pc.Expression):
         return filter
     try:
@@ -29,10 +27,9 @@ def as_expression(filter: Any, asker: str) -> pc.Expression:
 
         return pq.filters_to_expression(filter)
     except Exception as error:  # of any kind, for a list of any values
-        raise ConfigError(
-            f'{asker} must be a pyarrow expression, or a list such as [["x", ">", 20], ["lang", "in", '
-            f'["en", "de"]]]; got {shown(filter)} ({error})'
-        ) from None
+        example = '[["x", ">", 20], ["lang", "in", ["en", "de"]]]'
+        rule = f"a pyarrow expression, or a list such as {example}"
+        raise wrong(asker, rule, filter, str(error)) from None
 
 
 class Filter(RunStage):
@@ -73,10 +70,8 @@ class Filter(RunStage):
         if isinstance(self.predicate, list | tuple):
             as_expression(self.predicate, "filter(predicate)")
         elif not isinstance(self.predicate, pc.Expression) and not callable(self.predicate):
-            raise ConfigError(
-                "filter(predicate) must be a function of one row or a pyarrow.compute expression, "
-                f"got {shown(self.predicate)}"
-            )
+            rule = "a function of one row or a pyarrow.compute expression"
+            raise wrong("filter(predicate)", rule, self.predicate)
 
     @made_once
     def _expression(self) -> pc.Expression | None:
@@ -101,14 +96,12 @@ class Filter(RunStage):
         return identity
 
     def process(self, run: Run) -> Run:
-        mask = self._asked(run) if self._expression is None else self._holds(run)
+        if callable(self.predicate):
+            kept = map(bool, each(self, self.predicate, run))
+            mask = np.fromiter(kept, dtype=np.bool_, count=len(run))
+        else:
+            mask = self._holds(run)
         return run if mask.all() else run.pick(np.flatnonzero(mask).astype(np.int64))
-
-    def _asked(self, run: Run) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        assert callable(self.predicate)
-        return np.fromiter(
-            map(bool, each(self, self.predicate, run)), dtype=np.bool_, count=len(run)
-        )
 
     def _holds(self, run: Run) -> np.ndarray[Any, np.dtype[np.bool_]]:
         self._check_rows(run, single=True)
@@ -116,9 +109,8 @@ class Filter(RunStage):
         try:
             kept = table.append_column("", to_arrow(np.arange(len(table)))).filter(self._expression)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError) as error:
-            raise SchemaError(
-                f"{self} does not fit the columns {table.column_names}: {error}", stage=str(self)
-            ) from error
+            said = f" does not fit the columns {table.column_names}: {error}"
+            raise refused(self, said) from error
         mask = np.zeros(len(table), dtype=np.bool_)
         mask[to_numpy(kept.column(table.num_columns))] = True
         return mask

@@ -82,8 +82,6 @@ class FlatMap(RegroupStage):
 
 
 class _Rows:
-    """The rows made of those below, in runs."""
-
     def __init__(self, stage: FlatMap, below: RunSource, used: int) -> None:
         self._stage = stage
         self._below = below
@@ -94,13 +92,11 @@ class _Rows:
         self._skip = used
         self._made: Iterator[Any] | None = None
         self._rounds = EmptyRounds()
-        self._begin, self._next = self._open, self._take
 
     def next_run(self) -> Run:
         while True:
             if self._run is None:
                 self._run = self._below.next_run()
-                self._begin = self._stage._draw_watch.around(self._open)
                 self._next = self._stage._draw_watch.around(self._take)
                 self._rows = list(self._run.unroll())
                 self._number = self._used = 0
@@ -113,13 +109,10 @@ class _Rows:
             self._run = None
 
     def _lot(self, run: Run) -> Run | None:
-        """The next rows made of a run's; None where there are no more."""
         rows: list[Any] = []
         made: Pairs = []  # of each row: that of the run it is made of, and how many of its rows are used then
         while self._number < len(self._rows) and len(rows) < RUN_ROWS:
             number = self._number
-            if self._made is None:
-                self._begin(run, number)
             got = self._next(run, number, RUN_ROWS - len(rows))
             rows += got
             made += [(number, self._used + k) for k in range(1, len(got) + 1)]
@@ -146,32 +139,26 @@ class _Rows:
         block.made_of = below.made_of
         return Run(block, cursors)
 
-    def _open(self, run: Run, number: int) -> None:
-        """Begin with a row, after what a state says is used up of it."""
-        try:
-            self._made = iter(self._stage.rows_of(self._rows[number]))
-            self._used, self._skip = self._skip, 0
-            passed = sum(1 for _ in islice(self._made, self._used))
-        except Exception as error:
-            self._failed(error, run, number)
-        if passed < self._used:
-            raise StateError(
-                f"{self._stage}: the state was saved after {self._used} rows made of one row, for "
-                f"which the function now gives {passed}: use the function as it was, or load "
-                "the state as it was saved"
-            )
-
     def _take(self, run: Run, number: int, most: int) -> list[Any]:
-        assert self._made is not None
+        """Up to so many of the rows made of one, after what a state says is used up of it."""
+        passed = skip = 0
         try:
+            if self._made is None:
+                self._made = iter(self._stage.rows_of(self._rows[number]))
+                skip, self._skip = self._skip, 0
+                passed = sum(1 for _ in islice(self._made, skip))
+                self._used = skip
             found = list(islice(self._made, most))
             if any(row is None for row in found):
                 raise DataError(f"{self._stage}: a row is None; leave it out instead")
         except Exception as error:
-            self._failed(error, run, number)
+            ids = run.row_ids(number)
+            blame(error, self._stage, int(ids[0]) if len(ids) else None)
+            raise
+        if passed < skip:
+            raise StateError(
+                f"{self._stage}: the state was saved after {skip} rows made of one row, for which the "
+                f"function now gives {passed}: use the function as it was, or load the state as it was "
+                "saved"
+            )
         return found
-
-    def _failed(self, error: Exception, run: Run, number: int) -> None:
-        ids = run.row_ids(number)
-        blame(error, self._stage, int(ids[0]) if len(ids) else None)
-        raise error

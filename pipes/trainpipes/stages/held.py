@@ -33,8 +33,6 @@ def _part(run: Run, first: int, stop: int) -> Run:
 
 
 class Held:
-    """Rows of one shard that wait."""
-
     def __init__(
         self, below: RunSource, epochs: float = math.inf, rounds: float = math.inf, least: int = 1
     ) -> None:
@@ -54,7 +52,6 @@ class Held:
 
     @property
     def more_follow(self) -> bool:
-        """Whether there are rows that may not join those that wait."""
         return self._after is not None
 
     @property
@@ -63,7 +60,6 @@ class Held:
         return found
 
     def fill(self, rows: int, least: int = 0) -> bool:
-        """Read until so many rows wait, or nothing joins them."""
         self._least = max(self._own_least, least)
         after, self._after = self._after, None
         if after is not None:
@@ -78,7 +74,6 @@ class Held:
         return self.rows > 0
 
     def _take(self, run: Run) -> None:
-        """Have a run wait, or as much of it as may join those that do."""
         count = self._joining(run)
         if count < len(run):
             self._after = _part(run, count, len(run))
@@ -89,7 +84,6 @@ class Held:
             self.rows += count
 
     def _joining(self, run: Run) -> int:
-        """How many of a run's rows may join those that wait, by the epochs that they are of."""
         rows, (epochs, rounds) = len(run), self._most
         least = max(0, self._least - self.rows)
         if rows <= least or epochs == rounds == math.inf:
@@ -156,7 +150,6 @@ def cursors_in(
 
 
 def misplaced(stage: object, used: int) -> StateError:
-    """What to raise where a cursor points past what is read there."""
     return StateError(
         f"{stage}: the state was saved after {used} rows, batches or tokens of a part of the data that has "
         "fewer; it was edited or is damaged: load it as it was saved"

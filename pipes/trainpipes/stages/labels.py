@@ -39,8 +39,6 @@ from trainpipes.stages.token_columns import check_beside, ids_of, label_dtype, n
 
 
 class LabelColumn:
-    """A column of labels, one a row or a list of them, read as texts or as integers."""
-
     def __init__(self, column: Any, name: str, asker: Stage, ids: IntArray) -> None:
         self.name, self._asker, self._ids = name, asker, ids
         array, self.lengths = one_chunk(column), None
@@ -168,7 +166,6 @@ class EncodeLabels(RunStage):
 
     @property
     def num_classes(self) -> int:
-        """C: how many classes there are."""
         given = self.classes
         if isinstance(given, int):
             return int(given)
@@ -209,7 +206,6 @@ class EncodeLabels(RunStage):
         return run.with_block(block.with_data(table.set_column(place, self.output_column, made)))
 
     def encode(self, labels: LabelColumn) -> IntArray:
-        """The class of each label, int64."""
         values: Any = labels.values
         if not labels.is_text and self._stay:
             bad = np.flatnonzero((values < 0) | (values >= self.num_classes))

@@ -185,8 +185,6 @@ class Map(RunStage):
 
 
 class Calls:
-    """Calls of a stage's function in one process, by the thread that asks or by workers."""
-
     def __init__(self, stage: Map, key: RowKey | None, watch: DrawWatch) -> None:
         self._stage = stage.fresh()  # a copy: workers end when nobody refers to the stage
         self._call = RowCall(stage.fn, key, str(stage), watch)
@@ -219,9 +217,10 @@ class Calls:
         if not stage.num_workers:
             return None
         if stage.alone:
+            way = 'use method="thread", or the workers of map() without those of a DataLoader'
             warn_once(
                 f"{stage}: a worker process may not start others, so that the function is called in this "
-                'one: use method="thread", or the workers of map() without those of a DataLoader'
+                f"one: {way}"
             )
             return None
         with self._lock:
@@ -235,7 +234,6 @@ class Calls:
 
 
 def joined(waits: list[Callable[[], Answer]]) -> Answer:
-    """Wait for the answers to all chunks; ends at the first that has an error."""
     results: list[Any] = []
     for wait in waits:
         found, error = wait()
@@ -246,13 +244,11 @@ def joined(waits: list[Callable[[], Answer]]) -> Answer:
 
 
 def key_of(stage: Stage, turn: int) -> RowKey:
-    """The key of a stage's generators: of its seed and its function."""
     name = digest_of(stage.identity()["fn"])
     return RowKey(random_key(stage.options["seed"], stage.name, name, turn))
 
 
 def same_below(stage: Stage, below: Sequence[Stage]) -> int:
-    """Stages of a chain below one with generators that would draw the same."""
     identity = json.dumps(stage.identity())
     return sum(
         type(other) is type(stage) and json.dumps(other.identity()) == identity for other in below

@@ -15,7 +15,7 @@ from trainpipes.columns.columns import from_columns, table_of, untyped_columns
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.first_rows import find_schema
 from trainpipes.errors import DataError, SchemaError, TrainpipesError
-from trainpipes.kinds.blame import at_row, blame
+from trainpipes.kinds.blame import at_row, blame, refused
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import columns_as
 
@@ -24,8 +24,6 @@ Format = Literal["arrow", "numpy", "torch"]
 
 
 class ColumnFunction(RunStage):
-    """A stage that calls a function with the columns of many rows, which returns columns."""
-
     needs_columns = True
     finds_types = True
     asks_inputs = True
@@ -43,7 +41,6 @@ class ColumnFunction(RunStage):
     thread_safe: bool = False
 
     def returned(self, run: Run) -> pa.Table:
-        """The columns that the function returns for the rows of a run: one row for each."""
         self._check_rows(run)
         columns = columns_as(run.block, self.format, self)
         try:
@@ -61,11 +58,9 @@ class ColumnFunction(RunStage):
             blame(error, self, int(run.block.ids[0]))
             raise
         if len(data) != len(run.block):
-            raise DataError(
-                f"{self}: the function gives one row for each row it gets, got {len(run.block)} rows "
-                f"and returned {len(data)}; to drop rows use filter()",
-                stage=str(self),
-            )
+            counts = f"got {len(run.block)} rows and returned {len(data)}"
+            rule = "the function gives one row for each row it gets"
+            raise refused(self, f": {rule}, {counts}; to drop rows use filter()", DataError)
         return data
 
     def _type(self, name: str) -> pa.DataType | None:
@@ -83,14 +78,9 @@ class ColumnFunction(RunStage):
         return schema.field(name).type if name in schema.names else None
 
     def _untyped(self, block: Block) -> list[dict[str, Any]]:
-        """Columns that the function returns as Python values, for some rows."""
         columns = untyped_columns(self.fn(columns_as(block, self.format, self)))
-        if not columns:
-            return []
-        return [
-            dict(zip(columns, values, strict=True))
-            for values in zip(*columns.values(), strict=True)
-        ]
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, values, strict=True)) for values in rows]
 
 
 class MapBatches(ColumnFunction):
@@ -156,8 +146,7 @@ class WithColumns(ColumnFunction):
 def _beside(table: pa.Table, found: pa.Table) -> pa.Table:
     for field, column in zip(found.schema, found.columns, strict=True):
         if field.name in table.column_names:
-            place = table.column_names.index(field.name)
-            table = table.set_column(place, field, column)
+            table = table.set_column(table.column_names.index(field.name), field, column)
         else:
             table = table.append_column(field, column)
     return table

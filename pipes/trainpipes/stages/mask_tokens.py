@@ -237,7 +237,6 @@ class MaskTokens(RunStage):
         return found
 
     def _keys(self, block: Block) -> HashArray:
-        """A key for each row: of who it is, the epoch and the seed."""
         rows = block.ids.astype(np.uint64) * _GOLDEN
         for number in (block.epoch, block.part):
             rows = mix(rows + self._salt) ^ np.asarray(number, dtype=np.int64).astype(np.uint64)

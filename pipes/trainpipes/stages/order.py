@@ -220,8 +220,6 @@ class Skip(_Counted):
 
 
 class _Counter:
-    """The items of each epoch that a stage lets through."""
-
     def __init__(self, stage: _Counted, below: OpenBelow, at: dict[str, Any]) -> None:
         own, take = "below" in at, stage.role == "take"
         self._state: dict[str, Any] = at["below"] if own else at  # below, before the run at hand

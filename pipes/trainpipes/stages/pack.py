@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.checks import ColumnName, Count, Ge, Natural, Seed, column_names
-from trainpipes._internal.text import shown
 from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run, RunSource
 from trainpipes.engine.layout import IntArray, permutation
@@ -127,12 +126,9 @@ class Pack(TakesTokenizer, RegroupStage):
         _ = self._own  # whether it is there is said here
         self._require(not isinstance(self.along, str), "along", "a list of column names")
         column_names(self.along, "pack(along)", least=0)
-        taken = sorted({*self.along} & {*PACKED, self.column})
-        if taken:
-            raise ConfigError(
-                f"pack(along) must name columns besides {self.column!r} and those that pack() makes "
-                f'({", ".join(PACKED)}; a column "labels" is packed anyway), got {shown(taken[0])}'
-            )
+        taken = {*self.along} & {*PACKED, self.column}
+        rule = f"columns besides {self.column!r} and those that it makes ({', '.join(PACKED)})"
+        self._require(not taken, "along", rule, 'a column "labels" is packed anyway')
 
     #: Whether a window continues over the joint of two epochs, or there is none.
     _crosses: ClassVar[bool] = False
@@ -141,11 +137,8 @@ class Pack(TakesTokenizer, RegroupStage):
     _tokenize: ClassVar[Tokenizes | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        tokenize = None
-        if self.pad_token_id is None:
-            tokenize = self._own or next(
-                (s for s in reversed(below) if isinstance(s, Tokenizes)), None
-            )
+        tokenize = self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
+        tokenize = tokenize if self.pad_token_id is None else None
         if tokenize is not None and not tokenize.says_pad_id:
             raise ConfigError(
                 f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "
@@ -202,11 +195,11 @@ class Pack(TakesTokenizer, RegroupStage):
             return Documents(columns, starts, lengths - dropped, dropped)
         if self.overflow == "raise":
             row = int(np.argmax(longer))
-            message = (
-                f"{self}: documents must have at most {self.max_length} tokens, got one of {lengths[row]}; "
-                'raise max_length, or pass overflow="split", "truncate" or "drop"'
+            way = 'raise max_length, or pass overflow="split", "truncate" or "drop"'
+            rule = (
+                f"documents must have at most {self.max_length} tokens, got one of {lengths[row]}"
             )
-            raise at_row(message, self, block.ids[row])
+            raise at_row(f"{self}: {rule}; {way}", self, block.ids[row])
         return Documents(columns, starts, np.minimum(lengths, self.max_length))
 
     @made_once
@@ -214,7 +207,6 @@ class Pack(TakesTokenizer, RegroupStage):
         return LeftOut(self, f"longer than {self.max_length:,} tokens")
 
     def used_up(self, documents: Documents, ids: IntArray, count: int) -> None:
-        """Count what was left out of the first ``count`` documents, which are not looked at again."""
         if self.overflow == "drop" and count:
             lost = np.zeros(count, np.int64) if documents.dropped is None else documents.dropped
             self._dropped.add(ids[:count], lost[:count])
@@ -236,12 +228,8 @@ class Pack(TakesTokenizer, RegroupStage):
 
 
 class _Packer(ABC):
-    """Rows made of the documents that wait, in small lots."""
-
     def __init__(self, stage: Pack, held: Held, used: int) -> None:
-        self._stage = stage
-        self._held = held
-        self._used = used
+        self._stage, self._held, self._used = stage, held, used
         self._row = 0
         self._placing: Placing | None = None
         self._lot = max(1, LOT_TOKENS // stage.max_length)
@@ -258,17 +246,16 @@ class _Packer(ABC):
             rounds.check(self._stage)
 
     def _next_rows(self) -> Run:
+        stage = self._stage
         if self._placing is None or self._row == len(self._placing):
             self._held.drop(self._spent)
             if self._spent:
-                self._stage.used_up(self._documents, self._from.ids, self._spent)
-            self._spent = 0
-            self._placing = None
+                stage.used_up(self._documents, self._from.ids, self._spent)
+            self._spent, self._placing = 0, None
             self._place()
         placing = self._placing
         assert placing is not None
         first, stop = self._row, min(self._row + self._lot, len(placing))
-        stage = self._stage
         table = rows_of(self._documents, placing, first, stop, stage.max_length, stage.fill_id)
         rows = self._rows_of(placing, first, stop, table)
         self._row = stop
@@ -298,8 +285,6 @@ class _Packer(ABC):
 
 
 class _Fitted(_Packer):
-    """Windows of documents, each packed by itself."""
-
     def _place(self) -> None:
         stage, held, least = self._stage, self._held, 0
         while held.fill(stage.buffer_size, least):
@@ -340,8 +325,6 @@ class _Fitted(_Packer):
 
 
 class _Concatenated(_Packer):
-    """Documents one after the other."""
-
     def _place(self) -> None:
         stage, held = self._stage, self._held
         needed = 1

@@ -50,7 +50,6 @@ class Placing:
         return Placing(self.document[piece], self.start[piece], self.length[piece], bounds)
 
     def pieces(self, first: int, stop: int, documents: Block) -> Pieces:
-        """Which rows the pieces of packed rows ``first`` to ``stop`` are of."""
         bounds = self.bounds[first : stop + 1]
         pieces = slice(int(bounds[0]), int(bounds[-1]))
         document, epoch = self.document[pieces], documents.epoch
@@ -69,10 +68,8 @@ def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, Int
     """
     counts = -(-lengths // capacity)
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), counts)
-    number = np.arange(len(document), dtype=np.int64) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )
-    start = number * capacity
+    firsts = np.repeat(np.cumsum(counts) - counts, counts)
+    start = (np.arange(len(document), dtype=np.int64) - firsts) * capacity
     return document, start, np.minimum(lengths[document] - start, capacity)
 
 
@@ -202,13 +199,7 @@ def concat(
     ([0, 1, 2, 2], [4, 2, 2, 2], [0, 1, 3, 4], [1, 5, 9, 11])
     """
     ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    if max_documents is None:
-        count = max(0, total - skip)
-        rows = -(-count // capacity) if ended else count // capacity
-        edges = np.minimum(skip + capacity * np.arange(rows + 1, dtype=np.int64), max(skip, total))
-    else:
-        edges = _edges(ends[lengths > 0], skip, capacity, max_documents, ended)
+    edges = _edges(ends[lengths > 0], skip, capacity, max_documents, ended)
     within = ends[(ends > skip) & (ends < edges[-1])]
     cuts = np.unique(np.concatenate([edges, within]))
     document = np.searchsorted(ends, cuts[:-1], side="right").astype(np.int64)
@@ -217,15 +208,16 @@ def concat(
     return Placing(document, start, np.diff(cuts), bounds), edges
 
 
-def _edges(ends: IntArray, skip: int, capacity: int, max_documents: int, ended: bool) -> IntArray:
+def _edges(
+    ends: IntArray, skip: int, capacity: int, max_documents: int | None, ended: bool
+) -> IntArray:
     places: list[int] = ends.tolist()
-    total = places[-1] if places else 0
-    edges = [skip]
+    total, edges = places[-1] if places else 0, [skip]
     while edges[-1] < total:
-        last = bisect_right(places, edges[-1]) + max_documents - 1
         edge = edges[-1] + capacity
-        if last < len(places):
-            edge = min(edge, places[last])
+        if max_documents is not None:
+            last = bisect_right(places, edges[-1]) + max_documents - 1
+            edge = min([edge, *places[last : last + 1]])
         if edge > total and not ended:
             break
         edges.append(min(edge, total))
@@ -247,7 +239,6 @@ class Documents:
 def rows_of(
     documents: Documents, placing: Placing, first: int, stop: int, length: int, pad_id: int
 ) -> pa.Table:
-    """Packed rows ``first`` to ``stop``: fixed-size lists of ``length`` numbers."""
     low, high = int(placing.bounds[first]), int(placing.bounds[stop])
     lengths = placing.length[low:high]
     from_ = documents.starts[placing.document[low:high]] + placing.start[low:high]
@@ -293,8 +284,6 @@ def rows_of(
     for name, values in documents.columns.items():
         if name not in columns:
             columns[name] = column(values, 0)
-    made = {
-        name: pa.FixedSizeListArray.from_arrays(to_arrow(values), length)
-        for name, values in columns.items()
-    }
-    return pa.table(made)
+    arrays = {name: to_arrow(values) for name, values in columns.items()}
+    lists = pa.FixedSizeListArray.from_arrays
+    return pa.table({name: lists(array, length) for name, array in arrays.items()})

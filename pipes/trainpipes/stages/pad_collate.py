@@ -233,7 +233,6 @@ class PadCollate(TakesTokenizer, RunStage):
         return late_if_small(make, len(places), row_bytes * len(run.block))
 
     def _checked(self, part: Part, k: int, ids: IntArray) -> Sequence[Write]:
-        """What makes a batch by itself, whose rows are looked at."""
         start, stop = int(part.bounds[k]), int(part.bounds[k + 1])
         index = np.arange(start, stop) if part.index is None else part.index[start:stop]
         return _writes(self._of_arrow(take_payload(part.data, index), ids), None, _all(ids))
@@ -255,8 +254,6 @@ class PadCollate(TakesTokenizer, RunStage):
         return self._writers(columns, of_arrow, ids)
 
     def _of_tensors(self, run: Run, bounds: IntArray) -> Iterator[tuple[TensorRows, list[int]]]:
-        """Rows of tensors in parts, each with its edges. All are of one shape: only their dtype may be
-        another."""
         first = 0
         for part in run.block.parts(bounds):
             rows, edges = part.cut
@@ -287,7 +284,6 @@ class PadCollate(TakesTokenizer, RunStage):
         return self.dtype if asked else tensor.dtype
 
     def _of_foreign(self, run: Run) -> list[dict[str, Any]]:
-        """Items of another kind of node, which are batches if they are lists of rows."""
         batches = []
         for item, row in zip(run.block.rows(), run.block.ids.tolist(), strict=True):
             if not isinstance(item, list):

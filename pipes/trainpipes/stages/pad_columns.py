@@ -118,7 +118,6 @@ NULL_WITHIN = "holds a null within a list of numbers: fill or drop it with map_b
 
 
 def of_list(values: Sequence[Any], name: str) -> Column:
-    """A column of one batch, as Python values, arrays or tensors."""
     kinds = [_kind(value) for value in values]
     known = set(kinds) - {"none"}
     if known == {"list"} and "none" in kinds:
@@ -201,7 +200,6 @@ def first_unfit(values: Array, dtype: npt.DTypeLike) -> int | None:
 
 
 def check_fit(values: Any, dtype: np.dtype[Any], row_of: Any) -> None:
-    """Raise BadCell unless all integers can be had in ``dtype``, and no fraction is lost."""
     if values.dtype.kind == "f" and dtype.kind in "iub":
         raise BadCell(
             None, f"holds {values.dtype}, and {dtype} would cut off fractions: give a float dtype"

@@ -67,7 +67,6 @@ class Rule:
         return None if self.dtype is None else numpy_dtype(self.dtype, "dtype")
 
     def of_column(self, name: str, own: Mapping[str, Any]) -> Rule:
-        """The rule of one column: this one, but for what ``columns`` says of it."""
         found = replace(self, **{"value": None, **own})
         for option, check in declared_checks(Rule).items():
             check(getattr(found, option), f"pad_collate(columns[{name!r}])({option})")
@@ -75,7 +74,6 @@ class Rule:
 
 
 def column_options(columns: Any, option: str) -> None:
-    """Raise ConfigError unless a value says of columns, by name, options that there are."""
     rule = "a dict of column names and dicts of options"
     require(isinstance(columns, Mapping), option, rule, columns)
     known = [field.name for field in fields(Rule)]

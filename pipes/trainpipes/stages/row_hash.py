@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -49,15 +50,12 @@ def unit(hashes: HashArray) -> npt.NDArray[np.float64]:
 
 
 class RowNames:
-    """Hashes of rows by where they are from."""
-
     def __init__(self, firsts: IntArray, names: Sequence[str]) -> None:
         self._firsts = firsts
         digests = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() for name in names]
         self._files = np.frombuffer(b"".join(d[:8] for d in digests), dtype="<u8").astype(np.uint64)
 
     def shifted(self, skipped: int) -> RowNames:
-        """The same rows, numbered from the first one after ``skipped``."""
         return _Shifted(self, skipped) if skipped else self
 
     def hashes(self, ids: IntArray) -> HashArray:
@@ -68,8 +66,6 @@ class RowNames:
 
 
 class _Shifted(RowNames):
-    """Rows that are numbered from a later one on."""
-
     def __init__(self, names: RowNames, skipped: int) -> None:
         self._names = names
         self._skipped = skipped
@@ -79,34 +75,28 @@ class _Shifted(RowNames):
 
 
 def hash_keys(block: Block, names: Sequence[str], asker: Stage) -> HashArray:
-    found: HashArray | None = None
+    hashes: list[HashArray] = []
     for name in names:
         values = cells(block, name, asker)
         if isinstance(values, torch.Tensor):
             values = table_of(block.data, asker).column(name)
         try:
-            own = _hash_values(values) if isinstance(values, list) else hash_column(values)
+            hashes.append(_hash_values(values) if isinstance(values, list) else hash_column(values))
         except BadCell as bad:
             raise in_column(bad, name, asker, block.ids) from None
-        found = own if found is None else mix(found * _GOLDEN + own)
-    assert found is not None
-    return found
+    return reduce(lambda found, own: mix(found * _GOLDEN + own), hashes)
 
 
 def _null(row: int) -> BadCell:
-    problem = (
-        "is null, so there is nothing to choose the row by: drop such rows with filter() first, or use "
-        "another key"
-    )
-    return BadCell(row, problem)
+    way = "drop such rows with filter() first, or use another key"
+    return BadCell(row, f"is null, so there is nothing to choose the row by: {way}")
 
 
 def _hash_values(values: list[Any]) -> HashArray:
     """The hash of each value of rows that are Python objects, by itself: one that stands beside
     values of another type is hashed as it is elsewhere."""
-    null = next((number for number, value in enumerate(values) if value is None), None)
-    if null is not None:
-        raise _null(null)
+    if any(value is None for value in values):
+        raise _null(next(k for k, value in enumerate(values) if value is None))
     found = np.empty(len(values), dtype=np.uint64)
     try:
         values = [value.item() if isinstance(value, ONE) else value for value in values]

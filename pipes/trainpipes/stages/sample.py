@@ -41,10 +41,10 @@ class Drawn(RunStage):
             )
         for other in stages_within(below, MixingSource):  # rows keep who they are in a mix
             if isinstance(other, Drawn) and other._draw == self._draw:
+                way = f"give one of the two another seed, such as seed={self.options['seed'] + 1}"
                 raise ConfigError(
-                    f"{self} comes after {other}, which draws the same number for a row: it would find rows "
-                    "that are chosen already, and keep another share of them; give one of the two another "
-                    f"seed, such as seed={self.options['seed'] + 1}"
+                    f"{self} comes after {other}, which draws the same number for a row: it would find "
+                    f"rows that are chosen already; {way}"
                 )
         return self
 
@@ -55,7 +55,6 @@ class Drawn(RunStage):
 
     @property
     def _draw(self) -> tuple[Any, ...]:
-        """What the number of a row follows from, besides the row."""
         return self.name, self.options["seed"], self._key
 
     @cached_property
@@ -72,12 +71,9 @@ class Drawn(RunStage):
         return row_names(self.plan_inputs)
 
     def draws(self, run: Run) -> npt.NDArray[np.float64]:
-        """The number of each row, from 0 up to 1, float64."""
         self._check_rows(run, single=True)
-        if self._key is None:
-            hashes = self._names.hashes(run.block.ids)
-        else:
-            hashes = hash_keys(run.block, self._key, self)
+        key, ids = self._key, run.block.ids
+        hashes = self._names.hashes(ids) if key is None else hash_keys(run.block, key, self)
         return unit(mix(hashes ^ self._salt))
 
     def process(self, run: Run) -> Run:
@@ -183,9 +179,6 @@ def checked_parts(parts: Any) -> dict[str, float]:
         number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
         good = isinstance(name, str) and number and 0 < fraction <= 1
         require(good, "split(parts)", "names and fractions above 0, up to 1", {name: fraction})
-    total = sum(parts.values())
-    if abs(total - 1) > 1e-9:
-        raise ConfigError(
-            f"split(parts) must sum to 1, got {total:g}; name the rest too, or take a sample() first"
-        )
+    total, way = sum(parts.values()), "name the rest too, or take a sample() first"
+    require(abs(total - 1) <= 1e-9, "split(parts)", "fractions that sum to 1", f"{total:g}", way)
     return dict(parts)

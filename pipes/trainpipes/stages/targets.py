@@ -87,7 +87,6 @@ class Targets:
 
     @property
     def asked_for(self) -> bool:
-        """Whether it matters which rows have no target."""
         return bool(self._stage.on_error != "keep")
 
     def check(
@@ -126,7 +125,6 @@ class Targets:
         return f"{self._stage}: {rows} no target for the loss{why}: {cure}choose on_error={ways}"
 
     def refuse_batches(self, run: Run) -> None:
-        """Raise where rows to be left out are in batches already."""
         if self._stage.on_error == "skip" and (run.bounds is not None or run.items is not None):
             raise ConfigError(
                 f'{self._stage} leaves out rows with on_error="skip": put it before batch()'
@@ -137,8 +135,6 @@ class Targets:
 
 
 class TargetStage(RunStage):
-    """A stage whose option ``on_error`` says what becomes of rows without a target."""
-
     asks_inputs = True
 
     @property

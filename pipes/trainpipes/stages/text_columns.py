@@ -61,7 +61,6 @@ def _scalar(text: str) -> Any:
 def text_columns(
     block: Block, names: Sequence[str], asker: Stage, numbers: bool = False
 ) -> dict[str, Texts]:
-    """Columns of text, each in one array of Arrow's ``large_string``."""
     data = block.data
     if isinstance(data, TensorRows):
         raise refused(asker, " works on columns of text, got tensors")
@@ -138,7 +137,6 @@ def _no_text(name: str, found: str, asker: Stage) -> DataError:
 
 
 def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:
-    """Columns of ids, and the text columns that each is made of."""
     named = [columns != "text", concat is not None, templated]
     if sum(named) > 1 or (pair and any(named[1:])):
         raise ConfigError(
@@ -166,7 +164,6 @@ def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[s
 
 
 def labelled_of(labels: Any, outputs: Mapping[str, list[str]]) -> list[str] | bool | None:
-    """Which columns are labels; True for all; None for none."""
     if labels is None or labels is False:
         return None
     option, joined = "tokenize(labels)", outputs.get("input_ids")

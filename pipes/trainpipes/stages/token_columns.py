@@ -27,7 +27,6 @@ from trainpipes.stages.pad_columns import Column, Even, Ragged, first_unfit, of_
 
 
 def cell(row: Any, name: str, asker: object) -> Any:
-    """What a row that is a dict has in a column."""
     if not isinstance(row, Mapping):
         raise no_columns(type(row).__name__, asker)
     if name not in row:
@@ -52,7 +51,6 @@ def cells(block: Block, name: str, asker: Stage) -> Any:
 
 
 def names_of(block: Block, asker: Stage) -> list[str]:
-    """The columns of rows."""
     data = block.data
     if isinstance(data, pa.Table):
         return list(data.column_names)
@@ -103,7 +101,6 @@ def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
 
 
 def _length(value: Any) -> int:
-    """The length that a value of a row tells; -1 if none."""
     if isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0:
         return len(value)
     try:
@@ -129,7 +126,6 @@ def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any],
 def ids_of(
     block: Block, name: str, asker: Stage, dtype: npt.DTypeLike = np.int64
 ) -> tuple[npt.NDArray[Any], IntArray]:
-    """A column of lists of token ids, as ``numbers_of`` gives it."""
     values, lengths = numbers_of(block, name, asker)
     bad: BadCell | None = None
     if values.size and values.dtype.kind not in "iu":
@@ -146,8 +142,6 @@ def ids_of(
 def check_beside(
     block: Block, name: str, own: IntArray, column: str, lengths: IntArray, asker: Stage
 ) -> None:
-    """Raise DataError for the first row where a column has more numbers or fewer (``own``) than
-    another one, which has ``lengths``."""
     if not np.array_equal(own, lengths):
         row = int(np.argmax(own != lengths))
         problem = (
@@ -158,7 +152,6 @@ def check_beside(
 
 
 def is_list(block: Block, name: str, asker: Any = None) -> bool:
-    """Whether a column of rows holds lists, told by their type, or by the first row."""
     column = cells(block, name, asker)
     if isinstance(column, pa.ChunkedArray):
         return has_offsets(column.type) or bool(pa.types.is_fixed_size_list(column.type))
@@ -168,7 +161,6 @@ def is_list(block: Block, name: str, asker: Any = None) -> bool:
 
 
 def label_dtype(ids: npt.NDArray[Any]) -> type[np.int32 | np.int64]:
-    """What holds these ids and -100."""
     return np.int32 if np.can_cast(ids.dtype, np.int32, "safe") else np.int64
 
 

@@ -32,7 +32,6 @@ from trainpipes.tokenizers.simple import Function
 
 
 def end_token(value: Any, option: str) -> None:
-    """Raise ConfigError unless a value says which token ends a text."""
     if not isinstance(value, bool | str):
         whole_number(value, 0, option, "True, False, a token or its id", most=2**31 - 1)
 
@@ -203,7 +202,6 @@ class Tokenize(Tokenizes):
 
     @cached_property
     def _affixes(self) -> Affixes:
-        """Special tokens before and after one sequence, the end token included."""
         prefix, suffix = self._engine.affixes() if self.add_special_tokens else ((), ())
         end = self._end()
         if end is not None and suffix[-1:] != (end,):
@@ -247,7 +245,6 @@ class Tokenize(Tokenizes):
         return self._checked(run, columns)
 
     def _checked(self, run: Run, columns: Mapping[str, Ragged]) -> Run:
-        """The run without rows to be left out, which have no target."""
         labels, targets = columns.get("labels"), self._targets
         if labels is None or not targets.asked_for:
             return run if self.keeps_rows else targets.check(run, np.ones(len(run), dtype=np.bool_))
@@ -312,7 +309,6 @@ class Tokenize(Tokenizes):
         return columns
 
     def _culprit(self, texts: Mapping[str, Any], block: Block) -> int | None:
-        """The row that the tokenizer fails on, if it is one."""
         for number in range(len(block)):
             try:
                 one = {name: column.slice(number, 1) for name, column in texts.items()}

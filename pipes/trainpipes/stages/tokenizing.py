@@ -25,8 +25,6 @@ LOOKED_AT = 1 << 16
 
 
 class Tokenizes(TargetStage):
-    """A stage that makes token ids of its option ``tokenizer``."""
-
     @made_once
     def _engine(self) -> Engine:
         return load(self.options["tokenizer"], self.options.get("engine", "auto"))
@@ -41,7 +39,6 @@ class Tokenizes(TargetStage):
 
     @property
     def pad_id(self) -> int:
-        """The tokenizer's pad token; 0 if it has none."""
         return self._engine.pad_id() or 0
 
     @property
@@ -55,8 +52,6 @@ class Tokenizes(TargetStage):
         return self._engine.padding() or "right"
 
     def runs_on(self) -> str:
-        """The tokenizer and what makes its ids, in words: what has run, once something has; nothing
-        for bytes."""
         said = self._engine.runs_on()
         return f"{self._engine}: {said}" if said else ""
 
@@ -124,7 +119,6 @@ class TokenizedBy(Tokenizes):
         return self._targets.check(run, np.logical_and.reduce(found))
 
     def _labels(self, block: Block) -> list[str]:
-        """The columns of labels that go with those of ids: lists, as classes are not."""
         ends = [name for name in self.columns if name.endswith("input_ids")]
         names = {name.removesuffix("input_ids") + "labels" for name in ends}
         return [name for name in names_of(block, self) if name in names and is_list(block, name)]
@@ -142,8 +136,6 @@ class TokenizedBy(Tokenizes):
 
 
 class TakesTokenizer(Stage):
-    """A stage that takes the pad token of its option ``tokenizer``, if one is given."""
-
     @made_once
     def _own(self) -> TokenizedBy | None:
         given = self.options["tokenizer"]

@@ -1,8 +1,7 @@
 """The rows of ``cache()`` and ``to_map_dataset()`` and the layouts of files, kept from run to run.
 
 All of it can be removed at any time. The folder is that of the environment variable ``TRAINPIPES_CACHE``,
-else in the user's folder for caches (``~/.cache/trainpipes`` on Linux); ``TRAINPIPES_CACHE=off`` keeps
-nothing. Only its owner may use it, and links in it are not followed.
+else ``~/.cache/trainpipes`` on Linux; ``TRAINPIPES_CACHE=off`` keeps nothing. Only its owner may use it.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
@@ -152,8 +151,7 @@ def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
 def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     """Remove all that is kept, in the folder of this machine or in ``path``, and say how much it was.
 
-    Only files that a cache made are removed. Safe while others read and write: they go on with
-    what they have open, and make the rest again.
+    Only files that a cache made are removed, safely while others read and write.
     """
     found = info(path)
     if found.folder is None:
@@ -171,9 +169,7 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
 
 
 def make_room(root: Path, most: int, kind: str = ROWS) -> int:
-    """Remove the entries used least recently until the rest has at most ``most`` bytes; and what processes
-    that were killed have left behind.
-    """
+    """Remove entries used least recently until the rest has at most ``most`` bytes, and leftovers."""
     for below in _folders(root / kind):
         remove_leftovers(below)
     entries = sorted(_entries(root / kind), key=lambda entry: (entry[2], entry[0]))
@@ -188,7 +184,7 @@ def make_room(root: Path, most: int, kind: str = ROWS) -> int:
 
 
 def remove_leftovers(below: str | os.PathLike[str]) -> None:
-    """Remove what processes that were killed have left in a folder: parts that nobody renamed."""
+    """Remove the parts that killed processes have left in a folder."""
     with suppress(OSError), os.scandir(below) as found:
         for entry in found:
             if _OUR_PART.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -212,8 +208,7 @@ def _files(below: Path) -> Iterator[str]:
 
 
 def _folders(below: Path) -> list[str]:
-    """A folder and those that its entries are spread over, of two hexadecimal digits each: one's own, and no
-    links, so that nothing is removed elsewhere."""
+    """A folder and those of two digits in it: one's own, and no links."""
     found = []
     with suppress(OSError):
         about = os.lstat(below)

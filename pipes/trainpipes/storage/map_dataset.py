@@ -118,8 +118,8 @@ def to_map_dataset(pipeline: Pipeline, path: str | os.PathLike[str] | None = Non
             stages, and made if it is not there.
 
     Raises:
-        ConfigError: the pipeline batches, has no end or no rows; its data has no fingerprint, so that a
-            path is needed; or the file cannot be written.
+        ConfigError: the pipeline batches, has no end or no rows; its data has no fingerprint, and ``path`` is
+            not given; or the file cannot be written.
         SchemaError: its rows have no columns, or not all the same.
     """
     plan = pipeline._iteration.plan

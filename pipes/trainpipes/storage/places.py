@@ -157,11 +157,8 @@ class Place:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep others from writing to it.
-
-        At a URL this is an object that only one can create, where the store can do so (S3, GCS, Azure). Its
-        holder renews it; it is free after ``LEASE`` seconds without, or when the process on this machine is
-        gone.
+        """Make the folder, and keep others from writing to it: at a URL by an object that its holder renews,
+        free after ``LEASE`` seconds without, or when the process on this machine is gone.
         """
         with self._locked_here() if self.is_local else _Lease(self).held():
             yield
@@ -212,7 +209,7 @@ class Place:
 
 
 class _Lease:
-    """Who writes to a URL, as an object there says, whose number goes up as long as its holder lives."""
+    """Who writes to a URL, as an object there says; its number goes up while its holder lives."""
 
     def __init__(self, place: Place) -> None:
         self._place = place

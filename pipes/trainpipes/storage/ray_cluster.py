@@ -1,9 +1,8 @@
 """The executor ``Ray``: a connection to a Ray cluster, and the tasks of a job on it.
 
 A cluster of the process's ``ray.init()`` is used, and left as it is. Else this one connects to
-``address``, ``RAY_ADDRESS``, one of this machine or a new one, and ships the driver's ``trainpipes`` and
-``trainpipes_recipes`` to the nodes. Ship your own modules by ``ray.init(runtime_env={"working_dir":
-"."})`` or ``ray job submit --working-dir``; functions of ``__main__`` travel with the pipeline.
+``address``, ``RAY_ADDRESS`` or a new one, and ships ``trainpipes`` to the nodes. Ship your own modules by
+``ray.init(runtime_env={"working_dir": "."})``; functions of ``__main__`` travel with the pipeline.
 """
 
 from __future__ import annotations

@@ -56,7 +56,6 @@ class Chat:
 
     @property
     def loaded(self) -> Any:
-        """A tokenizer of this process's own."""
         if self._loaded is None or self._loaded[0] != os.getpid():
             found = self._tokenizer
             if isinstance(found, str | os.PathLike):
@@ -89,13 +88,11 @@ class Chat:
         return found
 
     def fingerprint(self) -> str:
-        """What stands for the template in a checkpoint."""
         return digest(self.template.encode())
 
     def write(
         self, messages: Sequence[Any], prompt: Sequence[Any] = (), tools: Tools = None
     ) -> Written:
-        """The text of a conversation, and where the assistant speaks."""
         told = [*prompt, *messages]
         with _lock:
             if not MARKED.search(self.template):
@@ -114,8 +111,6 @@ class Chat:
         return Written(text, spans)
 
     def encode(self, written: Sequence[Written]) -> tuple[Ragged, npt.NDArray[np.bool_]]:
-        """The ids of conversations, and of each token ``[tokens]`` whether the assistant says it,
-        in whole or in part."""
         ids: list[Ragged] = []
         masks: list[npt.NDArray[np.bool_]] = []
         engine = self.loaded.backend_tokenizer
@@ -145,8 +140,6 @@ class Chat:
     def _render(
         self, messages: Sequence[Any], tools: Tools, **options: bool
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text, and the parts of it that the template marks, if asked for: what transformers
-        keeps to itself where it is asked for text alone."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         with _refusals():
@@ -213,7 +206,6 @@ def _tokens(encoding: Any, start: int, stop: int) -> slice:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Say of what a template raises that it is about a conversation."""
     try:
         yield
     except Exception as error:
@@ -244,7 +236,6 @@ def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]
 
 
 def tools_of(value: Any) -> list[dict[str, Any]] | None:
-    """Tools as transformers takes them; None for none."""
     try:
         found = json.loads(value or "[]") if isinstance(value, str) else value or []
         if isinstance(found, list):

@@ -37,14 +37,11 @@ class File:
         self._beside: dict[str, bytes | None] = {}
 
     def carry(self, *beside: str) -> None:
-        """Take the content along when this is pickled, and that of files beside it, for a machine
-        that has nothing at the path."""
         self._carried = self.read()
         for name in beside:
             self.beside(name)
 
     def read(self) -> bytes:
-        """The content."""
         try:
             content = self._content()
         except UnreachableError:
@@ -109,7 +106,6 @@ class Engine(ABC):
 
     @property
     def loaded(self) -> Any:
-        """What does the work, in this process."""
         found, process = self._loaded, os.getpid()
         if found is None or found[0] != process:
             with self._loading:
@@ -126,13 +122,11 @@ class Engine(ABC):
         self._make_locks()
 
     def carry(self) -> None:
-        """Take the content of its file along when this is pickled."""
         for value in vars(self).values():
             if isinstance(value, File):
                 value.carry("tokenizer_config.json")
 
     def runs_on(self) -> str:
-        """What makes the ids, in words; nothing if that goes without saying."""
         return type(self).__name__.lower()
 
     @abstractmethod
@@ -155,7 +149,6 @@ class Engine(ABC):
         return (), ()
 
     def pair_affixes(self) -> tuple[int, int | None]:
-        """How many special tokens a pair gets, and the last one, if a pair ends with one."""
         return 0, None
 
     def ends(self) -> dict[str, int]:
@@ -163,15 +156,12 @@ class Engine(ABC):
         return {}
 
     def pad_id(self) -> int | None:
-        """The tokenizer's padding token."""
         return None
 
     def padding(self) -> Side | None:
-        """The side that the tokenizer is to be padded on, if it says."""
         return None
 
     def token_id(self, token: str) -> int | None:
-        """The id of one token."""
         return None
 
     def pieces(self) -> dict[str, int] | None:

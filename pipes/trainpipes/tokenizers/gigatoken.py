@@ -26,8 +26,6 @@ from trainpipes.tokenizers.ragged import Ids, Ragged
 #: Bytes of text after which the engine is made anew. It keeps every word that it has ever seen: some
 #: 10 MiB of them in so much prose or code, where words are random letters up to 60 bytes for each.
 RENEWED = 1 << 29
-#: Fewer texts go as a list of strings: wrapping Arrow's buffers costs as much as some 700 of them.
-WRAPPED = 1024
 #: Texts of the first call that are compared, in each process.
 FIRST = 64
 #: Rows are compared whose number is a multiple of this.
@@ -50,7 +48,6 @@ YOUNG = (
 
 
 def why_not(content: Mapping[str, Any], splits_special: bool = False) -> str | None:
-    """Why a tokenizer is left to ``tokenizers``; None if gigatoken does the work."""
     try:
         version("gigatoken")
     except PackageNotFoundError:
@@ -68,7 +65,6 @@ def why_not(content: Mapping[str, Any], splits_special: bool = False) -> str | N
 
 
 def _has_bytes(vocab: Mapping[str, int]) -> bool:
-    """Whether a vocabulary has a token for each byte, as GPT-2 or as SentencePiece writes bytes."""
     printed = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = (byte for byte in range(256) if byte not in printed)
     letters = [*map(chr, printed), *(chr(0x100 + n) for n, _ in enumerate(others))]
@@ -88,40 +84,23 @@ def _added(content: Mapping[str, Any]) -> str | None:
 
 
 class Gigatoken:
-    """Ids without special tokens, as gigatoken makes them of a ``tokenizer.json``."""
-
     def __init__(self, text: str) -> None:
-        import awkward
         from gigatoken import Tokenizer
 
-        self._awkward: Any = awkward
         self._make: Callable[[], Any] = lambda: Tokenizer.from_json(text).backend
         self._backend: Any = self._make()
         self._read = 0
 
     def encode(self, texts: pa.LargeStringArray) -> Ragged:
-        """Ids of each text."""
         if not len(texts):
             return Ragged(np.empty(0, dtype=np.int32), np.zeros(1, dtype=np.int64))
         self._read += texts.nbytes
         if self._read > RENEWED:
             self._read, self._backend = 0, self._make()
-        given = texts.to_pylist() if len(texts) < WRAPPED else self._wrapped(texts)
-        rows = self._backend.encode_batch(given, parallel=False).layout
+        rows = self._backend.encode_batch(texts.to_pylist(), parallel=False).layout
         offsets = np.asarray(rows.offsets.data, dtype=np.int64)
         values = np.asarray(rows.content.data)[offsets[0] : offsets[-1]]
         return Ragged(values.astype(np.uint32, copy=False).view(np.int32), offsets - offsets[0])
-
-    def _wrapped(self, texts: pa.LargeStringArray) -> Any:
-        """The texts as an array of awkward's, on the same memory."""
-        texts.validate(full=True)  # it takes the bytes for UTF-8
-        ak = self._awkward
-        content, offsets = apart(texts)
-        characters = ak.contents.NumpyArray(content, parameters={"__array__": "char"})
-        strings = ak.contents.ListOffsetArray(
-            ak.index.Index64(offsets), characters, parameters={"__array__": "string"}
-        )
-        return ak.Array(strings)
 
 
 class Checked:
@@ -139,7 +118,6 @@ class Checked:
         self._starting = threading.Lock()
 
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
-        """Ids of each text."""
         sampled = np.empty(0, dtype=np.int64)
         if numbers is not None:
             sampled = np.flatnonzero(numbers % EVERY == 0)
@@ -196,7 +174,6 @@ def has_young(texts: pa.LargeStringArray) -> IntArray:
 
 
 def with_rows(found: Ragged, right: Mapping[int, Ids]) -> Ragged:
-    """``found`` with some rows replaced, by their numbers."""
     rows = found.to_rows()
     for number, ids in right.items():
         rows[number] = ids

@@ -79,7 +79,6 @@ def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple
 
 
 def _cut(rows: Ragged, kept: IntArray, side: Side) -> Ragged:
-    """The first tokens of each row, or the last ones if the left side is cut."""
     if not (kept < rows.lengths).any():
         return rows
     starts = rows.offsets[:-1] if side == "right" else rows.offsets[1:] - kept
@@ -93,8 +92,6 @@ PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
 
 @dataclass(frozen=True)
 class Named:
-    """What a tokenizer's settings, kept beside its model, say of it."""
-
     eos: str | None = None
     pad: str | None = None
     padding_side: str | None = None
@@ -226,7 +223,6 @@ class HuggingFace(Engine):
 
     @property
     def _splits_special(self) -> bool:
-        """Whether names of special tokens in a text are read as plain text."""
         plain = getattr(self._tokenizer, "split_special_tokens", None)
         return bool(getattr(self._tokenizer, "encode_special_tokens", False) or plain)
 
@@ -239,7 +235,6 @@ class HuggingFace(Engine):
 
     @cached_property
     def named(self) -> Named:
-        """What transformers' object or settings say."""
         given = self._tokenizer
         if isinstance(given, File):
             return Named.of_config(given.beside("tokenizer_config.json"))
@@ -269,7 +264,6 @@ class HuggingFace(Engine):
 
     @cached_property
     def _frames(self) -> dict[bool, Frame | None]:
-        """What is put around a pair, without special tokens and with them."""
         probe = self.loaded.probe()
         return {s: Frame.of(probe.encode("x", "x", add_special_tokens=s)) for s in (False, True)}
 

@@ -24,7 +24,6 @@ KINDS = (
 
 
 def load(tokenizer: Any, engine: str = "auto") -> Engine:
-    """The engine for what a user gave; nothing heavy is read or imported yet."""
     if isinstance(tokenizer, Engine):
         return tokenizer
     fast = engine == "auto"

@@ -31,7 +31,6 @@ class Ragged:
 
     @property
     def lengths(self) -> IntArray:
-        """Tokens in each row, int64 ``[rows]``."""
         return np.diff(self.offsets)
 
     @staticmethod
@@ -60,7 +59,6 @@ class Ragged:
         return Ragged.of_lengths(self.values[stretches(starts, lengths)], lengths)
 
     def to_arrow(self) -> pa.ListArray:
-        """The rows as an Arrow ``list<int32>``."""
         if self.offsets[-1] > np.iinfo(np.int32).max:
             raise DataError(
                 f"{self.offsets[-1]:,} tokens in {len(self):,} rows are more than one Arrow list "

@@ -59,8 +59,6 @@ class Bytes(Engine):
 
 
 class Function(Engine):
-    """A function of one's own."""
-
     def __init__(self, function: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
         super().__init__()
         self._function = function
@@ -84,7 +82,6 @@ class Function(Engine):
 
 
 def ids_of(rows: Any, count: int, asker: object) -> Ragged:
-    """Rows of ids that a function gave for ``count`` texts."""
     rule = f"the tokenizer {asker} gives a list of ids for each text"
     try:
         rows = list(rows)

@@ -20,8 +20,6 @@ from trainpipes.tokenizers.ragged import Ragged
 
 
 class SentencePiece(Engine):
-    """A SentencePiece model."""
-
     def __init__(self, model: Any) -> None:
         super().__init__()
         need("sentencepiece", "a SentencePiece model")
@@ -103,8 +101,6 @@ class SentencePiece(Engine):
 
 
 class Tiktoken(Engine):
-    """A tiktoken encoding."""
-
     def __init__(self, encoding: Any) -> None:
         super().__init__()
         need("tiktoken", "a tiktoken encoding")

@@ -106,14 +106,11 @@ class Slow(Engine):
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a text may be a name on the Hugging Face hub, such as "gpt2"."""
     path = text.endswith((".json", ".model")) or text.count("/") > 1 or text[:1] in "./~"
     return not path and ":" not in text and text != "bytes"
 
 
 def auto_tokenizer(name: str) -> Any:
-    """What ``transformers.AutoTokenizer`` makes of a folder, which fetches nothing, or of a name on
-    the Hugging Face hub, which it finds on disk or fetches."""
     need("transformers", f"the tokenizer {name}")
     from transformers import AutoTokenizer
 

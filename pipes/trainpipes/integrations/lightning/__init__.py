@@ -13,7 +13,7 @@ from typing import Any
 
 from trainpipes._internal.checks import need, wrong
 from trainpipes._internal.text import shown
-from trainpipes.errors import ConfigError, StateError
+from trainpipes.errors import StateError
 from trainpipes.loader import Loader
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.merge import TIMEOUT
@@ -36,17 +36,13 @@ __all__ = ["PipelineDataModule"]
 class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
     """A data module of pipelines, whose position Lightning's checkpoints hold.
 
-    Each argument is a pipeline that makes batches; or several, in a list, a dict, or a ``CombinedLoader``.
-    A subclass may set ``self.train`` and the others in ``setup``.
-
-    The position, that of all ranks after the last batch trained on, is in
-    ``checkpoint["PipelineDataModule"]["train"]`` (a subclass has its own name there): a state for
-    ``Loader.load_state_dict``, or a list of states where several pipelines train. Every pass of
-    validation, test and prediction begins at the pipeline's start.
+    A subclass may set ``self.train`` and the others in ``setup``. The position of all ranks after the last
+    batch trained on is in ``checkpoint["PipelineDataModule"]["train"]`` (or by a subclass's name): a state
+    for ``Loader.load_state_dict``, or a list of them. Every evaluation begins at the pipeline's start.
 
     Args:
-        train: to train on.
-        val: to validate on.
+        train: a pipeline that makes batches, or several in a list, a dict or a ``CombinedLoader``.
+        val: the same to validate on.
         test: to test on.
         predict: to predict for.
         state_timeout: seconds that a rank waits for the others when a checkpoint is saved; only for
@@ -87,7 +83,9 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         for stage in ("train", "val", "test", "predict"):
             if getattr(self, stage) is not None:
                 self._combined(stage)
-            elif type(self).setup is LightningDataModule.setup:  # Lightning says what is missing
+            elif (
+                type(self).setup is LightningDataModule.setup
+            ):  # as if there were no such method here
                 hook = f"{stage}_dataloader"
                 setattr(self, hook, MethodType(getattr(LightningDataModule, hook), self))
 
@@ -157,7 +155,8 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
 
     def _evaluated(self, stage: str) -> CombinedLoader:
         combined = self._combined(stage)
-        if self.trainer is not None and Progress(self.trainer).evaluates_all:
+        limit = getattr(self.trainer, f"limit_{stage}_batches", None)
+        if isinstance(limit, float) and limit == 1.0:  # all of them; 1 is one batch
             for loader in combined.flattened:
                 loader.check(stage)
         return combined
@@ -178,7 +177,17 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             )
         for pipeline in pipelines:
             if not isinstance(pipeline, Pipeline):
-                raise _not_a_pipeline(stage, pipeline)
+                inner = getattr(pipeline, "pipeline", getattr(pipeline, "dataset", None))
+                write = (
+                    "=pipe" if pipeline is None else "=trainpipes.from_dataset(dataset).batch(32)"
+                )
+                write = "=pipe, num_workers=..." if isinstance(inner, Pipeline) else write
+                raise wrong(
+                    f"PipelineDataModule({stage})",
+                    "a trainpipes Pipeline, or several in a list or dict",
+                    pipeline,
+                    f"write PipelineDataModule({stage}{write})",
+                )
             pipeline._need_batches(f"PipelineDataModule({stage})")
         loaders = self._loaders.get(stage, [])
         if [id(loader.pipeline) for loader in loaders] != [id(pipeline) for pipeline in pipelines]:
@@ -187,13 +196,3 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
             self._loaders[stage] = loaders
         combined.flattened = list(loaders)
         return combined
-
-
-def _not_a_pipeline(stage: str, given: Any) -> ConfigError:
-    inner = given.pipeline if isinstance(given, Loader) else getattr(given, "dataset", None)
-    write = "=pipe" if given is None else "=trainpipes.from_dataset(dataset).batch(32)"
-    if isinstance(inner, Pipeline):  # a loader of one
-        write = "=pipe, num_workers=..."
-    rule = "a trainpipes Pipeline, or several in a list or dict"
-    way = f"write PipelineDataModule({stage}{write})"
-    return wrong(f"PipelineDataModule({stage})", rule, given, way)

@@ -6,7 +6,7 @@ the batch by. So the state of the last batch *trained on* is known, however many
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from trainpipes._internal.messages import warn_once
@@ -49,26 +49,8 @@ class Progress:
         """Whether the epoch that Lightning goes on with had ended before the checkpoint was saved. With
         ``max_steps`` it runs such an epoch once more, and would take one batch for it."""
         total = self._epochs.total
-        return (
-            self.restarts and total.processed == total.started and bool(self._batches.is_last_batch)
-        )
-
-    @property
-    def resumes(self) -> bool:
-        """Whether the run goes on from a checkpoint in which batches had been trained on."""
-        return self.trainer.ckpt_path is not None and self.trained > 0
-
-    @property
-    def repeats_batches(self) -> bool:
-        return bool(self.trainer.overfit_batches > 0)
-
-    @property
-    def evaluates_all(self) -> bool:
-        trainer = self.trainer
-        limits = {"test": trainer.limit_test_batches, "predict": trainer.limit_predict_batches}
-        fn = trainer.state.fn
-        limit = limits.get(fn and fn.value, trainer.limit_val_batches)
-        return isinstance(limit, float) and limit == 1.0  # 1 is one batch
+        ended = self.restarts and total.processed == total.started
+        return ended and bool(self._batches.is_last_batch)
 
     def count_as(self, taken: int) -> None:
         """Count a resumed epoch's batches as this number of ranks would have taken them."""
@@ -98,8 +80,16 @@ class TrainingLoader:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def __iter__(self) -> _Pass:
-        return _Pass(self)
+    def __iter__(self) -> Iterator[Any]:
+        """Begins where it should when Lightning takes the first batch, not when it asks for an iterator."""
+        batches = self._begin()
+        for batch in batches:
+            if self._after:
+                number = max(self._after) + 1
+                self._after[number] = batches.state_dict()
+                self._after.pop(number - KEPT, None)
+            yield batch
+        self._ended = True
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: the module's state has it. Lightning takes for resumable what has this method."""
@@ -158,7 +148,6 @@ class TrainingLoader:
         return self.loader._iteration.plan.chain.endless
 
     def _begin(self) -> Any:
-        """The batches of an iterator that Lightning has asked for, when it takes the first."""
         progress, iteration = self._progress, self.loader._iteration
         if progress is None:
             self.in_use = True
@@ -168,25 +157,19 @@ class TrainingLoader:
             return iter(self.loader)
         self._settle()
         if self._nothing_left and progress.restarts:
-            raise StopIteration
-        if progress.resumes and not self.in_use:
+            return ()
+        if progress.trainer.ckpt_path is not None and progress.trained and not self.in_use:
             raise StateError(
                 "the checkpoint has no position of this PipelineDataModule (or of one with another class "
                 "name); call data.load_state_dict({'train': state}), or load the model without ckpt_path"
             )
-        if progress.repeats_batches and not iteration.upcoming().m:
+        if progress.trainer.overfit_batches > 0 and not iteration.upcoming().m:
             self.loader.load_state_dict(self.pipeline.state_at(0))
         batches = iter(self.loader)
         self.in_use, self._ended = True, False
         self._first, self._epoch = progress.trained + 1, progress.epoch
         self._after = {progress.trained: batches.state_dict()}
         return batches
-
-    def _given(self, state: dict[str, Any]) -> None:
-        if self._after:
-            number = max(self._after) + 1
-            self._after[number] = state
-            self._after.pop(number - KEPT, None)
 
     def _settle(self) -> None:
         """Let the next iterator begin where it should: an endless pipeline goes on, and an epoch of which no
@@ -197,28 +180,6 @@ class TrainingLoader:
             if max(after) > trained and (self._endless or trained < self._first):
                 self.loader.load_state_dict(after[trained])
         self._after = {}
-
-
-class _Pass:
-    """An iterator over a ``TrainingLoader``, which begins at its first batch."""
-
-    def __init__(self, loader: TrainingLoader) -> None:
-        self._loader = loader
-        self._batches: Any = None
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            self._batches = self._loader._begin()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._loader._ended = True
-            raise
-        self._loader._given(self._batches.state_dict())
-        return batch
 
 
 class EvaluationLoader:
@@ -244,18 +205,14 @@ class EvaluationLoader:
                 f"PipelineDataModule({stage}) must have an end, got .repeat(); leave .repeat() out, or say "
                 f"Trainer(limit_{stage}_batches=...)"
             )
-        if world == 1 or chain.ragged:
-            return
         try:
             whole = len(self.pipeline.distributed(rank=0, world_size=1))
+            left = f"the last {whole % world} of {whole} batches" if whole % world else ""
         except TypeError:
-            left = "what some ranks have more than others"
-        else:
-            left = f"the last {whole % world} of {whole} batches"
-            if whole % world == 0:
-                return
-        warn_once(
-            f"PipelineDataModule({stage}) leaves out {left} on {world} ranks: for every row once write "
-            '.sharding_filter(tail="ragged")',
-            key=(stage, self.pipeline),
-        )
+            left = "what some ranks have more than others" if world > 1 else ""
+        if left and not chain.ragged:
+            warn_once(
+                f"PipelineDataModule({stage}) leaves out {left} on {world} ranks: for every row once write "
+                '.sharding_filter(tail="ragged")',
+                key=(stage, self.pipeline),
+            )

@@ -49,12 +49,9 @@ class PipelineTrainerMixin(Base):
 
         MyTrainer(model, args, train_dataset=pipe, eval_dataset=other).train()
 
-    List it before the Trainer. ``train_dataset``, ``eval_dataset`` and the datasets of ``evaluate`` and
-    ``predict`` may be pipelines that make batches, dicts of tensors; others are left to the Trainer. The
-    arguments ``dataloader_num_workers``, ``dataloader_prefetch_factor``,
-    ``dataloader_persistent_workers``, ``dataloader_pin_memory`` and ``dataloader_multiprocessing_context``
-    hold for pipelines. ``data_collator``, batch sizes and ``dataloader_drop_last`` have no effect: the
-    pipeline makes the batches.
+    List it before the Trainer. All datasets may be pipelines that make batches, dicts of tensors; others
+    are left to the Trainer. Of the arguments of the data loader, those on workers and pinned memory hold;
+    ``data_collator``, batch sizes and ``dataloader_drop_last`` have no effect.
 
     Each checkpoint has a file "trainpipes.json" with the position in the data. ``resume_from_checkpoint``
     goes on with the batch that would have come, on any number of ranks that divides ``num_shards``,
@@ -170,22 +167,8 @@ class PipelineTrainerMixin(Base):
             self.args.ignore_data_skip = True  # nothing is left to skip
         self._training = loader
 
-    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
-        """As the Trainer says; where batches have no labels, the error says what to write."""
-        try:
-            return super().compute_loss(model, inputs, *arguments, **options)
-        except ValueError as error:
-            found = list(inputs) if isinstance(inputs, Mapping) else []
-            if "loss" in str(error) and not any("label" in name for name in found):
-                raise ConfigError(
-                    f"the model gives a loss where a batch has labels, and this one has {found}: write "
-                    "tokenize(..., labels=True) in the pipeline"
-                ) from error
-            raise
-
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the Trainer says. A checkpoint's position in the data is written first: once the Trainer's own
-        files are there, the folder is whole."""
+        """As the Trainer says; the position first: where the Trainer's files are, the folder is whole."""
         loader, step = self._training, self.state.global_step
         if loader is not None and _internal_call and output_dir is not None:
             position = loader.position(step, float(self.args.ddp_timeout))
@@ -239,11 +222,8 @@ class PipelineTrainerMixin(Base):
         found = int(super().get_total_train_batch_size(args))
         if not _makes_batches(self.train_dataset):
             return found
-        return (
-            found
-            // int(args.train_batch_size)
-            * int(self.train_dataset._iteration.plan.chain.batch_size)
-        )
+        rows = int(self.train_dataset._iteration.plan.chain.batch_size)
+        return found // int(args.train_batch_size) * rows
 
     def _accepted(self, batch: Any) -> Any:
         """A batch without what the model does not take, as ``remove_unused_columns`` says."""

@@ -55,7 +55,7 @@ class Keys:
         columns = {"row": to_arrow(np.arange(self._rows, self._rows + len(table)))}
         for number, name in enumerate(self._sort):
             columns[f"key{number}"] = key = comparable(table[name])
-            if not _has_order(key.type):
+            if not any(of(key.type) for of in ORDERED):
                 raise SchemaError(
                     f"{self._caller}(sort): column {name!r} holds {table[name].type}, which has no "
                     "order that DuckDB keeps: sort by columns of numbers, text, bytes, bools or times",
@@ -81,28 +81,16 @@ class Keys:
         return int(found.fetchall()[0][0])
 
     def places(self) -> Iterator[IntArray]:
-        at = 0
-        found = self._database.sql("SELECT row, rowid FROM ranked ORDER BY row")
+        """Where each row goes, -1 for those that are dropped."""
+        found = self._database.sql(
+            f"SELECT coalesce(ranked.rowid, -1) FROM range({self._rows}) AS every(row) "
+            "LEFT JOIN ranked ON ranked.row = every.row ORDER BY every.row"
+        )
         for batch in found.to_arrow_reader(CHUNK):
-            if not len(batch):
-                continue
-            rows, places = map(to_numpy, batch.columns)
-            while at <= rows[-1]:
-                stop = min(int(rows[-1]) + 1, at + CHUNK)
-                first, last = np.searchsorted(rows, [at, stop])
-                yield _spread(rows[first:last] - at, places[first:last], stop - at)
-                at = stop
-        for start in range(at, self._rows, CHUNK):
-            yield np.full(min(CHUNK, self._rows - start), -1, dtype=np.int64)
+            yield to_numpy(batch.column(0)).copy()
 
     def close(self) -> None:
         self._database.close()
-
-
-def _spread(rows: IntArray, places: IntArray, count: int) -> IntArray:
-    found = np.full(count, -1, dtype=np.int64)
-    found[rows] = places
-    return found
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
@@ -129,10 +117,9 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _has_order(kind: pa.DataType) -> bool:
-    is_ = pa.types
-    number = is_.is_integer(kind) or is_.is_floating(kind) or is_.is_decimal128(kind)
-    text = is_.is_string(kind) or is_.is_large_string(kind) or is_.is_string_view(kind)
-    binary = is_.is_binary(kind) or is_.is_large_binary(kind) or is_.is_binary_view(kind)
-    other = is_.is_null(kind) or is_.is_boolean(kind) or is_.is_fixed_size_binary(kind)
-    return bool(number or text or binary or other)
+#: Types whose order DuckDB keeps.
+ORDERED = (
+    pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal128, pa.types.is_boolean, pa.types.is_null,
+    pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary,
+    pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary,
+)  # fmt: skip

@@ -1,8 +1,6 @@
-"""Files of pieces: what a task of one pass writes, and tasks of the next one read from.
+"""Files of pieces between two passes: rows of one bucket each, as an Arrow stream (lz4).
 
-A piece has rows of one bucket, as an Arrow stream (lz4). A file may have several runs of pieces, since it
-may hold more rows than memory does; the manifest says where they begin.
-"""
+A file may have several runs of them, as it may hold more than memory does; the manifest says where."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ def tokenized_rows(
     made_by: Mapping[str, Mapping[str, Any]],
     on_error: OnError | None = None,
 ) -> Pipeline | None:
-    """Rows of token ids with the tokenizer that made them, ready to be shuffled; None where the files are not
-    of ``tokenize``."""
+    """Rows of token ids with the tokenizer that made them; None where the files are not of ``tokenize``."""
     source = Plan.of(rows.stages, quiet=True).inputs.source
     if not isinstance(source, FileBlocks) or source.schema is None:
         return None

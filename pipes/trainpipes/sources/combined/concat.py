@@ -17,9 +17,8 @@ class Concat(JoiningSource):
     """The rows of several pipelines, one after the other, as one source.
 
     Each pipeline needs a source whose blocks are known in advance, and stages that keep all rows, such as
-    ``select`` and ``rename``, or ``take`` and ``skip``; all others come after ``concat``. Types of a column
-    are widened to one that holds all values; Python objects and tensors become columns where another source
-    gives columns.
+    ``select``, or ``take`` and ``skip``; all others come after ``concat``. Types of a column are widened;
+    Python objects and tensors become columns where another source gives columns.
 
     Args:
         pipelines: in this order.

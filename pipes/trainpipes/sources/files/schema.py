@@ -152,7 +152,7 @@ def one_schema(
             said = f"{error}; {first_path} has {'them' if len(columns or ()) > 1 else 'it'}"
             raise SchemaError(said, path=path, stage=asker) from None
         for name, field in fields.items():
-            fields[name] = _wider(field, other[name], first_path, path, asker)
+            fields[name] = wider(field, other[name], first_path, path, asker)
     return pa.schema(list(fields.values()))
 
 
@@ -201,19 +201,29 @@ def same_names(
             )
 
 
-def _wider(field: pa.Field, other: pa.Field, first_path: str, path: str, asker: str) -> pa.Field:
-    if field.equals(other):
-        return field
+def unified(field: pa.Field, other: pa.Field) -> pa.Field:
     pair = [pa.schema([_without_views(f)]) for f in (field, other)]
     if field.type.equals(other.type):
         pair = [pa.schema([f]) for f in (field, other)]
+    return pa.unify_schemas(pair, promote_options="permissive").field(0)
+
+
+def wider(
+    field: pa.Field,
+    other: pa.Field,
+    first_path: str,
+    path: str,
+    asker: str,
+    unify: Callable[[pa.Field, pa.Field], pa.Field] = unified,
+    way: str = "read the files in pipelines of their own",
+) -> pa.Field:
+    """A field that holds the values of both; SchemaError, with both files, if none does."""
     try:
-        return pa.unify_schemas(pair, promote_options="permissive").field(0)
+        return field if field.equals(other) else unify(field, other)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SchemaError(
-            f"{asker}: column {field.name!r} is {field.type} in {first_path} and {other.type} in "
-            f"{path}, and no type can hold both; convert one, leave the column out by columns=[...], or "
-            "read the files in pipelines of their own",
+            f"{asker}: column {field.name!r} is {field.type} in {first_path} and {other.type} in {path}, and "
+            f"no type can hold both; convert one, leave the column out by columns=[...], or {way}",
             path=path,
             stage=asker,
         ) from error

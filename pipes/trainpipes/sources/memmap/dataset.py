@@ -86,7 +86,7 @@ class MemmapDataset(Dataset[Any]):
             others). Rows are then dicts with ``input_ids``, int64 ``[length]``; a remainder is left out.
         length: with ``dtype``, numbers in a row.
         labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``, the next tokens.
-        verify: whether to compare all data with its checksums now.
+        verify: compare all data with its checksums now.
 
     Raises:
         MissingFilesError: there is no such file.
@@ -227,14 +227,15 @@ class MemmapDataset(Dataset[Any]):
         if len(self.files) == 1 or not len(index):
             return self.files[0].take(number, index)
         parts, back = parts_of(self.firsts, index)
-        found = [self.files[n].take(number, rows) for n, rows in parts]
+        found: list[Any] = [self.files[n].take(number, rows) for n, rows in parts]
         if back is None:
-            return found[0]
-        ragged = [part for part in found if isinstance(part, Ragged)]
-        if not ragged:
-            return np.concatenate(found)[back]
-        lengths = np.concatenate([part.lengths for part in ragged])
-        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in ragged])
+            only: Array | Ragged = found[0]
+            return only
+        if not isinstance(found[0], Ragged):
+            values: Array = np.concatenate(found)[back]
+            return values
+        lengths = np.concatenate([part.lengths for part in found])
+        starts, values = np.cumsum(lengths) - lengths, np.concatenate([r.values for r in found])
         return Ragged(values_at(values, starts[back], lengths[back]), lengths[back])
 
     def verify(self) -> None:

@@ -208,7 +208,7 @@ LEAST_ITEMS = 1000
 
 class PackedList(Sequence[Any]):
     """A list that worker processes share without copying it: its items lie pickled, in memory without
-    reference counts, which a look at an object changes. Each is made anew when it is asked for.
+    reference counts, which a look at an object changes.
 
     >>> PackedList([{"a": 1}, {"a": 2}])[1]
     {'a': 2}

@@ -85,10 +85,11 @@ def by_rows(weights: Ints, ahead: Ints, phases: Ints, left: Ints, rows: int) -> 
     divisor = math.gcd(*weights, *ahead)
     own = tuple(weight // divisor for weight in weights)
     now = tuple(a // divisor for a in ahead)
-    order, places = _period(own, tuple(phases)) if sum(own) <= LONGEST_KEPT else ([], {})
-    if now not in places:
+    period = _period(own, tuple(phases)) if sum(own) <= LONGEST_KEPT else None
+    if period is None or now not in period[1]:
         return np.array(_rows(own, now, phases, left, rows)[0], dtype=np.int64)
-    found = order[np.arange(places[now], places[now] + rows) % len(order)]
+    order, places = period
+    found: IntArray = order[np.arange(places[now], places[now] + rows) % len(order)]
     stop = rows
     for source, ready in enumerate(left):
         taken = np.flatnonzero(found == source)

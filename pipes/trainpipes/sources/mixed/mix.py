@@ -64,8 +64,8 @@ _ELSEWHERE = {
 
 class Mix(MixingSource):
     """Mixes the rows of several pipelines by weights. The choice is not random: among the first n rows of a
-    shard, for any n, a source has its share of n, give or take less than one row (with
-    ``weight_by="tokens"``, at most the longest row).
+    shard, a source has its share of n, give or take less than one row (with ``weight_by="tokens"``, the
+    longest row).
 
     Each pipeline has its own filters, shuffle and cache; ``sharding_filter``, ``batch`` and later stages come
     after the mix. All sources must have the same columns.
@@ -75,11 +75,10 @@ class Mix(MixingSource):
         weights: a number for each source, in proportion to its share; 0 leaves the source out. If left out,
             the sources' numbers of rows.
         weight_by: "rows" or "tokens": what shares are counted in.
-        column: with ``weight_by="tokens"``, a column of lists, whose lengths count, or of token counts. An
-            empty row counts as one token.
+        column: with ``weight_by="tokens"``, a column of lists, whose lengths count, or of token counts.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
         max_epochs: how many times each source may be read in an epoch of the mix, by name or one number for
-            all. Its share then goes to the other sources. No limit if left out.
+            all. Its share then goes to the other sources.
         stop: where an epoch of the mix ends, in each shard:
 
             - "all_exhausted": when each source was read once; shorter ones start again.
@@ -120,11 +119,11 @@ class Mix(MixingSource):
         self._require(is_dict, "sources", "a dict of pipelines by name, one or more")
         self._set(sources=dict(self.sources))
         for name, pipeline in self.sources.items():
-            good = isinstance(name, str) and name
-            require(good, "mix(sources)", "a dict whose keys are strings", name)
+            is_name = isinstance(name, str) and name
+            require(is_name, "mix(sources)", "a dict whose keys are strings", name)
             _check_source(name, pipeline, self.stop)
         weights, schedule, limits = self._weights, self._schedule, self._max_epochs
-        good = not schedule or (schedule[0][0] == 0) == (weights is None)
+        good: Any = not schedule or (schedule[0][0] == 0) == (weights is None)
         self._require(good, "schedule", "a list that starts at 0, or later where weights are given")
         good = schedule or self.interpolation == "constant"
         self._require(good, "interpolation", '"constant" without a schedule')

@@ -126,21 +126,21 @@ class MixRules:
         column, data = self.output_column, block.data
         if column is None:
             return block
-        problem = ""
         if isinstance(data, pa.Table):
             names = set(data.column_names)
         elif isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
             names = {name for row in data for name in row}
         else:
-            names = set()
-            problem = (
-                f"output_column={column!r} needs rows with columns, got {said(columns_of(data))}; make dicts "
-                "with map() in the sources"
+            raise SchemaError(
+                f"{self.asker}: output_column={column!r} needs rows with columns, got "
+                f"{said(columns_of(data))}; make dicts with map() in the sources",
+                stage=str(self.asker),
             )
         if column in names:
-            problem = f"the rows have a column {column!r} already; give output_column another name"
-        if problem:
-            raise SchemaError(f"{self.asker}: {problem}", stage=str(self.asker))
+            raise SchemaError(
+                f"{self.asker}: the rows have a column {column!r} already; give output_column another name",
+                stage=str(self.asker),
+            )
         if isinstance(data, pa.Table):
             added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))
             return block.with_data(data.append_column(column, added))

@@ -18,6 +18,7 @@ from trainpipes._internal.text import shown
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.sources.files.each_file import one_line
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.schema import plain
 from trainpipes.sources.parquet.probe import Probe
 from trainpipes.stages.filter import as_expression
@@ -111,7 +112,7 @@ def _missing(problem: Exception | None) -> list[str]:
 # What footers say
 
 
-def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
+def bounds_of(metadata: Any, data: FileBytes, filter: pc.Expression) -> FileBounds:
     said = str(filter)
     schema = metadata.schema.to_arrow_schema()
     leaves = [
@@ -121,7 +122,7 @@ def bounds_of(metadata: Any, size: int, filter: pc.Expression) -> FileBounds:
     ]
     if not leaves or len(list(_leaves(schema))) != metadata.num_columns:
         return [{} for _ in range(metadata.num_row_groups)]
-    probe = Probe.of(metadata, size)
+    probe = Probe.of(metadata, data)
     found: FileBounds = []
     for number in range(metadata.num_row_groups):
         group, own = metadata.row_group(number), {}

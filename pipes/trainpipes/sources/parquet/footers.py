@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,28 +36,33 @@ SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
 FOOTER_BYTES = 8 << 20
 #: Bytes that a row group is taken to have at most, whatever its footer says.
 MOST_BYTES = 1 << 48
-#: More rows than a row group has.
-MOST_ROWS = 1 << 32
 #: What follows the metadata in a footer: their length, and the magic number.
 END = b"....PAR1"
-NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroupLayout(Layout):
-    """The row groups of a file, with its footer's CRC-32, and uncompressed ``group_bytes``, int64 ``[row
-    groups]``.
-    """
+    """The row groups of a file, whose ``extra`` has its footer's bytes and CRC-32, and the uncompressed bytes
+    of each."""
 
-    footer: int
-    checksum: int
-    group_bytes: IntArray
     size: int
     folder: dict[str, pa.Array] = dataclasses.field(default_factory=dict)
     note: str = ""
 
     def __post_init__(self) -> None:
         pass  # its numbers were checked when they were scanned
+
+    @property
+    def footer(self) -> int:
+        return int(footer_numbers(self)[0])
+
+    @property
+    def checksum(self) -> int:
+        return int(footer_numbers(self)[1])
+
+    @property
+    def group_bytes(self) -> IntArray:
+        return footer_numbers(self)[2:]
 
     def is_footer(self, footer: bytes) -> bool:
         return len(footer) == self.footer and zlib.crc32(footer) == self.checksum
@@ -70,7 +74,7 @@ class ParsedFooters:
     """
 
     def __init__(self) -> None:
-        self._parsed: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._parsed: dict[str, tuple[Any, int]] = {}
         self._bytes = 0
         self._lock = threading.Lock()
         self._reading: dict[str, threading.Lock] = {}
@@ -79,33 +83,24 @@ class ParsedFooters:
         return ParsedFooters, ()
 
     def known(self, name: str) -> Any:
-        with self._lock:
-            if name not in self._parsed:
-                return None
-            self._parsed.move_to_end(name)
-            return self._parsed[name][0]
+        return self._parsed.get(name, (None, 0))[0]
 
     def of(self, name: str, read: Callable[[], bytes], once: bool) -> Any:
         """The parsed footer of a file; ``read`` raises if the file has changed."""
-        if not once:
+        with self._reading.setdefault(name, threading.Lock()) if once else nullcontext():
+            if once and self.known(name) is not None:
+                return self.known(name)
             footer = read()
-            return self.known(name) or self._kept(name, footer)
-        with self._lock:
-            alone = self._reading.setdefault(name, threading.Lock())
-        with alone:
-            return self.known(name) or self._kept(name, read())
+            if (found := self.known(name)) is None:
+                found = parse_footer(footer)
+                self.add(name, found, len(footer), in_place_of_others=True)
+            return found
 
-    def _kept(self, name: str, footer: bytes) -> Any:
-        found = parse_footer(footer)
-        self.add(name, found, len(footer))
+    def add(self, name: str, metadata: Any, size: int, in_place_of_others: bool = False) -> None:
         with self._lock:
-            while self._bytes > FOOTER_BYTES:
-                self._bytes -= self._parsed.popitem(last=False)[1][1]
-        return found
-
-    def add(self, name: str, metadata: Any, size: int, most: float = math.inf) -> None:
-        with self._lock:
-            if name not in self._parsed and self._bytes + size <= most:
+            while in_place_of_others and self._parsed and self._bytes + size > FOOTER_BYTES:
+                self._bytes -= self._parsed.pop(next(iter(self._parsed)))[1]
+            if name not in self._parsed and self._bytes + size <= FOOTER_BYTES:
                 self._parsed[name] = metadata, size
                 self._bytes += size
 
@@ -128,7 +123,7 @@ def read_footers(
     *,
     folders: Sequence[pa.Field] = (),
     both: bool = False,
-    look: Callable[[int, Any], None] | None = None,
+    look: Callable[[int, Any, FileBytes], None] | None = None,
 ) -> Footers:
     store = IndexStore(files, "read_parquet", "Parquet", index=index)
     step = max(1, -(-len(files) // SAMPLED_FILES))
@@ -137,13 +132,13 @@ def read_footers(
 
     def scan(job: Scan) -> Layout:
         metadata, found = footer_of(job.data, columns)
-        parsed.add(job.data.name, metadata, int(footer_numbers(found)[0]), FOOTER_BYTES)
+        parsed.add(job.data.name, metadata, int(footer_numbers(found)[0]))
         if look is not None:
-            look(job.file, metadata)
+            look(job.file, metadata, job.data)
             looked_at.add(job.file)
         sample = None if job.known is None else _sample(job.known)
         if job.file % step == 0:
-            sample = _sampled(metadata, job.data.size, found.rows, columns, sample)
+            sample = _sampled(metadata, job.data, found.rows, columns, sample)
         return found if sample is None else replace(found, extra=found.extra + packed(**sample))
 
     def enough(file: int, layout: Layout) -> bool:
@@ -216,13 +211,13 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
         )
     if metadata.serialized_size + len(END) != len(footer):  # it may be signed
         leaves = leaves_of(metadata, columns)
-        names = Probe.of(metadata, data.size).encrypted(metadata, leaves)
+        names = Probe.of(metadata, data).encrypted(metadata, leaves)
         if names:
             cure = "" if len(names) == len(leaves) else "; choose others by columns=[...]"
             raise BadFileError(
                 f"its column {names[0]!r} is encrypted, which is not supported{cure}"
             )
-    sizes = [group.total_byte_size for group in groups]
+    sizes = [min(max(0, group.total_byte_size), MOST_BYTES) for group in groups]
     extra = np.array([len(footer), zlib.crc32(footer), *sizes], dtype=np.int64).tobytes()
     # Where a row group lies is told by its columns, of which not all may be asked.
     nowhere = np.zeros(len(rows), dtype=np.int64)
@@ -231,7 +226,7 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
 
 def _sampled(
     metadata: Any,
-    size: int,
+    data: FileBytes,
     rows: IntArray,
     columns: Sequence[str] | None,
     known: dict[str, Any] | None,
@@ -241,7 +236,7 @@ def _sampled(
     picked = picked[:: -(-len(picked) // SAMPLED_GROUPS) or 1]
     paths = leaf_paths(metadata)
     leaves = leaves_among(paths, columns)
-    probe = Probe.of(metadata, size)
+    probe = Probe.of(metadata, data)
     picked = [n for n in picked if probe.passes(n, leaves)]
     sizes = np.full(len(paths), np.nan)
     found = [arrow_bytes(metadata, n, leaves) for n in picked]
@@ -264,19 +259,12 @@ def _joined(
     different = different_schemas(names, [layout.schema for layout in layouts])
     folders = _not_in_files(folders, different, both, asker)
     different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
-    numbers = [footer_numbers(layout) for layout in layouts]
-    group_bytes = np.clip(np.concatenate([NONE, *(each[2:] for each in numbers)]), 0, MOST_BYTES)
-    rows = np.concatenate([NONE, *(layout.rows for layout in layouts)])
-    found, first = [], 0
-    for layout, size, own in zip(layouts, store.sizes.tolist(), numbers, strict=True):
-        stop = first + len(layout.rows)
-        found.append(
-            RowGroupLayout(
-                layout.rows, layout.start, layout.start, layout.schema, size=size,
-                footer=int(own[0]), checksum=int(own[1]), group_bytes=group_bytes[first:stop],
-            )
-        )  # fmt: skip
-        first = stop
+    found = [
+        RowGroupLayout(
+            one.rows, one.start, one.start, one.schema, footer_numbers(one).tobytes(), size=size
+        )
+        for one, size in zip(layouts, store.sizes.tolist(), strict=True)
+    ]
     sampled, sampled_bytes = 0, 0.0
     for layout in layouts[:: -(-len(layouts) // SAMPLED_FILES) or 1]:
         one = _sample(layout)
@@ -287,8 +275,8 @@ def _joined(
     row_bytes: float | None = None
     if sampled:
         row_bytes = sampled_bytes / sampled
-    elif rows.any():  # rows are only where no sample was taken
-        row_bytes = float(group_bytes.sum() / rows.sum())
+    elif rows := sum(int(one.rows.sum()) for one in layouts):  # where no sample was taken
+        row_bytes = sum(float(one.group_bytes.sum()) for one in found) / rows
     schema = one_schema(different, columns, asker)
     return Footers(store, found, schema, row_bytes, [field.name for field in folders], parsed)
 

@@ -6,7 +6,6 @@ that: the process ends. pyarrow's reader catches it, so it goes first.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainpipes.sources.files.each_file import is_encrypted
+from trainpipes.sources.files.file_bytes import FileBytes
+from trainpipes.sources.files.range_file import RangeFile
 
 #: Any: of a buffer nothing is allocated before the first read.
 BUFFER_BYTES = 4096
@@ -26,8 +27,8 @@ class Probe:
         self._reader: Any = parquet.reader
 
     @staticmethod
-    def of(metadata: Any, size: int) -> Probe:
-        file = pa.PythonFile(_Unread(size), mode="r")
+    def of(metadata: Any, data: FileBytes) -> Probe:
+        file = pa.PythonFile(RangeFile(data), mode="r")
         # So that no column is read when its reader is made.
         reading: dict[str, Any] = {"pre_buffer": False, "buffer_size": BUFFER_BYTES}
         return Probe(pq.ParquetFile(file, metadata=metadata, **reading))
@@ -55,21 +56,3 @@ class Probe:
                 if is_encrypted(error):
                     found.append(metadata.schema.column(leaf).path)
         return found
-
-
-class _Unread(io.RawIOBase):
-    def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from trainpipes.kinds.stage import Stage
+from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.parquet.filter import (
@@ -97,9 +98,9 @@ class ReadParquet(FileReader):
         listed, columns = wanted.files, wanted.columns
         bounds: dict[int, FileBounds] = {}
 
-        def look(file: int, metadata: Any) -> None:
+        def look(file: int, metadata: Any, data: FileBytes) -> None:
             assert filter is not None
-            bounds[file] = bounds_of(metadata, int(listed.sizes[file]), filter)
+            bounds[file] = bounds_of(metadata, data, filter)
 
         found = read_footers(
             listed, columns, asker, self.options["index"], folders=wanted.folders.fields, both=hive,

@@ -42,9 +42,9 @@ class ReadWebdataset(FileReader):
 
     Args:
         columns: extensions, and ``"__key__"``; None for those of the first sample.
-        missing: for a sample that lacks a member, "raise" raises; "null" puts a null in its place, with
-            columns of all extensions in all archives unless ``columns`` names some.
-        text: extensions whose members are UTF-8 text, and come as text, such as ``["txt"]``.
+        missing: for a sample that lacks a member, "raise" raises; "null" puts a null in its place, and
+            ``columns`` are by default all extensions of all archives.
+        text: extensions whose members come as text, such as ``["txt"]``.
         block_rows: samples in a block (a shuffle permutes blocks first); if left out, about 4 MB.
         storage_options: more options for the fsspec file system; never shown or saved.
         index: where to keep the headers for later starts; see ``read_parquet``. If left out, also for

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from trainpipes.engine.layout import IntArray
+from trainpipes.sources.files.schema import unified
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -129,5 +130,4 @@ class TextFormat(ABC):
         """Read no rows with these types."""
 
     def wider(self, one: pa.Field, other: pa.Field) -> pa.Field:
-        pair = [pa.schema([one]), pa.schema([other])]
-        return pa.unify_schemas(pair, promote_options="permissive").field(0)
+        return unified(one, other)

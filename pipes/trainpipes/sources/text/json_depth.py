@@ -1,7 +1,5 @@
-"""Refuses rows of JSON that nest deeper than Arrow can pass on.
-
-Lines of many brackets are checked before: Arrow takes minutes for thousands of nested ones, and ends the
-process for more. For other lines, the types that Arrow found are checked.
+"""Refuses rows of JSON that nest too deep: Arrow takes minutes for thousands of brackets, and ends the
+process for more.
 """
 
 from __future__ import annotations

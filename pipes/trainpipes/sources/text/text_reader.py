@@ -20,7 +20,7 @@ from trainpipes.sources.files.file_source import FileSource
 from trainpipes.sources.files.format import Layout, OtherBytesError
 from trainpipes.sources.files.index_store import IndexStore, Scan
 from trainpipes.sources.files.listing import is_local
-from trainpipes.sources.files.schema import chosen, same_names
+from trainpipes.sources.files.schema import chosen, same_names, wider
 from trainpipes.sources.text.block_scan import PIECE_BYTES, TextLayout
 from trainpipes.sources.text.blocks import TextBlocks
 from trainpipes.sources.text.format import MOST_ROW_BYTES, TextFormat
@@ -210,15 +210,7 @@ class _Types:
         for path, schema in zip(paths, schemas, strict=True):
             for field in schema:
                 known, where = fields.get(field.name, (field, path))
-                try:
-                    wider = field if known is field else self.blocks.form.wider(known, field)
-                except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                    raise SchemaError(
-                        f"{self.asker}: column {field.name!r} is {known.type} in {where} and {field.type} in "
-                        f"{path}, and no type can hold both; convert one, leave the column out by "
-                        "columns=[...], or say the type by schema=",
-                        path=path,
-                        stage=self.asker,
-                    ) from error
-                fields[field.name] = wider, where
+                unify, way = self.blocks.form.wider, "say the type by schema="
+                found = wider(known, field, where, path, self.asker, unify, way)
+                fields[field.name] = found, where
         return pa.schema([field for field, _ in fields.values()])

@@ -105,7 +105,6 @@ def by_torchvision(content: bytes, mode: Mode) -> Pixels:
 
 
 def planes(array: Any) -> Pixels:
-    """Pixels ``[H, W]`` or ``[H, W, C]`` as ``[C, H, W]``, in memory of their own."""
     array = array[:, :, None] if array.ndim == 2 else array
     found: Pixels = np.array(array.transpose(2, 0, 1), order="C")
     return found
@@ -117,7 +116,6 @@ def resized(
     interpolation: Interpolation,
     box: tuple[int, int, int, int] | None = None,
 ) -> Pixels:
-    """An image, or a part of it, in another size."""
     from PIL import Image
 
     height, width = size

@@ -64,8 +64,6 @@ class ImageStage(RunStage):
 
 
 class RandomImageStage(ImageStage):
-    """One whose outcome is drawn: a function of seed, epoch and row."""
-
     by_row = True
     by_epoch = True
     draws: ClassVar[int] = 1
@@ -127,14 +125,12 @@ def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -
 
 
 def numbers_in(value: Any) -> list[float]:
-    """The numbers of an option, one or several; none where one is no finite number."""
     values = list(value) if several(value) else [value]
     good = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
     return values if good and np.isfinite(values).all() else []
 
 
 def size_of(value: Any, option: str) -> tuple[int, int]:
-    """Height and width of an option that is a number, for a square, or both."""
     sides = list(value) if several(value) else [value, value]
     require(len(sides) == 2, option, "a number of pixels, or (height, width)", value)
     height, width = (checks.whole_number(side, 1, option, "pixels of a side") for side in sides)

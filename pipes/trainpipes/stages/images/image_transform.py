@@ -96,8 +96,6 @@ class ImageTransform(RunStage):
 
 
 class Seeded:
-    """A transform of the image of a row, with torch's generator seeded by the row's."""
-
     def __init__(
         self, transform: Callable[[torch.Tensor], Any], column: str, said: str, name: str
     ) -> None:

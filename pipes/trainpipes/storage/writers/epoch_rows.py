@@ -59,9 +59,9 @@ class EpochRows(EpochRuns):
 
     def some(self, most: int = 1 << 62) -> pa.Table | None:
         """The next rows, as they come, and so many at most."""
-        if (self._table is None or self.used == len(self._table)) and not self._advance():
-            return None
-        assert self._table is not None
+        while self._table is None or self.used == len(self._table):
+            if not self._advance():
+                return None
         found = self._table.slice(self.used, most)
         self.used += len(found)
         return found
