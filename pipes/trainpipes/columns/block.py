@@ -57,7 +57,8 @@ class Pieces(NamedTuple):
     def join(parts: Sequence[Pieces]) -> Pieces:
         sizes = np.concatenate([np.diff(part.bounds) for part in parts])
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        return Pieces(*(np.concatenate([part[n] for part in parts]) for n in range(4)), bounds)
+        joined = [np.concatenate([part[n] for part in parts]) for n in range(4)]
+        return Pieces(joined[0], joined[1], joined[2], joined[3], bounds)
 
 
 #: A number that all rows share, or one of each row: int64 ``[rows]``.
