@@ -18,7 +18,7 @@ import torch
 
 from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import StateError
 from trainpipes.kinds.options import identify
 from trainpipes.look.lengths import exact_length, rows_of

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainpipes._internal.secrets import known_name
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.kinds.source import RowSource
 from trainpipes.stages.row_hash import HashArray, RowNames
 
