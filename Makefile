@@ -15,6 +15,9 @@ BENCH ?= --quick
 CHECK ?=
 DIST ?= dist
 
+# Tests start hundreds of interpreters: without bytecode each compiles the library once more.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 # The pinned versions, always: an unpinned torch brings gigabytes of CUDA.
 PIP := $(BIN)/python -m pip --disable-pip-version-check

@@ -1,10 +1,11 @@
-"""Which replica a ``DistributedSampler`` is for where it is not said."""
+"""Which rank the environment says, and which replica a ``DistributedSampler`` is for where it is not said."""
 
 from __future__ import annotations
 
 import pytest
 import torch.utils.data.distributed as td
 
+import trainpipes as tp
 from trainpipes import ConfigError
 from trainpipes.samplers import DistributedSampler
 
@@ -28,3 +29,12 @@ def test_the_environment_is_asked_for_what_is_left_out_alone(monkeypatch):
     for replicas, rank in ((3, None), (None, 1), (None, None)):
         with pytest.raises(ConfigError, match="RANK"):
             list(DistributedSampler(range(6), replicas, rank, shuffle=False))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_each_rank_of_the_environment_reads_its_part(rank, monkeypatch):
+    pipe = tp.from_dataset(range(18)).sharding_filter(3).batch(2)
+    expected = list(pipe.distributed(rank=rank, world_size=3))
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert list(pipe) == expected == [[n, n + 1] for n in range(6 * rank, 6 * rank + 6, 2)]

@@ -514,3 +514,5 @@ def test_the_first_difference_is_named_by_its_path() -> None:
     assert first_difference({"a": {"b": 1}}, {"a": {}}) == ("a/b", 1, None)
     assert first_difference({"a": [1, [2]]}, {"a": [1, [2, 3]]}) == ("a/1/1", None, 3)
     assert first_difference({"a": True}, {"a": 1}) == ("a", True, 1)
+    assert first_difference({"a": [2, 5]}, {"a": None}) == ("a", [2, 5], None)
+    assert first_difference({"a": 4}, {"a": [4]}) == ("a", 4, [4])
