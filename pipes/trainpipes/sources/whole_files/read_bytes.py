@@ -37,8 +37,8 @@ BLOCK_ROWS = 256
 class ReadBytes(FileReader):
     """Reads whole files: a row for each, with ``path`` and ``bytes``.
 
-    A file is read when its batch is made, and a remote one fetched shortly before, so a shuffle's buffer
-    costs 8 bytes a file. Many small remote files are slow: put them in tar archives, and use
+    A file is read when its batch is made, and a remote one is fetched shortly before: a shuffle's buffer
+    costs 8 bytes a file. Many small remote files are slow: put them in tar archives, for
     ``read_webdataset``.
 
     Args:
