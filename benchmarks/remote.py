@@ -324,7 +324,9 @@ def bare(served: Served, there: Path) -> None:
 
     async def connection() -> None:
         address = urlsplit(served.url)
-        reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 20)
+        reader, writer = await asyncio.open_connection(
+            address.hostname, address.port, limit=1 << 20
+        )
         while jobs:
             name, begin, end = jobs.pop()
             asked = f"GET /{there.name}/{name} HTTP/1.1\r\nRange: bytes={begin}-{end - 1}\r\n\r\n"

@@ -17,6 +17,7 @@ from torch.utils.data._utils.worker import _worker_loop
 
 import trainpipes as tp
 from drawn import build, examples, rows_of, specs
+from elastic.ranks import in_worker
 from hundred_rows import (
     TABLE,
     given_by,
@@ -287,3 +288,36 @@ def test_an_iterator_is_not_copied(again: Any) -> None:
     with pytest.raises(TypeError, match=r"begin another one with iter\(pipe\)"):
         again(iterator)
     assert list(iterator) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        (lambda pipe: pipe.skip(3), slice(3, None)),
+        (lambda pipe: pipe.skip(1).skip(4), slice(5, None)),
+        (lambda pipe: pipe.skip(2).take(7).skip(1), slice(3, 9)),
+        (lambda pipe: pipe.take(9).skip(2), slice(2, 9)),
+    ],
+)
+def test_counted_batches_that_are_skipped_are_left_out_of_each_epoch_wherever_it_is_resumed(
+    cut: Any, kept: slice, repeated: bool
+) -> None:
+    whole = pipeline()
+    epochs = [list(whole)[kept], list(whole)[kept]]
+    expected = [*epochs[0], *epochs[1]] if repeated else epochs[0]
+
+    def made() -> tp.Pipeline:
+        pipe = cut(pipeline())
+        return pipe.repeat(2) if repeated else pipe
+
+    assert list(made()) == expected
+    for taken in range(len(expected)):
+        pipe = made()
+        pipe.load_state_dict(pipe.state_at(taken))
+        assert list(pipe) == expected[taken:]
+        for worker in range(2):  # of a plain DataLoader: they take turns from there on
+            pipe = made()
+            pipe.load_state_dict(pipe.state_at(taken))
+            with in_worker(worker, 2, 1000 * taken, pipe):
+                assert list(pipe) == expected[taken:][worker::2]

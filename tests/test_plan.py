@@ -5,8 +5,8 @@ import pyarrow as pa
 import pytest
 
 import trainpipes as tp
+from trainpipes.engine.planning.inputs import Schemas
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.state.format import BatchSizes
 
 ROWS = tp.from_arrow(pa.table({"x": np.arange(100)}))
@@ -31,7 +31,7 @@ def test_a_cursor_by_arithmetic_stands_at_the_first_row_of_its_micro_batch(pipe)
     for m, batch in enumerate(batches):
         place = counts.cursor_at(m, m % shards, 0)
         layout = plan.layouts.of(place["epoch"])
-        span = counts.slot(m % shards, place["epoch"], 0) % layout.num_spans
+        span = counts.slot(m % shards, place["epoch"], 0).span
         row = layout.span(span)[0] + layout.window(span, place["window"])[0] + place["row"]
         assert batch[0]["x"] == plan.chain.skip_rows + row
         assert place["delivered"] == m // shards

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from trainpipes.engine.planning import block_table
-from trainpipes.engine.planning.block_table import BlockTable
+from trainpipes.engine.planning import inputs
+from trainpipes.engine.planning.inputs import BlockTable
 from trainpipes.samplers import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 from trainpipes.samplers.row_sampler import RowSampler
 from trainpipes.sources.arrow import from_arrow as arrow
@@ -107,6 +107,6 @@ def test_the_order_of_an_epochs_blocks_can_be_asked_for_by_several_at_once() -> 
             order(blocks, epoch)
 
     make = partial(BlockTable, np.arange(1, 6))
-    found = at_each_line(block_table, make, lambda blocks: order(blocks, 2), later_ones)
+    found = at_each_line(inputs, make, lambda blocks: order(blocks, 2), later_ones)
     assert len(found) > 5
     assert all(taken == [3, 4, 0, 1, 2] for taken in found)

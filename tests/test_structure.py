@@ -40,7 +40,6 @@ ROOMS = {
     "topology": 0,
     "interrupts": 0,
     "calling": 0,
-    "column_names": 2,
     "pool": 0,
     "planning": 1,
     "reading": 2,

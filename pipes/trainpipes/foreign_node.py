@@ -14,7 +14,7 @@ from trainpipes.kinds.source import RowStream, StreamReader
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.memory.from_torchdata import plain, restored, tells_start
 
-#: Key of a position at an epoch's start that is told by where the node stood in the epoch before.
+#: Key of a position at an epoch's start given by where the node stood in the epoch before.
 _AFTER = "trainpipes_next_epoch_after"
 #: Epochs of which is known where they start and were left; shards lag behind others by fewer.
 _REMEMBERED = 64
@@ -39,7 +39,7 @@ class NodeStream(RowStream):
     """A foreign node as a stream that can go where its own state says.
 
     A node has one place, and begins its next epoch by ``reset()`` after something was read of the one before.
-    So its place is changed when another reader's turn comes, and the start of an epoch is told by the node's
+    So its place is changed when another reader's turn comes, and the start of an epoch is given by the node's
     state there, or by that from which ``reset()`` led to it.
     """
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import functools
 import inspect
 import pickle
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -20,6 +20,7 @@ from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError, StateError
 from trainpipes.kinds.options import show
 from trainpipes.kinds.stage import Stage
+from trainpipes.kinds.stage_kinds import stages_within
 from trainpipes.pipeline import Pipeline
 from trainpipes.sources.memory.from_dataset import packed
 from trainpipes.stages.device import Pin, To
@@ -123,6 +124,8 @@ class Loader:
         threads: int | None = None,
         epoch: int | None = None,
     ) -> None:
+        options = dict(locals())
+        del options["self"], options["pipeline"]
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(
                 f"Loader(pipeline) must be a trainpipes Pipeline, got {type(pipeline).__name__}; for a "
@@ -152,17 +155,7 @@ class Loader:
             self._iteration.members = source.members
         self.num_workers = num_workers
         self.threads = threads
-        self._options = {
-            "num_workers": num_workers,
-            "threads": threads,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "worker_init_fn": worker_init_fn,
-            "timeout": timeout,
-            "multiprocessing_context": multiprocessing_context,
-            "pin_memory": pin_memory,
-            "epoch": epoch,
-        }
+        self._options = {**options, "prefetch_factor": prefetch_factor}
         self._workers = LoaderWorkers(
             functools.partial(packed_stages, pipeline),
             functools.partial(check_pickles, pipeline),
@@ -368,24 +361,13 @@ def _plan(pipeline: Pipeline) -> Plan:
     return pipeline._iteration.plan
 
 
-def stages_within(pipeline: Pipeline) -> Iterator[Stage]:
-    """A pipeline's stages, and those of the pipelines that it is made of."""
-    for stage in pipeline.stages:
-        yield stage
-        for value in stage.options.values():
-            several = value.values() if isinstance(value, dict) else value
-            for inner in several if isinstance(value, dict | tuple) else ():
-                if isinstance(inner, Pipeline):
-                    yield from stages_within(inner)
-
-
 def packed_stages(pipeline: Pipeline) -> list[Stage]:
     return [packed(stage) for stage in pipeline.stages]
 
 
 def check_pickles(pipeline: Pipeline) -> None:
     """Raise unless all functions of a pipeline can be sent to a spawned process."""
-    for stage in stages_within(pipeline):
+    for stage in stages_within(pipeline.stages):
         for name, value in stage.options.items():
             if not callable(value):
                 continue

@@ -208,9 +208,7 @@ class Pipeline(IterableDataset[Any]):
         source = first if getattr(first, "makes_batches", False) else None
         return self._iteration.plan.chain.batch or source
 
-    def _need_batches(
-        self, option: str, way: str = "end the pipeline with .batch(32).pad_collate()"
-    ) -> None:
+    def _need_batches(self, option: str, way: str = "end it with .batch(32).pad_collate()") -> None:
         """Raise ConfigError if this gives single rows."""
         if self._batching() is None:
             raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
@@ -310,9 +308,8 @@ class Pipeline(IterableDataset[Any]):
         >>> len(list(parts["train"])) + len(list(parts["valid"]))
         1000
         """
-        return {
-            part: self.then(Split(parts, part, key=key, seed=seed)) for part in checked_parts(parts)
-        }
+        names = checked_parts(parts)
+        return {name: self.then(Split(parts, name, key=key, seed=seed)) for name in names}
 
     select.__doc__ = Select.__doc__
     drop_columns.__doc__ = DropColumns.__doc__

@@ -18,7 +18,7 @@ from trainpipes.columns.item_content import difference, digest, digest_and_size
 from trainpipes.errors import TrainpipesError
 from trainpipes.kinds.global_draws import seen_draws
 from trainpipes.kinds.stage import Stage, is_ours
-from trainpipes.kinds.stage_kinds import with_mixed
+from trainpipes.kinds.stage_kinds import stages_within
 from trainpipes.loader import Loader
 from trainpipes.look.shuffle_quality import ShuffleQuality, shuffle_quality
 from trainpipes.pipeline import Pipeline
@@ -267,7 +267,7 @@ def _items(count: int) -> str:
 
 def _functions(subject: Any) -> list[Stage]:
     pipeline = getattr(subject, "pipeline", subject)
-    stages = with_mixed(pipeline.stages) if isinstance(pipeline, Pipeline) else ()
+    stages = stages_within(pipeline.stages) if isinstance(pipeline, Pipeline) else ()
     return [
         stage
         for stage in stages

@@ -64,7 +64,8 @@ def test_results_for_a_script(capsys: pytest.CaptureFixture[str]) -> None:
         assert found == {
             "folder": str(Path("out").absolute()),
             "files": [str(Path("out/part-00000.parquet").absolute())],
-            "columns": {"text": "string", "n": "int64"}, "kept": kept, "rows": 20, "rows_in": 30, "duplicates": 10,
+            "columns": {"text": "string", "n": "int64"},
+            "kept": kept, "rows": 20, "rows_in": 30, "duplicates": 10,
             "bytes_in": os.path.getsize("a.jsonl"),
             "bytes": os.path.getsize("out/part-00000.parquet"),
         }  # fmt: skip
@@ -116,7 +117,7 @@ def test_any_columns_can_be_named() -> None:
         (["a.jsonl", "out", "--executor", "threads:no"], 2, "got 'threads:no'"),
         (["a.jsonl", "out", "--shared-filesystem"], 2, "--shared-filesystem is of --executor ray"),
         (["nowhere.jsonl", "out"], 1, "nowhere.jsonl"),
-        (["a.jsonl", "b.csv", "out"], 1, "read_csv for b.csv, read_json for a.jsonl"),
+        (["a.jsonl", "b.csv", "out"], 1, "got files for read_csv, read_json"),
         (["a.jsonl", "."], 1, "holds files that are read"),
         (["a.jsonl", "out", "--sort", "text2"], 1, "no column 'text2' (did you mean 'text'?)"),
         (["a.jsonl", "out", "--shuffle", "--sort", "n"], 1, "give one of the two"),

@@ -145,7 +145,7 @@ def test_100_batches_or_an_epoch_where_nothing_says_how_many(as_json, folder):
     [
         (["run"], 2, "Missing argument 'RECIPE|CONFIG|FILE'"),
         (["run", "sftt"], 1, "no recipe 'sftt' (did you mean 'sft'?)"),
-        (["run", "sft"], 1, "recipe 'sft' needs files and tokenizer"),
+        (["run", "sft"], 1, "missing a required argument: 'files'"),
         ([*SFT, "--option", "batch_siz=2"], 1, "no option 'batch_siz' (did you mean 'batch_size'?)"),
         ([*SFT, "--option", "batch_size=two"], 1, "got 'two'"),
         ([*SFT, "--option", "batch_size"], 2, "--option must be NAME=VALUE"),

@@ -134,7 +134,7 @@ def test_a_wrong_command_line_is_told_so(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ids", "--recipe", "sft"], "'sft' needs files and tokenizer"),
+        (["ids", "--recipe", "sft"], "missing a required argument: 'files'"),
         (["nothing", "ids", "--recipe", "pretrain", "--tokenizer", "bytes"], "nothing"),
         (["{texts}", "ids", "--recipe", "pretrain", "--tokenizer", "none.json"], "none.json"),
         (["{texts}", "ids", "--recipe", "pretran", "--tokenizer", "bytes"], "did you mean 'pretrain'"),

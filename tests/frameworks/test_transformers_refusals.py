@@ -58,6 +58,10 @@ IN_TRAINING: list[tuple[Callable[[], tp.Pipeline], Any, dict[str, Any], str]] = 
         lambda: rows(3).batch(4, drop_last=True).pad_collate(), Trainer, {},
         r"must have a batch for each rank.* add rows",
     ),
+    (
+        lambda: texts().tokenize("bytes").batch(4).pad_collate(), Trainer, {},
+        r"this one has \['input_ids', 'attention_mask'\]: write tokenize\(\.\.\., lab",
+    ),
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import trainpipes as tp
 from drawn import examples
-from trainpipes.engine.shards import shard_opener
+from trainpipes.engine.shards import shard_rows
 from trainpipes.sources.mixed.fair_queue import (
     by_rows,
     by_tokens,
@@ -68,8 +68,8 @@ def test_a_mix_is_its_sources_in_the_rule_s_order(
     shares = dict(zip(sources, weights, strict=False))
     by: Any = "tokens" if tokens else "rows"
     with pytest.MonkeyPatch.context() as patch:  # the order does not depend on them
-        patch.setattr(shard_opener, "RUN_ROWS", run_rows)
-        patch.setattr(shard_opener, "LEAST_ROWS", run_rows)
+        patch.setattr(shard_rows, "RUN_ROWS", run_rows)
+        patch.setattr(shard_rows, "LEAST_ROWS", run_rows)
         pipe = tp.mix(
             sources, weights=shares, weight_by=by, column="n", stop="repeat"
         ).sharding_filter(shards)

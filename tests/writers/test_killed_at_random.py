@@ -1,10 +1,9 @@
-"""Who writes in several processes is killed at drawn moments, and the same call ends with the same bytes."""
+"""Processes end with the one that is killed, at any moment, and the same call goes on to the same files."""
 
 from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from interpreters import python
 from unfinished import contents
 
 #: What is run and killed: a writer's name, how many processes, the folder of the rows, the output.
@@ -38,75 +36,45 @@ if __name__ == "__main__":
     else:
         getattr(pipe.shuffle(500), name)(out, rows_per_file=997, executor=workers)
 """
+FILES, ROWS = 8, 2000
+MANY = [
+    pytest.param(name, 15, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+    for name in ("write_parquet", "write_json", "tokenize")
+]
 
 
-def written(folder: Path, rows: int) -> str:
-    """Files of so many rows."""
-    folder.mkdir()
-    rng = np.random.default_rng(1)
-    for number in range(8):
-        lists = [rng.integers(0, 99, n % 50).tolist() for n in range(rows // 8)]
-        texts = ["word " * (n % 90) for n in range(rows // 8)]
-        table = pa.table({"x": range(rows // 8), "text": texts, "ids": lists})
-        pq.write_table(table, folder / f"{number}.parquet", row_group_size=500)
-    return str(folder)
-
-
-def start(script: Path, *words: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "TRAINPIPES_CACHE": "off"}
-    return subprocess.Popen([sys.executable, str(script), *words], env=environment)
-
-
-def test_after_a_kill_the_files_are_those_of_one_that_was_not_killed(tmp_path: Path) -> None:
-    check_kills("write_memmap", 1, tmp_path)
-
-
-def run(script: Path, *words: str) -> None:
-    """Without being killed."""
-    environment = {**os.environ, "TRAINPIPES_CACHE": "off"}
-    subprocess.run([*python(), str(script), *words], env=environment, check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["write_parquet", "write_json", "write_memmap", "tokenize"])
-def test_after_many_kills_too(name: str, tmp_path: Path) -> None:
-    check_kills(name, 15, tmp_path)
-
-
-def check_kills(name: str, kills: int, folder: Path) -> None:
-    rows = written(folder / "in", 16_000)
-    script = folder / "script.py"
+@pytest.mark.parametrize(("name", "kills"), [("write_memmap", 1), *MANY])
+def test_after_kills_the_files_are_those_of_one_that_was_not_killed(
+    name: str, kills: int, tmp_path: Path
+) -> None:
+    rows, script, out = tmp_path / "in", tmp_path / "script.py", tmp_path / "out"
+    rows.mkdir()
+    draw = np.random.default_rng(1)
+    for number in range(FILES):
+        lists = [draw.integers(0, 99, n % 50).tolist() for n in range(ROWS)]
+        texts = ["word " * (n % 90) for n in range(ROWS)]
+        table = pa.table({"x": range(ROWS), "text": texts, "ids": lists})
+        pq.write_table(table, rows / f"{number}.parquet", row_group_size=500)
     script.write_text(PROGRAM)
-    whole, out = folder / "whole", folder / "out"
-    run(script, name, "1", rows, str(whole))
-    rng, expected, done = random.Random(name), contents(whole), 0
-    tasks = len({file.partition(".")[0] for file in expected})
-    for _ in range(3 * kills):
-        process = start(script, name, "2", rows, str(out))
-        wait_for_files(out, rng.randrange(tasks), process)
-        time.sleep(rng.uniform(0, 0.02))
+
+    def start(processes: int, out: Path) -> subprocess.Popen[bytes]:
+        words = [sys.executable, str(script), name, str(processes), str(rows), str(out)]
+        return subprocess.Popen(words, env={**os.environ, "TRAINPIPES_CACHE": "off"})
+
+    assert start(1, tmp_path / "whole").wait() == 0
+    expected = contents(tmp_path / "whole")
+    for _ in range(kills):
+        process = start(2, out)
+        wait_for_files(out, random.randrange(FILES - 1), process)
         children = []
         with suppress(psutil.NoSuchProcess):  # it has ended by itself
             children = psutil.Process(process.pid).children(recursive=True)
         process.kill()
-        ended = process.wait()
-        assert not psutil.wait_procs(children, timeout=20)[
-            1
-        ]  # they end with the one that is killed
+        process.wait()
+        assert not psutil.wait_procs(children, timeout=20)[1]
         left = contents(out) if out.exists() else {}
-        noted = {path.name.partition(".")[0] for path in (out / "_unfinished").glob("*.done.json")}
-        for file in left:
-            if "_manifest.json" in left or file.partition(".")[0] in noted:
-                assert left[file] == expected[file], file
-        if ended == 0:
-            shutil.rmtree(out)
-            continue
-        done += 1
-        if done == kills:
-            break
-    assert done
-    run(script, name, "2", rows, str(out))
+        assert all(left[file] == expected[file] for file in left)
+    assert start(2, out).wait() == 0
     assert contents(out) == expected
 
 

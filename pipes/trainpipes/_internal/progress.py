@@ -99,14 +99,12 @@ class Progress:
         return f"{self._job}: {self._done / self._total:.0%}, {done} of {total}"
 
 
-def counted(
-    items: Iterable[T], job: str, total: int | None, unit: str, size: int | None = 1
-) -> Iterator[T]:
+def counted(items: Iterable[T], job: str, total: int | None, unit: str) -> Iterator[T]:
     """The items, with a progress bar."""
     with Progress(job, total, unit) as progress:
         for item in items:
             yield item
-            progress.advance(len(item) if size is None else size)  # type: ignore[arg-type]
+            progress.advance()
 
 
 def _may_show() -> bool:

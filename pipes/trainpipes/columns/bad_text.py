@@ -17,10 +17,10 @@ SHOWN = 40
 
 
 class naming_bad_text:
-    __slots__ = ("_asker", "_block")
+    __slots__ = ("_block", "_caller")
 
-    def __init__(self, block: Block, asker: object = None) -> None:
-        self._block, self._asker = block, asker
+    def __init__(self, block: Block, caller: object = None) -> None:
+        self._block, self._caller = block, caller
 
     def __enter__(self) -> None:
         """Nothing is looked at before something is raised."""
@@ -31,12 +31,12 @@ class naming_bad_text:
         found = _first_bad_value(self._block.data) if _is_about_values(error) else None
         if found is None:
             return
-        asker, (number, name, what) = self._asker, found
+        caller, (number, name, what) = self._caller, found
         problem = UnreadableError(
-            f"{'' if asker is None else f'{asker}: '}column {name!r} holds {what}",
-            stage=None if asker is None else str(asker),
+            f"{'' if caller is None else f'{caller}: '}column {name!r} holds {what}",
+            stage=None if caller is None else str(caller),
         )
-        problem._trainpipes = asker and str(asker), int(self._block.ids[number])
+        problem._trainpipes = caller and str(caller), int(self._block.ids[number])
         raise problem from error
 
 

@@ -57,10 +57,8 @@ class Pieces(NamedTuple):
     def join(parts: Sequence[Pieces]) -> Pieces:
         sizes = np.concatenate([np.diff(part.bounds) for part in parts])
         bounds = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        ids, epochs, starts, lengths = (
-            np.concatenate([part[n] for part in parts]) for n in range(4)
-        )
-        return Pieces(ids, epochs, starts, lengths, bounds)
+        joined = [np.concatenate([part[n] for part in parts]) for n in range(4)]
+        return Pieces(joined[0], joined[1], joined[2], joined[3], bounds)
 
 
 #: A number that all rows share, or one of each row: int64 ``[rows]``.
@@ -157,9 +155,8 @@ class Block:
         found = Block([], np.concatenate([block.ids for block in blocks]), epoch=epoch, part=part)
         found._pieces = _merged([piece for block in blocks for piece in block._pieces])
         if any(block.made_of is not None for block in blocks):
-            found.made_of = Pieces.join(
-                [block.made_of or Pieces.whole(block.ids, block.epoch) for block in blocks]
-            )
+            made_of = [b.made_of or Pieces.whole(b.ids, b.epoch) for b in blocks]
+            found.made_of = Pieces.join(made_of)
         return found
 
     def __len__(self) -> int:
@@ -179,7 +176,7 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, gathered; 0 for Python objects, of which that cannot be told."""
+        """Bytes of the rows, gathered; 0 for Python objects, whose size is unknown."""
         return payload_bytes(self.data)
 
     @property
@@ -188,7 +185,7 @@ class Block:
         return self._pieces[0].data
 
     def of_kind(self, kind: type[Any]) -> bool:
-        """Whether all rows are in payloads of a kind, told without gathering them."""
+        """Whether all rows are in payloads of a kind, without gathering them."""
         return all(isinstance(piece.data, kind) for piece in self._pieces)
 
     @property

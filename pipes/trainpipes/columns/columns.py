@@ -21,14 +21,14 @@ from trainpipes.columns.value_column import column_of
 from trainpipes.errors import SchemaError, TrainpipesError
 
 
-def table_of(data: Payload, asker: object) -> pa.Table:
+def table_of(data: Payload, caller: object) -> pa.Table:
     """Rows as an Arrow table: columns as they are, or tensors with names."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, TensorRows) and data.names is not None:
         return pa.table(dict(zip(data.names, map(_array, data.tensors), strict=True)))
     kind = type(payload_rows(data)[0]).__name__ if len(data) else "nothing"
-    raise no_columns(kind, asker)
+    raise no_columns(kind, caller)
 
 
 def to_columns(table: pa.Table, format: str) -> Any:
@@ -98,54 +98,54 @@ def _tensor(value: Array) -> Any:
 TypeOf: TypeAlias = Callable[[str], "pa.DataType | None"]
 
 
-def from_columns(columns: Any, asker: object, type_of: TypeOf | None = None) -> pa.Table:
+def from_columns(columns: Any, caller: object, type_of: TypeOf | None = None) -> pa.Table:
     """What a function returned as an Arrow table: a table, or a dict of arrays or tensors."""
     if isinstance(columns, pa.RecordBatch):
         columns = pa.Table.from_batches([columns])
     if not isinstance(columns, Mapping | pa.Table):
         got = type(columns).__name__
-        raise _refused(asker, f"returns a dict of columns or a pyarrow.Table, got {got}")
+        raise _refused(caller, f"returns a dict of columns or a pyarrow.Table, got {got}")
     if isinstance(columns, pa.Table):
         twice = sorted(repeated(columns.column_names))
         if twice:
             raise _refused(
-                asker,
+                caller,
                 f"returned a table with two columns {twice[0]!r}, of which a row can have only one: give "
                 "them different names",
             )
         return columns
-    arrays = {name: _returned(column, name, asker, type_of) for name, column in columns.items()}
+    arrays = {name: _returned(column, name, caller, type_of) for name, column in columns.items()}
     if len(set(map(len, arrays.values()))) > 1:
         got = ", ".join(f"{len(array)} in {name!r}" for name, array in arrays.items())
-        raise _refused(asker, f"must return columns that are equally long, got {got}")
+        raise _refused(caller, f"must return columns that are equally long, got {got}")
     return pa.table(arrays)
 
 
-def _refused(asker: object, what: str) -> SchemaError:
-    return SchemaError(f"{asker}: the function {what}", stage=str(asker))
+def _refused(caller: object, what: str) -> SchemaError:
+    return SchemaError(f"{caller}: the function {what}", stage=str(caller))
 
 
-def _returned(column: Any, name: Any, asker: object, type_of: TypeOf | None) -> Any:
+def _returned(column: Any, name: Any, caller: object, type_of: TypeOf | None) -> Any:
     try:
         if not isinstance(name, str):
             raise TypeError(f"the name of a column is a string, got {name!r:.40}")
         if isinstance(column, str | bytes | Mapping) or getattr(column, "ndim", 1) == 0:
             raise TypeError(f"one {type(column).__name__} for all rows; give one value for each")
         if type_of is not None and _is_untyped(column):
-            return _of_values(list(column), name, asker, type_of(name))
+            return _of_values(list(column), name, caller, type_of(name))
         return _array(column)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, TrainpipesError):
             raise
         problem = f"returned values in {name!r} that cannot be made a column: {error}"
-        raise _refused(asker, problem) from error
+        raise _refused(caller, problem) from error
 
 
-def _of_values(values: list[Any], name: str, asker: object, kind: pa.DataType | None) -> Any:
+def _of_values(values: list[Any], name: str, caller: object, kind: pa.DataType | None) -> Any:
     """A column of Python values, of the type that those of the first rows have."""
     if kind is None:
         raise _refused(
-            asker,
+            caller,
             f"returned a column {name!r} that it did not for the first rows: have it return the same columns "
             "each time",
         )

@@ -18,8 +18,8 @@ from trainpipes.columns.arrays import TEXTS, apart, is_list, plain, to_numpy
 
 #: Rows of a column, and bytes of a tensor, that are hashed in one piece.
 PIECE_ROWS, PIECE_BYTES = 1 << 16, 8 << 20
-#: Bytes from which on several threads hash, and how many at most.
-MANY_BYTES, MOST_THREADS = 32 << 20, 8
+#: Most threads that hash.
+MOST_THREADS = 8
 
 #: Digests of objects that are still there: by id, with what else must be the same.
 _known: dict[int, tuple[Any, Any, str]] = {}
@@ -35,7 +35,7 @@ def table_digest(table: pa.Table) -> str:
             for column in table.columns
             for start in range(0, len(table), PIECE_ROWS)
         ]
-        return _joined(repr((fields, len(table))), pieces, table.nbytes)
+        return _joined(repr((fields, len(table))), pieces)
 
     return _once(table, None, made)
 
@@ -48,7 +48,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
         row_bytes = max(1, rows[:1].nbytes)
         step = max(1, PIECE_BYTES // row_bytes)
         pieces = [partial(_tensor_piece, rows[n : n + step]) for n in range(0, len(rows), step)]
-        return _joined(repr((tuple(tensor.shape), str(tensor.dtype))), pieces, rows.nbytes)
+        return _joined(repr((tuple(tensor.shape), str(tensor.dtype))), pieces)
 
     # Counts changes in place; those by way of an array that shares its memory are not seen.
     changes = None if tensor.is_inference() else tensor._version
@@ -65,16 +65,12 @@ def _once(value: Any, state: Any, make: Callable[[], str]) -> str:
     return found
 
 
-def _joined(about: str, pieces: Sequence[Callable[[], bytes]], size: int) -> str:
+def _joined(about: str, pieces: Sequence[Callable[[], bytes]]) -> str:
     digest = hashlib.sha256(about.encode())
-    threads = min(MOST_THREADS, os.cpu_count() or 1, len(pieces))
-    if size < MANY_BYTES or threads < 2:
-        for piece in pieces:
-            digest.update(piece())
-    else:
-        with ThreadPoolExecutor(threads, "trainpipes-digests") as pool:
-            for found in pool.map(lambda piece: piece(), pieces):
-                digest.update(found)
+    threads = max(1, min(MOST_THREADS, os.cpu_count() or 1, len(pieces)))
+    with ThreadPoolExecutor(threads, "trainpipes-digests") as pool:
+        for found in pool.map(lambda piece: piece(), pieces):
+            digest.update(found)
     return digest.hexdigest()
 
 

@@ -92,9 +92,8 @@ def _difference(item: Any, other: Any, where: str) -> str:
         if len(item) != len(other):
             return f"{here} has the length {len(item)} instead of {len(other)}"
         place = next(n for n, one in enumerate(item) if digest(one) != digest(other[n]))
-        return _difference(
-            item[place], other[place], f"{where} at [{place}]" if where else f"row {place}"
-        )
+        where = f"{where} at [{place}]" if where else f"row {place}"
+        return _difference(item[place], other[place], where)
     return f"{here} is {shown(item, QUOTED)} instead of {shown(other, QUOTED)}"
 
 

@@ -1,4 +1,5 @@
-"""Python values as an Arrow array of a type that is given."""
+"""Python values as an Arrow array of a given type, and rows that are Python objects as columns of one
+schema."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from trainpipes._internal.text import shown
 from trainpipes.columns.arrays import is_list, offset_dtype, to_arrow
-from trainpipes.columns.row_types import NoColumn, as_array
+from trainpipes.columns.row_types import NoColumn, as_array, is_open, type_of, unite
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType, exact: bool = True) -> pa.Array:
@@ -37,9 +39,8 @@ def _leaves(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
     fits = _rule(kind)
     if fits is not None and not all(map(fits, types)):
         raise NoColumn
-    if pa.types.is_timestamp(kind) and any(
-        (v.tzinfo is None) != (kind.tz is None) for v in values if v
-    ):
+    zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+    if pa.types.is_timestamp(kind) and any((v.tzinfo is not None) != zoned for v in values if v):
         raise NoColumn("with and without a time zone")
     array = pa.array(values, kind)
     narrow = pa.types.is_floating(kind) and kind.bit_width < 64
@@ -73,7 +74,7 @@ _RULES: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, 
 
 
 def _rule(kind: pa.DataType) -> Callable[[type], bool] | None:
-    """Which Python types a leaf takes; None where that is told by what comes back."""
+    """Which Python types a leaf takes; None where what comes back decides."""
     for is_kind, taken, refused in _RULES:
         if is_kind(kind):
             return lambda t: issubclass(t, taken) and not issubclass(t, refused)
@@ -100,9 +101,8 @@ def _fixed_lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Ar
     if mask is not None:
         gaps = mask.to_numpy(zero_copy_only=False)
         lengths = np.where(gaps, kind.list_size, lengths)
-        values = [
-            [None] * kind.list_size if gap else v for v, gap in zip(values, gaps, strict=True)
-        ]
+        none = [None] * kind.list_size
+        values = [none if gap else v for v, gap in zip(values, gaps, strict=True)]
     if (lengths != kind.list_size).any():
         raise NoColumn
     child = _inner(values, kind.value_type, exact)
@@ -172,3 +172,93 @@ def _structs(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
         return pa.array([None if gap else {} for gap in none], kind)
     columns = [column_of([row.get(f.name) for row in rows], f.type, exact) for f in kind]
     return pa.StructArray.from_arrays(columns, fields=list(kind), mask=mask)
+
+
+class UnfitRow(Exception):
+    def __init__(
+        self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
+    ) -> None:
+        super().__init__(problem)
+        self.number, self.column, self.found = number, column, found
+
+
+class SchemaFinder:
+    """Finds the schema that some rows share.
+
+    >>> finder = SchemaFinder()
+    >>> finder.add([{"a": 1}, {"a": 2.5, "b": None}])
+    >>> finder.open
+    ['b']
+    >>> finder.add([{"b": ["x"]}])
+    >>> finder.schema.types
+    [DataType(double), ListType(list<item: string>)]
+    """
+
+    def __init__(self) -> None:
+        self._types: dict[str, pa.DataType] = {}
+        self.rows = 0
+
+    def add(self, rows: Sequence[Any]) -> None:
+        for number, row in enumerate(rows):
+            for name, value in columns_in(row, number).items():
+                known = self._types.get(name, pa.null())
+                try:
+                    self._types[name] = unite(known, type_of(value))
+                except NoColumn as error:
+                    problem = f"has in {name!r} {error}: {shown(value, 60)}"
+                    raise UnfitRow(number, problem, name) from None
+            self.rows += 1
+
+    @property
+    def open(self) -> list[str]:
+        """Columns whose type is not known yet."""
+        return [name for name, kind in self._types.items() if is_open(kind)]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema(list(self._types.items()))
+
+
+def columns_in(row: Any, number: int) -> Mapping[str, Any]:
+    if not isinstance(row, Mapping):
+        raise UnfitRow(number, f"is no dict, got {type(row).__name__}")
+    for name in row:
+        if not isinstance(name, str):
+            problem = f"has the key {shown(name, 60)}, and columns have strings for names"
+            raise UnfitRow(number, problem)
+    return row
+
+
+def table_of_rows(rows: Sequence[Any], schema: pa.Schema, exact: bool = True) -> pa.Table:
+    names = set(schema.names)
+    try:
+        for row in rows:
+            if not isinstance(row, Mapping) or not row.keys() <= names:
+                raise NoColumn
+        arrays = [column_of([row.get(f.name) for row in rows], f.type, exact) for f in schema]
+        return pa.Table.from_arrays(arrays, schema=schema)
+    except NoColumn:
+        for number, row in enumerate(rows):
+            _check(row, number, schema, exact)
+        raise
+
+
+def _check(row: Any, number: int, schema: pa.Schema, exact: bool) -> None:
+    for name, value in columns_in(row, number).items():
+        if name not in schema.names:
+            problem = f"has a column {name!r}, {shown(value, 60)}, which the schema has not"
+            raise UnfitRow(number, problem, name, _found(pa.null(), value))
+        kind = schema.field(name).type
+        try:
+            column_of([value], kind, exact)
+        except NoColumn as error:
+            said = f" ({error})" if str(error) else ""
+            problem = f"has {name!r} = {shown(value, 60)}, and the column holds {kind}{said}"
+            raise UnfitRow(number, problem, name, _found(kind, value)) from None
+
+
+def _found(known: pa.DataType, value: Any) -> pa.DataType | None:
+    try:
+        return unite(known, type_of(value))
+    except NoColumn:
+        return None

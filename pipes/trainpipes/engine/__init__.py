@@ -9,6 +9,5 @@ calling            user functions, in threads and processes
 reading            the rows of an epoch, shared by its shards
 planning           what a chain will do, before anything is read
 shards             the items of one consumer's shards, in order
-column_names       the columns of a chain's rows
 iterating          what users iterate, with a state
 """

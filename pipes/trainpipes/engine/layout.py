@@ -98,7 +98,7 @@ class Layout:
         num_shards: S.
         window_rows: least rows in a window: the shuffle's buffer.
         span_rows: least rows in a span: the buffer again, or 1 without a shuffle.
-        window_limit: most rows in a window, whatever ``window_rows`` says.
+        window_limit: most rows in a window.
         whole: whether spans are cut and dealt in whole batches, since row counts are known; else by
             rows.
         rolling: whether batches go on over the joint of two epochs (``.repeat().batch()``).

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 from weakref import WeakSet
@@ -82,6 +83,7 @@ class Future:
         return self._result
 
 
+@dataclass(eq=False)
 class Pool:
     """Threads, started when there is something to do.
 
@@ -91,10 +93,11 @@ class Pool:
         within: whether tasks of other pools wait for tasks of this one.
     """
 
-    def __init__(self, threads: int, shares: bool = True, within: bool = False) -> None:
-        self.threads = threads
-        self._shares = shares
-        self.within = within
+    threads: int
+    shares: bool = True
+    within: bool = False
+
+    def __post_init__(self) -> None:
         # Not the Condition's own: Ctrl-C between its __enter__ and the block would leave it locked.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -171,7 +174,7 @@ class Pool:
             mine = False
             with self._lock:
                 alone = self._closed or not self._alive
-                if not future.begun and (self._shares or alone):
+                if not future.begun and (self.shares or alone):
                     future.begun = mine = True
                 elif not future.begun:
                     self._put_first(future)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainpipes._internal.checks import need, wrong
 from trainpipes._internal.text import shown
-from trainpipes.engine.column_names import row_schema
 from trainpipes.engine.iterating.one_pass import OnePass
 from trainpipes.engine.layout import divisors
+from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyError
 from trainpipes.pipeline import Pipeline
@@ -185,7 +185,7 @@ def to_hf(pipeline: Pipeline) -> IterableDataset:
 def _features(pipeline: Pipeline) -> Any:
     """Features of the rows; None where rows are Python objects, or have types that datasets lacks."""
     try:
-        schema = row_schema(pipeline._iteration.plan, "to_hf()")
+        schema = row_schema(pipeline._iteration.plan.inputs, "to_hf()")
     except SchemaError:  # they can be read only once
         return None
     if schema is None:

@@ -1,13 +1,20 @@
+"""Which row an error is about: noted where it is raised, said where it leaves the pipeline."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from trainpipes.columns.bad_text import BadCell
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.errors import DataError, SchemaError
+from trainpipes.errors import DataError, SchemaError, TrainpipesError
+from trainpipes.kinds.source import Place
 from trainpipes.kinds.stage import Stage
+
+if TYPE_CHECKING:
+    from trainpipes.engine.planning.plan import Plan
 
 
 def each(stage: Stage, fn: Callable[[Any], Any], run: Run) -> list[Any]:
@@ -47,3 +54,33 @@ def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> DataError
 def blame(error: BaseException, stage: Stage, row: int | None) -> None:
     if not hasattr(error, "_trainpipes"):
         error._trainpipes = (str(stage), row)  # type: ignore[attr-defined]
+
+
+def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
+    """Whether a stage said which row an error is about: earlier rows may still come before it."""
+    return getattr(error, "_trainpipes", (None, None))[1] is not None
+
+
+def say_where(error: Exception, plan: Plan) -> None:
+    if not hasattr(error, "_trainpipes"):
+        return
+    stage, row = error._trainpipes
+    place = Place() if row is None else _own_place(error, plan.inputs.place_of(row))
+    if isinstance(error, TrainpipesError):
+        error.path = error.path or place.path
+        error.row_group = place.row_group if error.row_group is None else error.row_group
+        error.row = place.row if error.row is None else error.row
+        error.stage = error.stage or stage
+        error.source = error.source or place.source
+        if row is not None:
+            error.message = f"{error.message} (at {place})"
+    else:
+        error.add_note(f"raised in {stage}" + ("" if row is None else f" at {place}"))
+    del error._trainpipes
+
+
+def _own_place(error: Exception, place: Place) -> Place:
+    """The place that the error gives: of a row in its own pipeline, where several are read as
+    one."""
+    own: Place | None = getattr(error, "_place", None)
+    return place if own is None else replace(own, source=place.source)

@@ -34,9 +34,8 @@ class EmptyRounds:
     """The epochs, and in a mix those of its sources, that a stage got rows of since it let one through."""
 
     def __init__(self) -> None:
-        self._taken: list[
-            Cursors
-        ] = []  # whose rounds are not in ``_seen`` yet: most are never asked for
+        #: Whose rounds are not in ``_seen`` yet: most are never asked for.
+        self._taken: list[Cursors] = []
         self._seen: set[tuple[int, int]] = set()
 
     def saw(self, run: Run) -> None:

@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -35,14 +36,16 @@ def seen_draws(stages: Sequence[object]) -> str:
     return "; ".join(_seen[str(one)] for one in stages if str(one) in _seen)
 
 
+@dataclass(eq=False)
 class DrawWatch:
     """Looks at the global generators around the first calls of a function, and warns once if it draws."""
 
-    def __init__(self, fn: Any, said: str, cure: str) -> None:
-        self._fn = fn
-        self._said = said
-        self._cure = cure
-        self._calls = CALLS if fn is None else 0
+    fn: Any
+    said: str
+    cure: str
+
+    def __post_init__(self) -> None:
+        self._calls = CALLS if self.fn is None else 0
         self._moved: set[str] = set()  # generators that moved during one call
         self.tells = True
         self.found = ""
@@ -55,7 +58,7 @@ class DrawWatch:
         if self._over:
             return fn
         with suppress(TypeError):  # it has no hash, or no weak references
-            self._calls = max(self._calls, _looked.get(self._fn, 0))
+            self._calls = max(self._calls, _looked.get(self.fn, 0))
         return fn if self._over else self._watched(fn)
 
     def _watched(self, fn: Call) -> Call:
@@ -68,7 +71,7 @@ class DrawWatch:
             after = _states()
             self._calls += 1
             with suppress(TypeError):
-                _looked[self._fn] = self._calls
+                _looked[self.fn] = self._calls
             moved = [name for name in before if _drew(before[name], after[name])]
             if modules != len(sys.modules):  # which may draw as they are imported
                 return found
@@ -89,11 +92,11 @@ class DrawWatch:
             return
         self._calls, self.found = CALLS, found
         if self.tells:
-            _seen[self._said] = (
-                f"{self._said} draws from {found}, which no state holds: after a resume it draws other "
-                f"numbers; {self._cure}"
+            _seen[self.said] = (
+                f"{self.said} draws from {found}, which no state holds: after a resume it draws other "
+                f"numbers; {self.cure}"
             )
-            warn_once(_seen[self._said])
+            warn_once(_seen[self.said])
 
 
 def _states() -> dict[str, State]:
@@ -115,9 +118,8 @@ def _drew(before: State, after: State) -> bool:
     """Whether numbers were drawn between two states, and no seed was set: a function that sets one itself is
     as exact as the seed."""
     (block, rest), (new_block, new_rest) = before, after
-    if (
-        block is None or new_block is None
-    ):  # torch's, whose seed stands first, or a generator put in by hand
+    # torch's, whose seed stands first, or a generator put in by hand
+    if block is None or new_block is None:
         return bool(rest[0] == new_rest[0] and rest != new_rest)
     if np.array_equal(block, new_block):
         return bool(rest != new_rest)

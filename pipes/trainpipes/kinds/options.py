@@ -34,9 +34,8 @@ def declared_checks(kind: Any) -> dict[str, Check]:
     """The check of each option that is declared as ``bool``, ``Literal`` or ``Annotated[..., check]``."""
     found: dict[str, Check] = {}
     for field in dataclasses.fields(kind):
-        owner = next(
-            base for base in kind.__mro__ if field.name in vars(base).get("__annotations__", {})
-        )
+        owners = (c for c in kind.__mro__ if field.name in vars(c).get("__annotations__", {}))
+        owner = next(owners)
         declared: Any = field.type
         if isinstance(declared, str):
             try:
@@ -90,9 +89,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, functools.partial) and isinstance(b, functools.partial):
-        return all(
-            same(getattr(a, part), getattr(b, part)) for part in ("func", "args", "keywords")
-        )
+        return same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
     if isinstance(a, float) and isinstance(b, float) and a != a:
         return b != b
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -191,7 +188,7 @@ def identify(value: Any) -> Any:
 
 
 def _identify_text(text: str) -> str:
-    """A text as it is; a digest of one with a URL that may hold a secret, whatever signs that URL."""
+    """A text as it is; a digest of one with a URL that may hold a secret."""
     if "://" not in text or without_url_secrets(text) == text:
         return text
     if "://…@" in (shown := without_url_secrets(text)) or any(map(str.isspace, text)):

@@ -27,7 +27,7 @@ from trainpipes.kinds.stage import is_ours
 
 if TYPE_CHECKING:
     from trainpipes.columns.run import RunSource
-    from trainpipes.engine.planning.chain import Inputs
+    from trainpipes.engine.planning.inputs import Inputs
     from trainpipes.engine.planning.plan import Plan
     from trainpipes.engine.pool import Pool
     from trainpipes.kinds.stage_kinds import RunStage
@@ -79,10 +79,10 @@ class LooksAhead(Protocol):
     def expect(self, blocks: Sequence[int]) -> None: ...
 
 
-def checked_source(source: Any, asker: object) -> RowSource | RowStream:
+def checked_source(source: Any, caller: object) -> RowSource | RowStream:
     if not isinstance(source, RowSource | RowStream):
         raise ConfigError(
-            f"{asker}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
+            f"{caller}: open() returns a RowSource or a RowStream, got {type(source).__name__}"
         )
     if is_ours(type(source)):
         return source
@@ -91,7 +91,7 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
         good = lengths.ndim == 1 and (lengths.dtype.kind in "iu" or not len(lengths))
         if not good or (lengths < 0).any() or float(lengths.sum(dtype=np.float64)) >= 2**62:
             raise ConfigError(
-                f"{asker}: {type(source).__name__}.lengths must be the rows of each block, integers of 0 or "
+                f"{caller}: {type(source).__name__}.lengths must be the rows of each block, integers of 0 or "
                 f"more in an array [blocks], got {shown(lengths.tolist())}"
             )
         source.lengths = lengths.astype(np.int64)
@@ -99,7 +99,7 @@ def checked_source(source: Any, asker: object) -> RowSource | RowStream:
         json.dumps(source.fingerprint())
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{asker}: {type(source).__name__}.fingerprint() must be a dict of texts, numbers and lists of "
+            f"{caller}: {type(source).__name__}.fingerprint() must be a dict of texts, numbers and lists of "
             f"these, which a state keeps as JSON: {error}; write int(...) around NumPy's numbers"
         ) from error
     return source
@@ -273,7 +273,7 @@ class RowMixture(RowStream):
         """
 
     @abstractmethod
-    def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
+    def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
         """The columns of all rows, of those of each pipeline."""
 
     @abstractmethod

@@ -148,10 +148,7 @@ class Stage:
     holds_data: ClassVar[bool] = False
     names_only: ClassVar[bool] = False
     asks_inputs: ClassVar[bool] = False
-    draws_by = (
-        "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of the "
-        "row's own"
-    )
+    draws_by = "draw in a map(fn, rng=True) before it, whose function gets a row and a generator of its own"
     elsewhere: ClassVar[Mapping[str, str]] = {}
     example: ClassVar[str] = ""
     finds_types = False
@@ -168,7 +165,7 @@ class Stage:
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         cls.free = frozenset().union(*(vars(base).get("free", ()) for base in cls.__mro__))
         check_options(cls, Stage)
-        cls.__init__ = _told(cls.__init__)  # type: ignore[method-assign]
+        cls.__init__ = with_hints(cls.__init__)  # type: ignore[method-assign]
         cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign, assignment]
 
     def __post_init__(self) -> None:
@@ -178,9 +175,8 @@ class Stage:
         for name, check in declared_checks(kind).items():
             check(getattr(self, name), f"{self.name}({name})")
         self.check()
-        lost = [
-            name for name in vars(self).keys() - self.options.keys() if not _derived(self, name)
-        ]
+        added = vars(self).keys() - self.options.keys()
+        lost = [name for name in added if not _derived(self, name)]
         if lost and not is_ours(kind):
             raise ConfigError(
                 f"{self.name}: check() sets {lost[0]!r}, and a stage keeps its options only: list it as a "
@@ -310,7 +306,7 @@ def _refuse_to_set(stage: Stage, name: str, _: Any) -> None:
     )
 
 
-def _told(init: Callable[..., None]) -> Callable[..., None]:
+def with_hints(init: Callable[..., None]) -> Callable[..., None]:
 
     signature = inspect.signature(init)
     plain = [p.replace(annotation=p.empty) for p in list(signature.parameters.values())[1:]]

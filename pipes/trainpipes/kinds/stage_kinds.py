@@ -23,7 +23,7 @@ from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Role, Stage, made_once
 
 if TYPE_CHECKING:
-    from trainpipes.engine.planning.chain import Inputs
+    from trainpipes.engine.planning.inputs import Inputs
     from trainpipes.state.format import Position
 
 #: What is said of a function that raises what would end the rows.
@@ -142,7 +142,7 @@ class TableStage(RunStage):
 
 
 class RowStage(RunStage):
-    """A stage on each row by itself, a dict or whatever the source gives; after ``batch``, on each item.
+    """A stage on each row by itself, a dict or what else the source gives; after ``batch``, on each item.
 
     One row comes out for each that goes in: to drop rows use ``filter``, to make several of one ``flat_map``.
 
@@ -162,10 +162,7 @@ class RowStage(RunStage):
 
     per_row = True
     makes_objects = True
-    draws_by = (
-        "use map(fn, rng=True) in its place, whose function gets a row and a generator of the "
-        "row's own"
-    )
+    draws_by = "use map(fn, rng=True) instead, whose function gets a row and a generator of its own"
 
     def apply(self, row: Any) -> Any:
         """The new row; never None, and no list of rows."""
@@ -194,7 +191,7 @@ class BatchStage(RunStage):
 
     role: ClassVar[Role] = "finish"
     draws_by = (
-        "use map(fn, rng=True) in its place, whose function gets a batch and a generator of its own"
+        "use map(fn, rng=True) instead, whose function gets a batch and a generator of its own"
     )
 
     def apply(self, batch: Any) -> Any:
@@ -407,12 +404,13 @@ class MixingSource(CombiningSource):
         """Make a state of another mix one of this."""
 
 
-def with_mixed(stages: Sequence[Stage]) -> Iterator[Stage]:
+def stages_within(stages: Sequence[Stage], kind: type[Any] = CombiningSource) -> Iterator[Stage]:
+    """The stages, and those of the pipelines that sources of this kind combine."""
     for stage in stages:
         yield stage
-        if isinstance(stage, MixingSource):
-            for pipeline in stage.options["sources"].values():
-                yield from with_mixed(pipeline.stages)
+        if isinstance(stage, kind):
+            for chain in stage.chains:
+                yield from stages_within(chain, kind)
 
 
 def put_through(stages: Sequence[Any], block: Block) -> Block:

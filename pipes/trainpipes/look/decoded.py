@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from trainpipes._internal.text import escaped
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.kinds.stage import Stage
 from trainpipes.look.values import MASKS, MOST_CELLS, Array, head

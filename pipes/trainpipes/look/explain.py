@@ -12,8 +12,8 @@ import pyarrow as pa
 from trainpipes._internal.checks import whole_number
 from trainpipes._internal.secrets import hidden
 from trainpipes._internal.text import amount, cut
-from trainpipes.engine.column_names import columns, columns_if_known
 from trainpipes.engine.layout import Layout, divisors
+from trainpipes.engine.planning.as_columns import columns, columns_if_known
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RandomAccessSource
@@ -71,7 +71,7 @@ class Explanation:
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns
         {'x': 'int64', 'label': 'int64'}
         """
-        return columns(self._iteration.plan)
+        return columns(self._iteration.plan.inputs)
 
     @property
     def mermaid(self) -> str:
@@ -163,7 +163,7 @@ def _stage_lines(plan: Plan) -> Lines:
 
 
 def _column_lines(plan: Plan) -> Lines:
-    known, more = columns_if_known(plan), ""
+    known, more = columns_if_known(plan.inputs), ""
     schema = getattr(plan.inputs.source, "schema", None)
     if not known and isinstance(schema, pa.Schema):
         known, more = {field.name: str(field.type) for field in schema}, ", as they are read"

@@ -70,10 +70,16 @@ class Found:
     bytes: int
     remote: bool = False
     sources: list[tuple[str, RowSource]] = field(default_factory=list)
-    schemas: dict[str, pa.Schema] = field(default_factory=dict)
+    sampled: dict[str, pa.Schema] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)
     scale: float = 1.0
+
+    @property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Of each source, what its headers say, or else the sample."""
+        known = {name: one.schema for name, one in self.sources if one.schema is not None}
+        return {**self.sampled, **known}
 
     @property
     def lengths(self) -> IntArray:
@@ -157,7 +163,6 @@ def _open(found: Found, files: FileList) -> None:
         if len(wanted) < len(files):
             read = sum(int(files.sizes[n]) for n, several in one_by_one.items() if several)
             found.scale = found.bytes / max(1, read)
-    found.schemas = {name: one.schema for name, one in found.sources if one.schema is not None}
 
 
 def _wanted_files(found: Found, files: FileList) -> list[int]:
@@ -207,7 +212,7 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
         rows = min(rows, REMOTE_IMAGES)
     tables: list[pa.Table] = []
     places = _places(found, rows)
-    pieces = counted(places, "reading some rows of files", len(places), "pieces", 1)
+    pieces = counted(places, "reading some rows of files", len(places), "pieces")
     for number, of_source in groupby(pieces, itemgetter(0)):
         name, source = found.sources[number]
         with closing(source.reader()) as reader:
@@ -220,7 +225,7 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
                     path = hidden(getattr(error, "path", None) or name)
                     found.unreadable[path] = reason_of(path, error)
                     continue
-                found.schemas.setdefault(name, tables[-1].schema)
+                found.sampled.setdefault(name, tables[-1].schema)
                 most -= tables[-1].nbytes
                 if most < 0:
                     return tables

@@ -15,7 +15,7 @@ from trainpipes._internal.table import table
 from trainpipes.columns.block import WHOLE, Pieces
 from trainpipes.engine.iterating.iteration_state import IterationState
 from trainpipes.engine.iterating.worker_iterator import RunOptions, WorkerIterator
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.shards.shard_items import ItemRows
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import StateError

@@ -40,7 +40,7 @@ def _pipelines(stage: Stage) -> list[tuple[str, Pipeline]]:
 
 def _joined(value: Any) -> list[tuple[str, Pipeline]]:
     """The pipelines in an option, by name where they have one."""
-    named = value.items() if isinstance(value, Mapping) else ()
+    named = list(value.items()) if isinstance(value, Mapping) else []
     if isinstance(value, tuple | list):
         named = [("", one) for one in value]
     return [(str(name), one) for name, one in named if isinstance(one, Pipeline)]

@@ -18,7 +18,7 @@ import torch
 
 from trainpipes._internal.secrets import LEFT_OUT, hidden, is_secret
 from trainpipes.engine.iterating.iteration_state import IterationState
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import StateError
 from trainpipes.kinds.options import identify
 from trainpipes.look.lengths import exact_length, rows_of
@@ -120,7 +120,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
         return [without_secrets(one) for one in value]
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return hidden(str(value if isinstance(value, float) else identify(value)))
+    return hidden(str(value if isinstance(value, float | str) else identify(value)))
 
 
 def _content_hash(value: Any) -> str:

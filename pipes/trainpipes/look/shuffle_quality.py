@@ -13,7 +13,7 @@ import numpy.typing as npt
 from trainpipes._internal.progress import counted
 from trainpipes._internal.table import table
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import RandomAccessSource, Reader, RowSource

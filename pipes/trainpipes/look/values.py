@@ -153,7 +153,7 @@ def _facts(name: str, value: Any) -> Facts:
         return Facts(name, f"array {value.dtype}", value.shape, *_span(value))
     if isinstance(value, list | tuple | np.ndarray):
         is_array = isinstance(value, np.ndarray)
-        kind = f"array {value.dtype}" if is_array else type(value).__name__
+        kind = f"array {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
         numbers = not is_array and all(isinstance(one, int | float) for one in value[:MOST_LISTED])
         low, high, _ = _span(np.array(value[:MOST_LISTED])) if numbers and value else (None,) * 3
         few = [_quoted(one, NAME, quotes=True) for one in value[:FEW]]

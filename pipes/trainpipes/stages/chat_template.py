@@ -15,7 +15,7 @@ from trainpipes.errors import ConfigError, DataError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.stage import made_once
 from trainpipes.stages.columns import refuse_taken, row_table
-from trainpipes.stages.targets import IGNORED, Flags, OnError, have_target
+from trainpipes.stages.targets import IGNORED, Flags, OnError
 from trainpipes.stages.tokenizing import Tokenizes
 from trainpipes.tokenizers.chat import Chat, Written, messages_of, tools_of
 from trainpipes.tokenizers.ragged import Ragged, assemble
@@ -131,11 +131,3 @@ class ChatTemplate(Tokenizes):
         prompt = messages_of(others[0], parse) if self.prompt else ()
         tools = tools_of(others[-1]) if self.tools else None
         return self._chat.write(messages_of(messages, parse), prompt, tools)
-
-    def _checked(self, run: Run, columns: dict[str, Ragged], bad: Flags) -> Run:
-        ids, labels = columns["input_ids"], columns.get("labels")
-        if self.on_error == "keep" or (labels is None and not bad.any()):
-            return run
-        found = ~bad if labels is None else have_target(labels.values, labels.lengths)
-        cut = None if self.max_length is None else ids.lengths >= self.max_length
-        return self._targets.check(run, found, cut, bad)

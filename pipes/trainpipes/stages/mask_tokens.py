@@ -18,22 +18,21 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray, random_key
 from trainpipes.errors import ConfigError
-from trainpipes.kinds.stage import Stage, made_once
+from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.stages.columns import refuse_taken, row_table
 from trainpipes.stages.row_hash import HashArray, mix, unit
 from trainpipes.stages.targets import IGNORED
 from trainpipes.stages.token_columns import ids_of, label_dtype
-from trainpipes.stages.tokenizing import Tokenizes
+from trainpipes.stages.tokenizing import TakesTokenizer, Tokenizes
 from trainpipes.tokenizers.engine import MASKS, Engine, begins_word
-from trainpipes.tokenizers.load import load
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD1B54A32D192ED03)
 _THIRD = np.uint64(0xABC98388FB8FAC03)
 
 
-class MaskTokens(RunStage):
+class MaskTokens(TakesTokenizer, RunStage):
     """Mask tokens for masked language modeling (Devlin et al., "BERT", 2019, section 3.1).
 
     Of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay. A new
@@ -95,44 +94,31 @@ class MaskTokens(RunStage):
         self._require(total <= 1, "mask_replace_prob", rule)
         _ = self._own  # whether it is there is said here
 
-    _below: ClassVar[Engine | None] = None
+    _below: ClassVar[Tokenizes | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        makers = [stage.maker for stage in below if isinstance(stage, Tokenizes)]
-        lacking = [
-            n for n in ("mask_token_id", "special_ids", "vocab_size") if self.options[n] is None
-        ]
+        found, names = self.tokenizes(below), ("mask_token_id", "special_ids", "vocab_size")
+        lacking = [name for name in names if self.options[name] is None]
         lacking += ["whole_words"] if self.whole_words else []
-        if self._own is None and not makers and lacking:
+        if found is None and lacking:
             raise ConfigError(
                 f"{self} needs a tokenizer to tell {', '.join(lacking)}, and there is no tokenize() "
                 "before it: pass tokenizer=..., or give these options"
             )
-        return self.resolved(_below=makers[-1] if makers else None)
-
-    @made_once
-    def _own(self) -> Engine | None:
-        return None if self.tokenizer is None else load(self.tokenizer)
+        return self.resolved(_below=found)
 
     @property
     def _engine(self) -> Engine | None:
-        return self._own or self._below
+        found = self._own or self._below
+        return None if found is None else found.maker
 
     @cached_property
     def _salt(self) -> HashArray:
         return random_key(self.seed, "mask_tokens")[:1]
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        found = {**self.options, "mask_token_id": self._mask, "vocab_size": self._size}
-        if self._own is not None:
-            found["tokenizer"] = {"name": str(self._own), "content": self._own.fingerprint()}
-        return found
-
     def identity(self) -> dict[str, Any]:
         found = super().identity()
-        for name in ("tokenizer", "special_ids"):
-            found.pop(name, None)
+        found.pop("special_ids", None)
         known = self._special.tobytes()
         known += b"" if self._begins is None else np.packbits(self._begins).tobytes()
         tokens = hashlib.sha256(known).hexdigest()[:16]

@@ -105,13 +105,6 @@ class Shuffle(ShuffleStage):
     def runs_user_code(self) -> bool:
         return not type(self.sampler).__module__.startswith(("trainpipes.", "torch.", "builtins"))
 
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        if self.order is None:
-            return self.options
-        own = {} if self.sampler is None else {"seed": None, "scope": None, "sampler": self.order}
-        return {**self.options, "buffer_size": None, "max_bytes": None, **own}
-
     def identity(self) -> dict[str, Any]:
         if self.sampler is not None:
             return {"stage": self.name, "sampler": identify(self.order)}

@@ -137,8 +137,7 @@ class Pack(TakesTokenizer, RegroupStage):
     _tokenize: ClassVar[Tokenizes | None] = None
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        tokenize = self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
-        tokenize = tokenize if self.pad_token_id is None else None
+        tokenize = self.tokenizes(below) if self.pad_token_id is None else None
         if tokenize is not None and not tokenize.says_pad_id:
             raise ConfigError(
                 f"{self} fills rows up with the tokenizer's pad token, and {tokenize.maker} is a "

@@ -162,26 +162,10 @@ class PadCollate(TakesTokenizer, RunStage):
             elif stage.name == "rename":
                 names = stage.options["names"]
                 ids = {names.get(name, name): maker for name, maker in ids.items()}
-        tokenize = next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
         if self._own is not None:
-            tokenize = ids["input_ids"] = self._own
+            ids["input_ids"] = self._own
         pack = next((stage for stage in below if isinstance(stage, Pack)), None)
-        return self.resolved(_tokenize=tokenize, _id_columns=ids, _pack=pack)
-
-    @property
-    def resolved_options(self) -> dict[str, Any]:
-        rule = self._rule
-        value = self._pad_below if rule.value is None else rule.value
-        return {
-            **super().resolved_options,
-            "value": value or 0,
-            "padding_side": rule.padding_side or self._side_below,
-            "truncation_side": rule.truncation_side or "right",
-        }
-
-    @property
-    def _pad_below(self) -> int | None:
-        return None if self._tokenize is None else self._tokenize.pad_id
+        return self.resolved(_tokenize=self.tokenizes(below), _id_columns=ids, _pack=pack)
 
     @property
     def _side_below(self) -> Side:
@@ -191,7 +175,7 @@ class PadCollate(TakesTokenizer, RunStage):
         found = super().identity()
         if self._tokenize is not None:  # what it says of padding shapes batches too
             if self.value is None:
-                found["value"] = self._pad_below
+                found["value"] = self._tokenize.pad_id
             if self.padding_side is None:
                 found["padding_side"] = self._side_below
         return found

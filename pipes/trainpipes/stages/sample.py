@@ -16,7 +16,7 @@ from trainpipes.columns.run import Run
 from trainpipes.engine.layout import random_key
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.kinds.stage_kinds import RunStage, with_mixed
+from trainpipes.kinds.stage_kinds import MixingSource, RunStage, stages_within
 from trainpipes.sources.files.row_names import row_names
 from trainpipes.stages.row_hash import HashArray, RowNames, hash_keys, mix, unit
 
@@ -39,7 +39,7 @@ class Drawn(RunStage):
             raise ConfigError(
                 f"{self} chooses single rows, and {below[0]} gives batches: use a sampler of rows"
             )
-        for other in with_mixed(below):  # rows keep who they are in a mix
+        for other in stages_within(below, MixingSource):  # rows keep who they are in a mix
             if isinstance(other, Drawn) and other._draw == self._draw:
                 way = f"give one of the two another seed, such as seed={self.options['seed'] + 1}"
                 raise ConfigError(

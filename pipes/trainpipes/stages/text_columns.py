@@ -33,9 +33,9 @@ class Template:
             parts = list(string.Formatter().parse(text))
         except ValueError as error:
             raise wrong(option, f"a format string ({error})", text) from None
-        fields = [part[1:] for part in parts if part[1] is not None]
-        good = all(name and not rest and not conversion for name, rest, conversion in fields)
-        rule = "text that must name columns as {column}, without index, format or conversion"
+        fields = [(name, rest, how) for _, name, rest, how in parts if name is not None]
+        good = all(name and not rest and not how for name, rest, how in fields)
+        rule = "text that names columns as {column}, without index, format or conversion"
         good = good and not any(set(name) & set(".[") for name, _, _ in fields)
         require(good, option, rule, text, "make another text with map_batches()")
         self.columns = list(dict.fromkeys(name for name, _, _ in fields))

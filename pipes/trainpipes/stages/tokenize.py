@@ -17,7 +17,7 @@ from trainpipes.errors import ConfigError
 from trainpipes.kinds.blame import blame
 from trainpipes.kinds.options import identify
 from trainpipes.stages.columns import taken
-from trainpipes.stages.targets import IGNORED, OnError, have_target
+from trainpipes.stages.targets import IGNORED, OnError
 from trainpipes.stages.text_columns import (
     Template,
     labelled_of,
@@ -243,13 +243,6 @@ class Tokenize(Tokenizes):
             raise
         run = run.with_block(block.with_data(self._replaced(block, columns)))
         return self._checked(run, columns)
-
-    def _checked(self, run: Run, columns: Mapping[str, Ragged]) -> Run:
-        labels, targets = columns.get("labels"), self._targets
-        if labels is None or not targets.asked_for:
-            return run if self.keeps_rows else targets.check(run, np.ones(len(run), dtype=np.bool_))
-        cut = None if self.max_length is None else labels.lengths >= self.max_length
-        return targets.check(run, have_target(labels.values, labels.lengths), cut)
 
     def _encode(self, texts: Mapping[str, Any], numbers: IntArray) -> dict[str, Ragged]:
         if self.pair:

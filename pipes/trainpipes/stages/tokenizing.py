@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
 from typing import Any, ClassVar, Literal
 
@@ -13,11 +13,12 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.rectangles import Side
 from trainpipes.columns.run import Run
 from trainpipes.kinds.stage import Stage, made_once
-from trainpipes.stages.targets import OnError, TargetStage, have_target
+from trainpipes.stages.targets import Flags, OnError, TargetStage, have_target
 from trainpipes.stages.token_columns import is_list, names_of, numbers_of
 from trainpipes.tokenizers.engine import Engine
 from trainpipes.tokenizers.load import load
 from trainpipes.tokenizers.parallelism import take_turns
+from trainpipes.tokenizers.ragged import Ragged
 from trainpipes.tokenizers.simple import Function
 
 #: Rows whose labels are looked at in a process where nobody asks for it.
@@ -32,6 +33,16 @@ class Tokenizes(TargetStage):
     @property
     def id_columns(self) -> list[str]:
         return ["input_ids"]
+
+    def _checked(self, run: Run, columns: Mapping[str, Ragged], bad: Flags | None = None) -> Run:
+        """The run without rows to be left out: those that have no target, and ``bad`` ones."""
+        labels, most = columns.get("labels"), self.options["max_length"]
+        if self.options["on_error"] == "keep" or (labels is None and self.keeps_rows):
+            return run
+        if labels is None:
+            return self._targets.check(run, np.ones(len(run), dtype=np.bool_), bad=bad)
+        cut = None if most is None else labels.lengths >= most
+        return self._targets.check(run, have_target(labels.values, labels.lengths), cut, bad)
 
     @property
     def maker(self) -> Engine:
@@ -140,6 +151,10 @@ class TakesTokenizer(Stage):
     def _own(self) -> TokenizedBy | None:
         given = self.options["tokenizer"]
         return None if given is None else TokenizedBy(given)
+
+    def tokenizes(self, below: Sequence[Stage]) -> Tokenizes | None:
+        """What made the ids: the option, or the last stage below that makes any."""
+        return self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
 
     def identity(self) -> dict[str, Any]:
         found = super().identity()

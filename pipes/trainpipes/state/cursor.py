@@ -72,13 +72,6 @@ def is_count(value: Any, least: int = 0) -> bool:
     return type(value) is int and least <= value < MOST
 
 
-def load_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
 def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str:
     """A shard's cursor as it stands in a state; ``tag`` is the checksum of the pipeline's
     identity."""
@@ -86,19 +79,17 @@ def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str
     return sealed(text, checksum(text, shard_key(shard), tag, epoch))
 
 
-def read_cursor(
-    key: str, value: Any, epoch: int, m: int, num_shards: int, tag: str
-) -> dict[str, Any]:
+def read_cursor(key: str, value: Any, epoch: int, m: int, shards: int, tag: str) -> dict[str, Any]:
     """The cursor of a key; raises StateError if it is damaged, or of another step."""
-    shard = shard_of(key, num_shards)
+    shard = shard_of(key, shards)
     text, check = unsealed(value) if isinstance(value, str) else ("", None)
-    cursor = load_json(text) if check == checksum(text, key, tag, epoch) else None
-    if not isinstance(cursor, dict) or not is_count(cursor.get("delivered")):
+    if check is None or check != checksum(text, key, tag, epoch):
         raise StateError(
             f"{key}: must be a cursor as state_dict() wrote it, got {shown(value)}; "
             "the state was edited or is damaged: load it as it was saved"
         )
-    check_delivered(shard, cursor, m, num_shards)
+    cursor: dict[str, Any] = json.loads(text)
+    check_delivered(shard, cursor, m, shards)
     return cursor
 
 

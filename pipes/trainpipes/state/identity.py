@@ -22,7 +22,7 @@ def check_identity(saved: str, present: str) -> None:
     """Raise StateError with the first difference of two pipelines."""
     if saved == present:
         return
-    before, now = read_identity(saved), read_identity(present)
+    before, now = json.loads(saved), json.loads(present)
     stages = [s["stage"] for s in before["stages"]], [s["stage"] for s in now["stages"]]
     if stages[0] != stages[1]:
         chains = [cut(" -> ".join(names), 300) for names in stages]
@@ -37,9 +37,8 @@ def check_identity(saved: str, present: str) -> None:
     which = other_file(before, now, path)
     cure = _CURES.get(path.split("/")[0], _CURES["stages"])
     if path.endswith("/engine") and old == "gigatoken":
-        cure = (
-            f'leave engine="tokenizers" out, with gigatoken installed: {pip_install("gigatoken")}'
-        )
+        install = pip_install("gigatoken")
+        cure = f'leave engine="tokenizers" out, with gigatoken installed: {install}'
     elif path.endswith("/engine") and new == "gigatoken":
         cure = 'write tokenize(..., engine="tokenizers")'
     if stages[1][:1] == ["mix"] and path.startswith(("data/sources", "stages/mix/")):
@@ -61,27 +60,6 @@ def other_file(before: Any, now: Any, path: str) -> str:
         return ""
     number = next((n for n, (old, new) in enumerate(pairs, 1) if old != new), 0)
     return f" (file {number} of {len(pairs)} is not the saved one)" if number else ""
-
-
-def read_identity(text: str) -> dict[str, Any]:
-    """The data and the stages of a state's "pipeline"; raises StateError if it is damaged."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise damaged(str(error)) from error
-    if not isinstance(found, dict) or not isinstance(found.get("data"), dict):
-        raise damaged('it is no JSON object with an entry "data"')
-    stages = found.get("stages")
-    if not isinstance(stages, list) or not stages:
-        raise damaged('it has no list "stages"')
-    for stage in stages:
-        if not isinstance(stage, dict) or not isinstance(stage.get("stage"), str):
-            raise damaged(f"{shown(stage)} is no stage")
-    return {"data": found["data"], "stages": stages}
-
-
-def damaged(why: str) -> StateError:
-    return StateError(f"pipeline: damaged ({cut(why)}); load the state as it was saved")
 
 
 def named_difference(before: dict[str, Any], now: dict[str, Any]) -> tuple[str, Any, Any] | None:

@@ -17,7 +17,7 @@ from trainpipes._internal.text import cut, shown
 from trainpipes.errors import StateError
 from trainpipes.state.cursor import check_delivered, shard_key
 from trainpipes.state.format import Position, Saved, read, render
-from trainpipes.state.identity import named_difference, read_identity
+from trainpipes.state.identity import named_difference
 
 #: Most missing shards whose ranks are named.
 MOST_NAMED = 4096
@@ -107,7 +107,7 @@ def _same_pipeline(parts: list[Saved]) -> None:
             )
         if part.pipeline == first.pipeline:
             continue
-        found = named_difference(read_identity(first.pipeline), read_identity(part.pipeline))
+        found = named_difference(json.loads(first.pipeline), json.loads(part.pipeline))
         if found is not None:
             path, old, new = found
             raise StateError(
@@ -130,9 +130,8 @@ def _complete(there: Collection[int], num_shards: int, parts: int) -> None:
             ranks = f", those of rank{'s' * (len(lost) > 1)} {shown(sorted(lost))} of {world}"
             break
     raise StateError(
-        f"the positions of shards {shown(missing)} are missing{ranks}: merge the states of all "
-        "ranks, or save "
-        "with torch.distributed.checkpoint, or with loader.gather_state() on all ranks"
+        f"the positions of shards {shown(missing)} are missing{ranks}: merge the states of all ranks, or "
+        "save with torch.distributed.checkpoint, or with loader.gather_state() on all ranks"
     )
 
 
@@ -160,9 +159,8 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
         _world[:] = [dist.group.WORLD]
         _calls.clear()
     (call, before), own = _calls.get(ranks, (0, "")), dist.get_rank()
-    store = PrefixStore(
-        "trainpipes/state/gather/" + "-".join(map(str, ranks)), _get_default_store()
-    )
+    members = "-".join(map(str, ranks))
+    store = PrefixStore(f"trainpipes/state/gather/{members}", _get_default_store())
     place, came = "", 0
     for attempt in count():  # those before it have failed
         place = f"{call}.{attempt}"

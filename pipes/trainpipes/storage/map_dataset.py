@@ -20,10 +20,9 @@ from trainpipes.columns.columns import table_of
 from trainpipes.columns.row_types import python_rows
 from trainpipes.columns.run import Run
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.shard_opener import ShardOpener
-from trainpipes.engine.shards.shard_runs import say_where
+from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
 from trainpipes.errors import ConfigError, MissingFilesError, SchemaError, UnreadableError
+from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import RowSource
 from trainpipes.pipeline import Pipeline
 from trainpipes.storage.cache import LOCK, VARIABLE, dataset_path, folder
@@ -220,7 +219,7 @@ def runs_of(plan: Plan) -> Iterator[Run]:
     opener = ShardOpener(plan, open_windows(plan))
     for shard in range(plan.chain.num_shards):
         slot = plan.counts.slot(shard, 0, 0)
-        chain = opener.open(shard, plan.counts.start(slot, 0, 0), 0)
+        chain = opener.open(shard, plan.counts.start(slot, 0), 0)
         with suppress(StopIteration):
             while True:
                 yield chain.next_run()

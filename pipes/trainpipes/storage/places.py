@@ -248,15 +248,17 @@ class _Lease:
                 self._write(mode="overwrite")
 
     def _is_over(self, found: dict[str, Any]) -> bool:
-        """Whether its process is gone from this machine, or gives no sign of life from another one."""
-        if found["host"] != self._me["host"]:
-            self._ended.wait(LEASE)
-            return self._read() in (found, None)
-        try:
-            os.kill(int(found["pid"]), 0)
-        except OSError as error:
-            return isinstance(error, ProcessLookupError)
-        return False
+        """Whether its process is gone from this machine, or gives no sign of life: the number alone may be
+        that of another one, as in a container that was started again."""
+        if found["host"] == self._me["host"]:
+            try:
+                os.kill(int(found["pid"]), 0)
+            except ProcessLookupError:
+                return True
+            except PermissionError:  # it is another user's
+                pass
+        self._ended.wait(LEASE)
+        return self._read() in (found, None)
 
     def _taken(self, found: dict[str, Any]) -> ConfigError:
         return self._place._taken(f"process {found['pid']} of {found['host']}")

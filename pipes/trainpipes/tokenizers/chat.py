@@ -140,10 +140,11 @@ class Chat:
     def _render(
         self, messages: Sequence[Any], tools: Tools, **options: bool
     ) -> tuple[str, list[tuple[int, int]]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        from transformers.utils import chat_template_utils
 
+        render: Any = chat_template_utils.render_jinja_template
         with _refusals():
-            (text,), spans = render_jinja_template(
+            (text,), spans = render(
                 [messages], tools, chat_template=self.template, **options,
                 **self.loaded.special_tokens_map,
             )  # fmt: skip

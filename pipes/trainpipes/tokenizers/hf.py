@@ -300,7 +300,7 @@ class HuggingFace(Engine):
 
     def padding(self) -> Side | None:
         side = self.named.padding_side
-        return "left" if side == "left" else side and "right"
+        return None if side is None else "left" if side == "left" else "right"
 
     def token_id(self, token: str) -> int | None:
         known = self.facts.tokens.get(token)

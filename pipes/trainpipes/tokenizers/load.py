@@ -52,20 +52,16 @@ def _from_text(tokenizer: str | os.PathLike[str], fast: bool) -> Engine:
             return Bytes()
         if text.startswith("tiktoken:"):
             return Tiktoken(text.removeprefix("tiktoken:"))
-    if "://" in text:
-        return _from_file(text, fast)
-    path = os.path.expanduser(text)
+    path = text if "://" in text else os.path.expanduser(text)
+    if "://" in text or os.path.isfile(path):
+        return _from_file(path, fast)
     if os.path.isdir(path):
         return _from_directory(path, fast)
-    if os.path.isfile(path):
-        return _from_file(path, fast)
     if not isinstance(tokenizer, str) or not is_hub_name(text):
         raise ConfigError(_not_there(text))
     if find_spec("transformers") is None:
-        raise ConfigError(
-            f"{text!r} is not a path; {KINDS}. For a name on the Hugging Face hub: "
-            f"{pip_install('transformers')}"
-        )
+        way = f"For a name on the Hugging Face hub: {pip_install('transformers')}"
+        raise ConfigError(f"{text!r} is not a path; {KINDS}. {way}")
     return load(auto_tokenizer(text), "auto" if fast else "tokenizers")
 
 
@@ -74,10 +70,8 @@ def _from_file(path: str, fast: bool) -> Engine:
         return HuggingFace(File(path), fast)
     if path.endswith(".model"):
         return SentencePiece(File(path))
-    raise ConfigError(
-        f"{path} has no known ending of a tokenizer file: a tokenizer.json ends in .json, a "
-        "SentencePiece model in .model"
-    )
+    rule = "a tokenizer.json ends in .json, a SentencePiece model in .model"
+    raise ConfigError(f"{path} has no known ending of a tokenizer file: {rule}")
 
 
 def _from_directory(path: str, fast: bool) -> Engine:
@@ -88,10 +82,9 @@ def _from_directory(path: str, fast: bool) -> Engine:
         return SentencePiece(File(os.path.join(path, "tokenizer.model")))
     if {"tokenizer_config.json", "config.json"} & set(found):
         return load(auto_tokenizer(path), "auto" if fast else "tokenizers")
-    raise ConfigError(
-        f"the directory {path} holds no tokenizer.json, tokenizer.model or tokenizer_config.json; "
-        f"it holds {', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
-    )
+    there = f"{', '.join(found[:8]) or 'nothing'}{', …' if len(found) > 8 else ''}"
+    names = "tokenizer.json, tokenizer.model or tokenizer_config.json"
+    raise ConfigError(f"the directory {path} holds no {names}; it holds {there}")
 
 
 def _not_there(text: str) -> str:

@@ -52,9 +52,6 @@ class SentencePiece(Engine):
             self.loaded.encode(texts.to_pylist(), out_type=int, num_threads=1, **plain)
         )
 
-    def runs_on(self) -> str:
-        return "sentencepiece"
-
     def affixes(self) -> Affixes:
         bos, eos = (self._known(name) for name in ("bos_id", "eos_id"))
         prefix = (bos,) if self._adds[0] and bos is not None else ()
@@ -138,9 +135,6 @@ class Tiktoken(Engine):
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
         values = np.concatenate(rows) if rows else np.empty(0, dtype=np.uint32)
         return Ragged.of_lengths(values.astype(np.int32), lengths)
-
-    def runs_on(self) -> str:
-        return "tiktoken"
 
     def ends(self) -> dict[str, int]:
         found = self.token_id("<|endoftext|>")

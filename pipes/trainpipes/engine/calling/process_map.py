@@ -59,9 +59,8 @@ class ProcessMap:
             method = "forkserver" if there and self.pid == HOME else "spawn"
         self._context: Any = multiprocessing.get_context(method)
         self._payload: RowCall | bytes | None = call if method == "fork" else None
-        self._lock = (
-            threading.Lock()
-        )  # close() does without: the garbage collector may call it anywhere
+        #: close() does without: the garbage collector may call it anywhere.
+        self._lock = threading.Lock()
         self._workers: list[_Worker] = []
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
         self._last_submit = 0.0
@@ -78,9 +77,8 @@ class ProcessMap:
         try:
             message = pickled((items, words))
         except NO_PICKLE as error:
-            raise _no_pickle(
-                self._call.said, "rows", f"a {type(items[0]).__name__} ", error
-            ) from error
+            found = f"a {type(items[0]).__name__} "
+            raise _no_pickle(self._call.said, "rows", found, error) from error
         answer: SimpleQueue[Answer] = SimpleQueue()
         with self._lock:
             self._start_missing()

@@ -25,7 +25,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import torch
 
-from trainpipes.columns.lone_copy import is_plain
+from trainpipes.columns.tensor_rows import is_plain
 from trainpipes.engine.calling.row_call import RowCall
 from trainpipes.errors import DataError, WorkerError
 

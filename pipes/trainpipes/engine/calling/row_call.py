@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -84,16 +85,14 @@ def row_words(block: Block) -> Words:
     return places
 
 
+@dataclass(eq=False)
 class RowCall:
     """A function of one row, or of a row and its generator (with ``key``)."""
 
-    def __init__(
-        self, fn: Callable[..., Any], key: RowKey | None, said: str, watch: DrawWatch
-    ) -> None:
-        self.fn = fn
-        self.key = key
-        self.said = said
-        self.watch = watch
+    fn: Callable[..., Any]
+    key: RowKey | None
+    said: str
+    watch: DrawWatch
 
     def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
         """Call the function for each item, up to the first at which it raises or returns None.

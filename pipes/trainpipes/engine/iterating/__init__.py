@@ -5,10 +5,8 @@ epoch_iterator     what users iterate
 one_pass           one pass over a plan, and its state
 epoch_counter      which pass is next, agreed by processes that share a pipeline
 worker_iterator    the items of one worker of one rank, in global order
-lookahead          items taken ahead of use
-agreement          how ranks agree where an uneven epoch ends
-loader_workers     the worker processes of a Loader
+lookahead          items taken ahead of use, and how ranks agree where an uneven epoch ends
+loader_workers     the worker processes of a Loader, and what they have sent, as one consumer's items
 worker_message     what a worker sends
-worker_receiver    what all have sent, as the items of one consumer
 worker_end         how a worker's process ends
 """

@@ -4,6 +4,17 @@ A plain ``DataLoader`` starts workers at ``iter()`` and calls nothing in the par
 cannot count passes; after a ``break`` workers of two passes may start side by side. So all copies
 of a pipeline share a few numbers in memory, and the first worker of a pass to start claims it for
 them all. The numbers move to shared memory just before the first fork or spawn.
+
+    upcoming    0 or more: the number of the next pass
+    loads       0 or more: how many states were loaded
+    loaded      the load that the next pass starts from: 0 for none, else ``2 * loads + within``, so that
+                an odd one is of a state from within an epoch
+    named       -1, or what ``set_epoch`` was given for the next pass
+    offset      any: a number given to ``set_epoch`` plus this is the pass's number
+    elsewhere   1 if workers or a ``Loader`` began the last pass, else 0
+    claims      0 or more: how many passes workers claimed; the last 64 of them are kept
+
+A claim takes ``upcoming`` and ``loaded``, and leaves ``upcoming + 1`` (or the fixed number), 0 and -1.
 """
 
 from __future__ import annotations
@@ -30,23 +41,14 @@ _REMEMBERED = 64
 
 
 class _Claim(Structure):
-    _fields_: ClassVar = [
-        ("shared", c_int64 * 3),
-        ("number", c_int64),
-        ("load", c_int64),  # that it starts from
-    ]
+    _fields_: ClassVar = [("shared", c_int64 * 3), ("number", c_int64), ("load", c_int64)]
 
 
 class _Numbers(Structure):
     _fields_: ClassVar = [
-        ("upcoming", c_int64),  # the next pass's number
-        ("loaded", c_int64),  # the load of the next pass, or 0
-        ("loads", c_int64),  # how many there were
-        ("offset", c_int64),  # added to the number given to ``set_epoch``
-        ("named", c_int64),  # what ``set_epoch`` was given for the next pass, -1 if nothing
-        ("elsewhere", c_int64),  # whether the last pass was of workers or of a ``Loader``
-        ("claims", c_int64),  # how many passes workers claimed
-        ("claimed", _Claim * _REMEMBERED),  # the last ones of them
+        *((name, c_int64) for name in ("upcoming", "loaded", "loads", "offset", "named")),
+        *((name, c_int64) for name in ("elsewhere", "claims")),
+        ("claimed", _Claim * _REMEMBERED),
     ]
 
 

@@ -49,28 +49,22 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        held = True
+        return self._iterator_lock.run(self._next)
+
+    def _next(self) -> Any:
+        rest, begun = self._rest, perf_counter()
         try:
-            if not self._iterator_lock.take(False):
-                held = False
-                self._iterator_lock.wait()
-                held = True
-            rest = self._rest
-            asked = perf_counter()
             item = self._first() if rest is None else next(rest)
-            if self._info is None:
-                iteration = self._iteration
-                iteration.last = self._current
-                iteration.wait_seconds += perf_counter() - asked
-            return item
         except StopIteration:
             if self._current is not None:
                 self._current.ended = True
                 self._current.close()
             raise
-        finally:
-            if held:
-                self._iterator_lock.done()
+        if self._info is None:
+            iteration = self._iteration
+            iteration.last = self._current
+            iteration.wait_seconds += perf_counter() - begun
+        return item
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -94,18 +88,9 @@ class EpochIterator:
         >>> [(batch, batches.is_last()) for batch in batches]
         [([0, 1], False), ([2], True)]
         """
-        held = True
-        try:
-            if not self._iterator_lock.take(False):
-                held = False
-                self._iterator_lock.wait()
-                held = True
-            if self._rest is None or self._current is None:  # none was given
-                return False
-            return self._current.is_last()
-        finally:
-            if held:
-                self._iterator_lock.done()
+        if self._rest is None or self._current is None:  # none was given
+            return False
+        return bool(self._iterator_lock.run(self._current.is_last))
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last item given: a flat dict of integers and strings."""
@@ -153,18 +138,16 @@ class EpochIterator:
             self._current = self._begin_worker(self._shared)
             self._is_taken = True
         else:
-            self._current = self._open(
-                iteration.upcoming() if own is None else iteration.loaded(own[1])
-            )
+            start = iteration.upcoming() if own is None else iteration.loaded(own[1])
+            self._current = self._open(start)
         return self._current
 
     def _open(self, position: Position, origin: int | None = None, go_on: bool = True) -> OnePass:
         iteration, lock = self._iteration, self._iterator_lock
         topology = iteration.topology()
         after = iteration.passes.after
-        return OnePass(
-            iteration.plan, topology, position, origin, go_on, self._options, lock, after
-        )
+        plan, options = iteration.plan, self._options
+        return OnePass(plan, topology, position, origin, go_on, options, lock, after)
 
     def _begin_worker(self, shared: Shared) -> OnePass:
         iteration, own = self._iteration, self._own

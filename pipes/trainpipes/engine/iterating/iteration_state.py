@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 from weakref import WeakSet
 
@@ -43,7 +44,6 @@ class IterationState:
         fixed: int | None = None,
     ) -> None:
         self._make = stages
-        self._plan: Plan | None = None
         self.ranks = ranks
         self.members: tuple[int, ...] | None = None
         self.passes = EpochCounter(fixed or 0, fixed)
@@ -72,17 +72,16 @@ class IterationState:
 
     def __getstate__(self) -> dict[str, Any]:
         # Without what is of this process.
-        return {**vars(self), "_plan": None, "last": None, "begun": None}
+        kept = {name: value for name, value in vars(self).items() if name != "plan"}
+        return {**kept, "last": None, "begun": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.begun = WeakSet()
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
-        if self._plan is None:
-            self._plan = self._make()
-        return self._plan
+        return self._make()
 
     def topology(self) -> Topology:
         """This consumer, checked against the pipeline's shards."""
@@ -176,7 +175,7 @@ class IterationState:
             f"the loop before was left within {epoch}, {said[0]}. To continue within an epoch, keep its "
             f"iterator, batches = iter(loader); to look at one item, use peek(); {said[1]}",
             key,
-            level=6,
+            level=8,
         )
 
     def upcoming(self) -> Position:
@@ -286,10 +285,9 @@ class IterationState:
             return last.state()
         if self.passes.now.elsewhere:
             raise StateError(
-                "this pipeline was last iterated by a trainpipes.Loader or by workers of a "
-                "DataLoader, and does not know how far they are: save the state_dict() of the "
-                "Loader or StatefulDataLoader; for a plain DataLoader count batches, and "
-                "use pipe.state_at(batches, epoch=...)"
+                "this pipeline was last iterated by a trainpipes.Loader or by workers of a DataLoader, and "
+                "does not know how far they are: save the state_dict() of the Loader or StatefulDataLoader; "
+                "for a plain DataLoader count batches, and use pipe.state_at(batches, epoch=...)"
             )
         # With cursors of a rank's own shards, also of a state that had all of them.
         after = self.passes.after

@@ -9,15 +9,19 @@ leave the others waiting in their next collective.
 
 from __future__ import annotations
 
+import atexit
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.utils.data import get_worker_info
 
-from trainpipes.engine.iterating.agreement import agreement_over
 from trainpipes.engine.iterating.worker_iterator import ConsumerPosition, WorkerIterator
 from trainpipes.engine.topology import Topology
 from trainpipes.errors import TopologyError
@@ -39,6 +43,7 @@ class _Taken:
     give: Callable[[], Any] | None = None
 
 
+@dataclass(eq=False)
 class Lookahead:
     """The items of one consumer; its state is that of the last one given.
 
@@ -51,38 +56,33 @@ class Lookahead:
         stages: that place items, such as on a device.
     """
 
-    def __init__(
-        self,
-        source: WorkerIterator,
-        topology: Topology,
-        origin: int,
-        stages: Sequence[DeviceStage] = (),
-    ) -> None:
-        self._source = source
-        self._topology = topology
-        self._origin = origin
-        self._stages = stages
+    source: WorkerIterator
+    topology: Topology
+    origin: int
+    stages: Sequence[DeviceStage] = ()
+
+    def __post_init__(self) -> None:
         #: Items begun ahead of the one given.
-        self._depth = max((stage.ahead for stage in stages), default=0)
+        self._depth = max((stage.ahead for stage in self.stages), default=0)
         self._taken: deque[_Taken] = deque()
         #: After the last item given, with what moved since the last ``state()``.
         self._last: ConsumerPosition | None = None
-        self._agrees = source.ends_together
+        self._agrees = self.source.ends_together
         #: How many items a rank without an error holds, and on how many all ranks agreed: the same on
         #: all ranks. One is always left, so that one rank alone may call ``is_last``.
         self._held = self._agreed = 0
         self._ends = False
         self._raised: Exception | None = None
-        if self._agrees and (topology.num_workers > 1 or get_worker_info() is not None):
+        if self._agrees and (self.topology.num_workers > 1 or get_worker_info() is not None):
             raise TopologyError(
                 "row counts of this pipeline are not known in advance, so that several ranks would end an "
-                f"epoch at different steps and hang, got {topology.world_size} ranks with DataLoader "
+                f"epoch at different steps and hang, got {self.topology.world_size} ranks with DataLoader "
                 "workers, which cannot agree: add .repeat() and count steps, or use trainpipes.Loader"
             )
 
     def __next__(self) -> Any:
         if self._last is None and not self._depth and not self._agrees:
-            return _placed(self._stages, next(self._source))
+            return _placed(self.stages, next(self.source))
         if self._raised is not None:
             raise self._raised
         self._look_ahead()
@@ -94,14 +94,14 @@ class Lookahead:
         if self._agrees:
             return self._last is not None and self._last.over
         if self._last is None:
-            self._last = self._source.state()
+            self._last = self.source.state()
         if not self._last.over and not self._taken:
             self._look_ahead()
         if self._taken and isinstance(self._taken[0].error, StopIteration):
             coming = self._taken[0]
             over = alone or coming.state.over
             coming.state = coming.state._replace(over=over)
-            self._last = self._last._replace(over=over)  # though nobody was told yet
+            self._last = self._last._replace(over=over)  # before StopIteration is raised
             return True
         return self._last.over
 
@@ -122,14 +122,14 @@ class Lookahead:
 
     def _take(self, count: int) -> None:
         if self._last is None:
-            self._last = self._source.state()
+            self._last = self.source.state()
         while len(self._taken) < count and self._error is None:
             item = error = None
             try:
-                item = next(self._source)
+                item = next(self.source)
             except Exception as raised:
                 error = raised
-            self._taken.append(_Taken(item, error, self._source.state()))
+            self._taken.append(_Taken(item, error, self.source.state()))
 
     def _agree(self) -> None:
         """Take what comes next, and agree where that is due: for all ranks before the same item."""
@@ -137,7 +137,7 @@ class Lookahead:
             return
         held = max(self._depth + 1, min(self._held + 2, AHEAD))
         is_due = self._agreed <= held // 2
-        agree = agreement_over(self._topology) if is_due else None
+        agree = agreement_over(self.topology) if is_due else None
         self._take(held)
         self._held = held
         if agree is None:
@@ -147,8 +147,8 @@ class Lookahead:
         self._agreed = held
         if first != _NONE_MISSING:
             self._ends = True
-            world = self._topology.world_size
-            self._end_at(self._origin + (first - self._origin) // world * world)
+            world = self.topology.world_size
+            self._end_at(self.origin + (first - self.origin) // world * world)
 
     def _end_at(self, end: int) -> None:
         """Drop what was taken from batch ``end`` on: the pass is over there."""
@@ -170,7 +170,7 @@ class Lookahead:
         coming = self._taken[0]
         item = None
         if coming.error is None:
-            item = _placed(self._stages, coming.item) if coming.give is None else coming.give()
+            item = _placed(self.stages, coming.item) if coming.give is None else coming.give()
         del self._taken[0]
         self._last = coming.state._replace(moved={**self.state().moved, **coming.state.moved})
         if coming.error is not None:
@@ -182,19 +182,19 @@ class Lookahead:
 
     def _begun(self, item: Any) -> Callable[[], Any]:
         try:
-            return _begin(self._stages, item)
+            return _begin(self.stages, item)
         except Exception:  # raised again when the item is due
-            return lambda: _placed(self._stages, item)
+            return lambda: _placed(self.stages, item)
 
     def state(self) -> ConsumerPosition:
         last = self._last
         if last is None:
-            return self._source.state()
+            return self.source.state()
         self._last = last._replace(moved={})
         return last
 
     def close(self) -> None:
-        self._source.close()
+        self.source.close()
         self._taken.clear()
 
 
@@ -211,3 +211,60 @@ def _placed(stages: Sequence[DeviceStage], item: Any) -> Any:
     for stage in stages:
         item = stage.place(item)
     return item
+
+
+#: The least of one integer of each rank.
+Agreement = Callable[[int], int]
+
+#: How long to wait for a rank whose batches take long.
+TIMEOUT = timedelta(minutes=30)
+
+#: By the default group and the members.
+_groups: dict[tuple[Any, tuple[int, ...]], dist.ProcessGroupGloo] = {}
+# Their threads must end before the interpreter does: later the process may be aborted.
+atexit.register(_groups.clear)
+
+
+def agreement_over(topology: Topology) -> Agreement:
+    """An all-reduce of the minimum over the data-parallel ranks, in a gloo group of their own.
+
+    Raises:
+        TopologyError: ``torch.distributed`` is not initialized, or has other ranks.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise TopologyError(
+            "row counts of this pipeline are not known in advance, so that its ranks must agree where an "
+            "epoch ends, and torch.distributed is not initialized: call init_process_group() first, or "
+            "add .repeat() and count steps"
+        )
+    members = topology.members or tuple(range(dist.get_world_size()))
+    if len(members) != topology.world_size:
+        raise TopologyError(
+            f"the pipeline is one of {topology.world_size} ranks, and torch.distributed has "
+            f"{len(members)}, so that it is not known which ranks must agree where an epoch ends: give "
+            "pipe.distributed(mesh=...) the data-parallel dimension of a DeviceMesh"
+        )
+    world = dist.group.WORLD
+    if (world, members) not in _groups:
+        for known in [known for known in _groups if known[0] is not world]:
+            del _groups[known]  # of an earlier world
+        _groups[world, members] = _group(members)
+    group = _groups[world, members]
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.MIN  # type: ignore[assignment]
+
+    def least(number: int) -> int:
+        shared = torch.tensor([number], dtype=torch.int64)
+        group.allreduce([shared], options).wait()  # type: ignore[attr-defined]
+        return int(shared.item())
+
+    return least
+
+
+def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
+    """A gloo group that only its members have to make:
+    ``dist.new_group(use_local_synchronization=True)`` hangs where members are in different numbers
+    of groups."""
+    name = "trainpipes/agreement/" + "-".join(map(str, members))
+    store, rank = PrefixStore(name, _get_default_store()), members.index(dist.get_rank())
+    return dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT)

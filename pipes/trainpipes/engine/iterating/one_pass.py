@@ -20,47 +20,48 @@ from trainpipes.state.format import Position, render
 
 
 class IteratorLock:
-    """Held while an iterator makes an item. A second thread that asks meanwhile is refused, as by a
-    generator.
-
-    An iterator calls ``take`` within a ``try``, and if that is False ``wait``; then ``done``.
-    Signal handlers run after calls, so Ctrl-C does not leave it held.
-    """
+    """Held while an iterator makes an item, or gives a state. A second thread that asks meanwhile is
+    refused, as by a generator. Signal handlers run after calls, so Ctrl-C does not leave it held."""
 
     def __init__(self) -> None:
-        lock = threading.Lock()
-        self.take = lock.acquire
-        self.done = lock.release
-        self._looks = False
+        self._lock = threading.Lock()
+        self._gives_state = False
 
-    def wait(self) -> None:
-        """Wait for a state that is being taken; raises RuntimeError if an item is being made."""
-        if not self._looks:
-            raise RuntimeError(
-                "iterator already executing: another thread, or a function of the pipeline's own, is "
-                "taking an item from it; let one thread take the items of an iterator and hand them on"
-            )
-        self.take()
+    def run(self, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives. Waits for a state that is being taken; raises RuntimeError if an item is
+        being made."""
+        held = True
+        try:
+            if not self._lock.acquire(False):
+                held = False
+                if not self._gives_state:
+                    raise RuntimeError(
+                        "iterator already executing: another thread, or a function of the pipeline's own, "
+                        "is taking an item from it; let one thread take the items and hand them on"
+                    )
+                held = self._lock.acquire()
+            found = make()
+        finally:
+            if held:
+                self._lock.release()
+        return found
 
     @contextmanager
     def between_items(self) -> Iterator[None]:
         """Held while a state is taken; raises RuntimeError if an item is being made."""
-        self._looks = True
+        self._gives_state = held = True
         try:
-            held = True
-            try:
-                if not self.take(False):
-                    held = False
-                    raise RuntimeError(
-                        "state_dict() while another thread, or a function of the pipeline's own, takes an "
-                        "item: iterator already executing; take states in the thread that iterates"
-                    )
-                yield
-            finally:
-                if held:
-                    self.done()
+            if not self._lock.acquire(False):
+                held = False
+                raise RuntimeError(
+                    "state_dict() while another thread, or a function of the pipeline's own, takes an "
+                    "item: iterator already executing; take states in the thread that iterates"
+                )
+            yield
         finally:
-            self._looks = False
+            if held:
+                self._lock.release()
+            self._gives_state = False
 
 
 class OnePass:

@@ -4,16 +4,16 @@ the thread that iterates."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import finalize
 
 from trainpipes._internal.messages import warn_once
-from trainpipes.engine.iterating.loader_workers import LoaderWorkers
-from trainpipes.engine.iterating.worker_receiver import WorkerReceiver
+from trainpipes.engine.iterating.loader_workers import LoaderWorkers, WorkerReceiver
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
-from trainpipes.engine.shards.shard_items import ItemRows, Items, items_of
-from trainpipes.engine.shards.shard_iterator import ENDED
+from trainpipes.engine.shards.shard_items import ItemRows, ShardItems, items_of
+from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.engine.topology import Topology
 from trainpipes.kinds.source import RowSource
 from trainpipes.state.format import Position
@@ -76,7 +76,6 @@ class WorkerIterator:
         self._over = False
         self._num_shards = plan.chain.num_shards
         self._options = options
-        self._items: Items | None = None
         self._pool: Pool | None = None
         self._m = position.m
         self._stride = topology.world_size * topology.num_workers
@@ -138,13 +137,8 @@ class WorkerIterator:
                 stage.settle(0 if self._pool is None else self._pool.threads)
         items.begin(self._next, self._stride, self.end)
 
-    @property
-    def items(self) -> Items:
-        if self._items is None:
-            self._items = self._begin()
-        return self._items
-
-    def _begin(self) -> Items:
+    @cached_property
+    def items(self) -> ShardItems | WorkerReceiver:
         plan, options = self._plan, self._options
         if options.workers is not None:
             return WorkerReceiver(options.workers, plan, self._topology, self._first)
@@ -167,8 +161,8 @@ class WorkerIterator:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
-        if self._items is not None:
-            self._items.close()
+        if "items" in vars(self):
+            self.items.close()
 
 
 def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
@@ -189,9 +183,8 @@ def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
 def _cause(plan: Plan, world: int) -> str | None:
     """Which stages left nothing of how many rows; None where there was nothing, or nothing was
     asked for."""
-    rows = (
-        int(plan.inputs.source.lengths.sum()) if isinstance(plan.inputs.source, RowSource) else None
-    )
+    source = plan.inputs.source
+    rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
     stages = [s for p in (*plan.mixed.values(), plan) for s in p.chain.stages if _drops(s)]
     if rows == 0 or any(stage.share == 0 or _takes_none(stage) for stage in stages):
         return None

@@ -22,7 +22,7 @@ import pyarrow as pa
 import torch
 from torch._utils import ExceptionWrapper
 
-from trainpipes.engine.shards.shard_iterator import ENDED
+from trainpipes.engine.shards.shard_runs import ENDED
 from trainpipes.errors import DataError
 
 #: Most bytes of several batches in one message.

@@ -1,10 +1,9 @@
 """What the stages of a pipeline will do, before anything is read. From the bottom up:
 
-schemas         of rows that are Python objects
 chain           which stage stands where
-block_table     a source's blocks as arrays
+inputs          what a chain reads: source, blocks, schemas
 first_rows      finds a schema
-as_columns      turns Python objects into columns
+as_columns      turns Python objects into columns; the columns of a chain's rows
 arrange         makes a chain of stages
 layouts         how each epoch is cut
 counts          how many batches there are, and where each begins

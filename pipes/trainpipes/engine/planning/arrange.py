@@ -43,7 +43,7 @@ def arrange(written: Sequence[Stage]) -> Chain:
     chain = Chain(tuple(stages), stages[reader], tuple(stages[:reader]))
     for stage in chain.file_stages[1:]:
         chain = _on_files(chain, stage)
-    rows = with_columns(stages[reader:])[1:]
+    rows = with_columns(stages[reader:])[0][1:]
     for number, stage in enumerate(rows):
         cut_later = any(above.role in ("batch", "pack") for above in rows[number:])
         chain = _above(chain, stage, cut_later)
@@ -71,8 +71,7 @@ def _on_files(chain: Chain, stage: Stage) -> Chain:
     shuffles = isinstance(stage, ShuffleStage) and stage.order is None
     if not shuffles and stage.name != "filter":
         raise ConfigError(
-            f"{stage} works on rows, and here there are only file paths; put it after "
-            f"{chain.opener.name}()"
+            f"{stage} works on rows, and here there are only file paths; put it after {chain.opener.name}()"
         )
     return chain
 
@@ -167,9 +166,8 @@ def _cached(chain: Chain, stage: CacheStage) -> Chain:
     above: Stage | None = chain.batch or chain.repeat
     if above is None:
         # What makes rows of several rows has a place of its own.
-        above = next(
-            (s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)), None
-        )
+        regroups = [s for s in chain.after if s.role != "rows" or isinstance(s, RegroupStage)]
+        above = regroups[0] if regroups else None
     if above is not None:
         raise ConfigError(
             f"{stage} keeps rows as they are read, block by block: put it before {above.name}()"

@@ -8,11 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes.columns.block import Block
-from trainpipes.columns.row_schema import UnfitRow, table_of_rows
+from trainpipes.columns.payload import Payload
 from trainpipes.columns.row_types import written
 from trainpipes.columns.run import Run
-from trainpipes.engine.planning.chain import Inputs
-from trainpipes.engine.planning.first_rows import UnfitRows, find_schema
+from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.value_column import UnfitRow, table_of_rows
+from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError, SchemaError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage, is_ours
@@ -24,7 +26,7 @@ class AsColumns(RunStage):
     schema is given, or found once: every block of every run has it. Called by any thread.
 
     Args:
-        asker: the stage that needs columns, for messages.
+        caller: the stage that needs columns, for messages.
         may_stay: whether rows stay as they are where the first ones make no columns.
         key: of its schema in ``Schemas``.
     """
@@ -33,7 +35,7 @@ class AsColumns(RunStage):
     asks_inputs = True
     thread_safe = True
 
-    asker: str
+    caller: str
     schema: pa.Schema | None = None
     may_stay: bool = False
     key: str = ""
@@ -61,7 +63,7 @@ class AsColumns(RunStage):
         inputs: Inputs = self.plan_inputs
         steps, kept = inputs.chain.steps, inputs.chain.cached or 0
         below = steps[: steps.index(self)]
-        find = partial(find_schema, inputs, below, self.asker)
+        find = partial(find_schema, inputs, below, self.caller)
         cached = inputs.cached_blocks if len(below) < kept else None
         try:
             return find() if cached is None else cached.schema(self.key, find)
@@ -80,8 +82,8 @@ class AsColumns(RunStage):
         try:
             table = table_of_rows(data, schema, self.schema is None)
         except UnfitRow as unfit:
-            error = SchemaError(self._refusal(unfit, schema), stage=self.asker)
-            error._trainpipes = self.asker, int(run.block.ids[unfit.number])
+            error = SchemaError(self._refusal(unfit, schema), stage=self.caller)
+            error._trainpipes = self.caller, int(run.block.ids[unfit.number])
             raise error from unfit.__cause__
         return run.with_block(run.block.with_data(table))
 
@@ -94,15 +96,7 @@ class AsColumns(RunStage):
             wider = pa.schema(list(fields.items()))
             if not wider.equals(schema):
                 cure = f"give the stage that makes the rows schema={written(wider)}, or {cure}"
-        return f"{self.asker} works on columns {which}, and a row {unfit}: {cure}"
-
-
-def with_columns(stages: Sequence[Stage]) -> list[Stage]:
-    return _with_columns(stages)[0]
-
-
-def gives_objects(stages: Sequence[Stage]) -> bool:
-    return _with_columns(stages)[1]
+        return f"{self.caller} works on columns {which}, and a row {unfit}: {cure}"
 
 
 def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
@@ -120,7 +114,49 @@ def known_columns(inputs: Inputs, steps: Sequence[Stage]) -> pa.Schema | None:
     return found.schema.remove_metadata()
 
 
-def _with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
+def columns(inputs: Inputs) -> dict[str, str]:
+    data = _schema_or_rows(inputs, "explain().columns")
+    if isinstance(data, pa.Schema):
+        return _types(data)
+    if isinstance(data, TensorRows):
+        dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in data.tensors]
+        return dict(zip(data.names or (), dtypes, strict=False))
+    if data and isinstance(data[0], dict):
+        return {k: type(v).__name__ for k, v in data[0].items() if isinstance(k, str)}
+    return {}
+
+
+def columns_if_known(inputs: Inputs) -> dict[str, str]:
+    schema = known_columns(inputs, inputs.chain.before + inputs.chain.after_on_rows)
+    return {} if schema is None else _types(schema)
+
+
+def _types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
+
+
+def row_schema(inputs: Inputs, caller: str) -> pa.Schema | None:
+    data = _schema_or_rows(inputs, caller)
+    return data if isinstance(data, pa.Schema) else None
+
+
+def _schema_or_rows(inputs: Inputs, caller: str) -> pa.Schema | Payload | None:
+    chain = inputs.chain
+    steps = chain.before + chain.after_on_rows
+    schema = known_columns(inputs, steps)
+    if schema is not None:
+        return schema
+    data = first_rows(inputs, steps, caller)
+    return data.schema if isinstance(data, pa.Table) else data
+
+
+def gives_objects(stages: Sequence[Stage]) -> bool:
+    return with_columns(stages)[1]
+
+
+def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
+    """The stages, with ``AsColumns`` where Python objects must become columns; and whether they give
+    objects."""
     found: list[Stage] = []
     objects = batched = False
     number = 0

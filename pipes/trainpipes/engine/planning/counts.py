@@ -1,17 +1,35 @@
 """How many batches there are, and where each begins: arithmetic, where counts are known. Reads no
-row. Any thread may ask it."""
+row. Any thread may ask it.
+
+Batches of a pass are numbered m = 0, 1, ...; batch m belongs to shard ``m % S``. Each epoch numbers its
+own batches i = 0, 1, ... anew, with those that ``skip`` leaves out: ``i = m + shift``.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainpipes.engine.layout import Layout, StreamLayout, count_batches, slots_before
 from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.errors import DataError
 from trainpipes.state.format import Position
+
+
+class Slot(NamedTuple):
+    """One of an epoch's S sequences of batches: batch i of ``epoch`` is in slot ``number = i % S``.
+
+    Args:
+        span: the range of rows that its batches are of.
+        sharer: which of the slots of that span it is.
+    """
+
+    epoch: int
+    number: int
+    span: int
+    sharer: int
 
 
 class Counts:
@@ -135,18 +153,17 @@ class Counts:
         start = self.epoch_start(epoch, first_epoch) if self._by_epoch else 0
         return self.chain.skip_batches - start
 
-    def slot(self, shard: int, epoch: int, first_epoch: int) -> int:
-        """Which of the epoch's own S sequences a shard takes: epochs of K batches follow each
-        other, and K need not be a multiple of S."""
-        return (shard + self.shift(epoch, first_epoch)) % self.num_shards
+    def slot(self, shard: int, epoch: int, first_epoch: int) -> Slot:
+        """The slot of an epoch that a shard takes: epochs of K batches follow each other, and K
+        need not be a multiple of S."""
+        number = (shard + self.shift(epoch, first_epoch)) % self.num_shards
+        spans = self.layouts.of(epoch).num_spans
+        return Slot(epoch, number, number % spans, number // spans)
 
-    def span(self, shard: int, epoch: int, first_epoch: int) -> int:
-        return self.slot(shard, epoch, first_epoch) % self.layouts.of(epoch).num_spans
-
-    def chunks(self, slot: int, epoch: int) -> tuple[int, int | None]:
+    def chunks(self, slot: Slot) -> tuple[int, int | None]:
         """First of a slot's batches that an epoch delivers, and the one after its last."""
-        chain, sizes = self.chain, self.layouts.sizes
-        skipped = slots_before(chain.skip_batches, slot, self.num_shards)
+        chain, sizes, epoch = self.chain, self.layouts.sizes, slot.epoch
+        skipped = slots_before(chain.skip_batches, slot.number, self.num_shards)
         stop = chain.stop_batches
         if sizes is not None and epoch == sizes.epoch and self.known and not chain.rolling:
             # Spans do not end together: what some have left belongs to no batch.
@@ -154,13 +171,13 @@ class Counts:
             stop = count if stop is None else min(stop, count)
         if stop is None:
             return skipped, None
-        return skipped, max(skipped, slots_before(stop, slot, self.num_shards))
+        return skipped, max(skipped, slots_before(stop, slot.number, self.num_shards))
 
-    def start(self, slot: int, epoch: int, skip: int) -> dict[str, Any]:
+    def start(self, slot: Slot, skip: int) -> dict[str, Any]:
         """Where a slot's rows begin in an epoch; in a counted pipeline after ``skip`` of its
         batches."""
+        epoch, _, span, sharer = slot
         layout = self.layouts.of(epoch)
-        span, sharer = slot % layout.num_spans, slot // layout.num_spans
         if not skip or not isinstance(layout, Layout) or not layout.num_windows(span):
             return {"epoch": epoch, "window": 0, "row": 0}
         start, stop = layout.span(span)
@@ -177,9 +194,9 @@ class Counts:
         first, shards = self.chain.first_epoch(number), self.num_shards
         epoch = self.epoch_of(m, first)
         slot = self.slot(shard, epoch, first)
-        at = slots_before(m + self.shift(epoch, first), slot, shards)
+        at = slots_before(m + self.shift(epoch, first), slot.number, shards)
         delivered = slots_before(m, shard, shards)
-        return {**self.start(slot, epoch, at), "delivered": delivered, "at": at}
+        return {**self.start(slot, at), "delivered": delivered, "at": at}
 
     def cursor(self, position: Position, shard: int) -> dict[str, Any] | None:
         if self.counted:

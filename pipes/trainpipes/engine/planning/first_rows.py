@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from trainpipes.columns.block import Block
 from trainpipes.columns.payload import Payload, payload_bytes
-from trainpipes.columns.row_schema import SchemaFinder, UnfitRow
 from trainpipes.columns.row_types import is_open, written
 from trainpipes.columns.run import Cursors, Run
+from trainpipes.columns.value_column import SchemaFinder, UnfitRow
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.chain import SAMPLE_ROWS, Inputs
+from trainpipes.engine.planning.inputs import SAMPLE_ROWS, Inputs
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.kinds.source import RowMixture, RowStream, read_full, read_rows
 from trainpipes.kinds.stage import Stage
@@ -44,7 +44,7 @@ class UnfitRows(SchemaError):
 def find_schema(
     inputs: Inputs,
     below: Sequence[Stage],
-    asker: str,
+    caller: str,
     cure: str = "give them by schema= of the stage that makes the rows, schema={}",
     rows_of: Callable[[Block], Sequence[Any]] = Block.rows,
     typed: Collection[str] = (),
@@ -53,7 +53,7 @@ def find_schema(
     """The schema of rows after some stages.
 
     Args:
-        asker: who needs columns, for messages.
+        caller: who needs columns, for messages.
         cure: what to do where types are not found; their schema goes in.
         typed: columns whose types are known from elsewhere.
         whole: the mix that the pipeline is part of, for row numbers in messages.
@@ -64,12 +64,12 @@ def find_schema(
     """
     if isinstance(inputs.source, RowMixture):
         found = {
-            name: find_schema(part, steps, asker, cure, rows_of, whole=whole or inputs)
+            name: find_schema(part, steps, caller, cure, rows_of, whole=whole or inputs)
             for name, part, steps in _parts_of_mix(inputs, inputs.source, below)
         }
         with_rows = {name: schema for name, schema in found.items() if schema.names}
-        return inputs.source.united(with_rows or found, asker)
-    finder, source, typed = SchemaFinder(), _FirstRows(inputs, asker), set(typed)
+        return inputs.source.united(with_rows or found, caller)
+    finder, source, typed = SchemaFinder(), _FirstRows(inputs, caller), set(typed)
     runs = source.runs()
     try:
         for run in _runs(runs, below):
@@ -78,7 +78,7 @@ def find_schema(
             rows = rows_of(run.block)
             for start in range(0, len(rows), STEP):
                 ids = run.block.ids[start:]
-                _add(finder, rows[start : start + STEP], ids, whole or inputs, asker)
+                _add(finder, rows[start : start + STEP], ids, whole or inputs, caller)
                 if finder.rows >= ROWS and typed >= set(finder.open):
                     return finder.schema
     except TrainpipesError:
@@ -89,20 +89,20 @@ def find_schema(
     finally:
         runs.close()
     if source.cut and (not typed >= set(finder.open) or not finder.rows):
-        raise _no_type(finder.schema, source.rows, asker, cure)
+        raise _no_type(finder.schema, source.rows, caller, cure)
     return finder.schema
 
 
-def first_rows(inputs: Inputs, below: Sequence[Stage], asker: str) -> Payload | None:
+def first_rows(inputs: Inputs, below: Sequence[Stage], caller: str) -> Payload | None:
     """One row after some stages, or a few; None where the first ``SAMPLE_ROWS`` give none."""
     if isinstance(inputs.source, RowMixture):
         for _, part, steps in _parts_of_mix(inputs, inputs.source, below):
-            data = first_rows(part, steps, asker)
+            data = first_rows(part, steps, caller)
             if data is not None:
                 return data
         return None
     keeps = all(isinstance(stage, RunStage) and stage.keeps_rows for stage in below)
-    with closing(_FirstRows(inputs, asker, 1 if keeps else STEP).runs()) as rows:
+    with closing(_FirstRows(inputs, caller, 1 if keeps else STEP).runs()) as rows:
         return next((run.block.data for run in _runs(rows, below)), None)
 
 
@@ -113,28 +113,28 @@ def _parts_of_mix(
         yield name, part, (*part.chain.steps, mixture.naming(name), *below)
 
 
-def _no_type(schema: pa.Schema, rows: int, asker: str, cure: str) -> SchemaError:
+def _no_type(schema: pa.Schema, rows: int, caller: str, cure: str) -> SchemaError:
     names = [field.name for field in schema if is_open(field.type)]
     what = f"column {names[0]!r} holds" if len(names) == 1 else f"columns {names} hold"
     said = f"{what} nothing but None or empty lists" if names else "there is no row"
     text = written(schema).replace("pa.null()", "...")
     return SchemaError(
-        f"{asker} needs the types of columns, and in the first {rows:,} rows {said}: {cure.format(text)}",
-        stage=asker,
+        f"{caller} needs the types of columns, and in the first {rows:,} rows {said}: {cure.format(text)}",
+        stage=caller,
     )
 
 
 def _add(
-    finder: SchemaFinder, rows: Sequence[Any], ids: IntArray, inputs: Inputs, asker: str
+    finder: SchemaFinder, rows: Sequence[Any], ids: IntArray, inputs: Inputs, caller: str
 ) -> None:
     try:
         finder.add(rows)
     except UnfitRow as unfit:
         place = inputs.place_of(int(ids[unfit.number]))
         raise UnfitRows(
-            f"{asker} works on columns, and a row {unfit}; make dicts with values of the same types "
+            f"{caller} works on columns, and a row {unfit}; make dicts with values of the same types "
                 f"with map() (at {place})",
-            path=place.path, row_group=place.row_group, row=place.row, source=place.source, stage=asker,
+            path=place.path, row_group=place.row_group, row=place.row, source=place.source, stage=caller,
         ) from None  # fmt: skip
 
 
@@ -142,7 +142,7 @@ def _runs(rows: Iterator[Run], below: Sequence[Stage]) -> Iterator[Run]:
     # Functions on batches are not called for rows.
     cut = next((n for n, stage in enumerate(below) if stage.role == "batch"), len(below))
     stages = [*below[:cut], *(stage for stage in below[cut + 1 :] if stage.needs_columns)]
-    chain = OpenChain(stages, lambda _: _Runs(rows), dict(START))
+    chain = OpenChain(stages, lambda _: SimpleNamespace(next_run=rows.__next__), dict(START))
     while True:
         try:
             yield chain.next_run()
@@ -155,22 +155,14 @@ def _run_of(data: Payload, first: int) -> Run:
     return Run(Block(data, ids), Cursors.counting(dict(START), np.arange(len(data) + 1)))
 
 
-@dataclass
-class _Runs:
-    runs: Iterator[Run]
-
-    def next_run(self) -> Run:
-        return next(self.runs)
-
-
 class _FirstRows:
-    def __init__(self, inputs: Inputs, asker: str, step: int = STEP) -> None:
+    def __init__(self, inputs: Inputs, caller: str, step: int = STEP) -> None:
         chain = inputs.chain
         if chain.opener.read_once:
             raise SchemaError(
-                f"{asker} needs the types of columns, and rows of {chain.stages[0]} can't be read twice to "
+                f"{caller} needs the types of columns, and rows of {chain.stages[0]} can't be read twice to "
                 "find them: give them by schema= of a map() in between, schema=pa.schema([...])",
-                stage=asker,
+                stage=caller,
             )
         self.rows = 0
         self.cut = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,7 +19,8 @@ from trainpipes.engine.layout import (
     permutation,
     segments,
 )
-from trainpipes.engine.planning.chain import Chain, Inputs
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.kinds.source import RandomAccessSource, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import ShuffleStage
 from trainpipes.state.format import BatchSizes
@@ -35,6 +36,7 @@ STREAM_ROWS = 32
 WINDOW_SHARE = 2 / 3
 
 
+@dataclass(eq=False)
 class Layouts:
     """The layout of each epoch.
 
@@ -43,13 +45,12 @@ class Layouts:
         lanes: see ``Plan.in_lanes``.
     """
 
-    def __init__(
-        self, inputs: Inputs, chain: Chain, sizes: BatchSizes | None = None, lanes: int = 1
-    ) -> None:
-        self.inputs = inputs
-        self.chain = chain
-        self.sizes = sizes
-        self.lanes = lanes
+    inputs: Inputs
+    chain: Chain
+    sizes: BatchSizes | None = None
+    lanes: int = 1
+
+    def __post_init__(self) -> None:
         self._by_epoch: OrderedDict[int, Layout] = OrderedDict()
 
     @cached_property

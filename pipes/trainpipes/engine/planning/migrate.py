@@ -26,9 +26,8 @@ from trainpipes.engine.planning.layouts import Layouts
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.errors import StateError
 from trainpipes.kinds.stage_kinds import MixingSource
-from trainpipes.state.cursor import is_count, shard_key
+from trainpipes.state.cursor import shard_key
 from trainpipes.state.format import BatchSizes, Position, parse, read, render
-from trainpipes.state.identity import damaged, read_identity
 
 #: What ``load_state_dict(state, allow_changes=...)`` may name.
 ALLOWED = ("batch_size", "mix", "pack_length")
@@ -62,7 +61,7 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
     position = saved.position
     if position.num_shards != plan.chain.num_shards:
         return state
-    identity = read_identity(saved.pipeline)
+    identity = json.loads(saved.pipeline)
     if "mix" in allow_changes and isinstance(plan.chain.opener, MixingSource):
         plan.chain.opener.migrate(identity, json.loads(plan.identity), position)
     if "pack_length" in allow_changes:
@@ -92,10 +91,9 @@ def _repack(identity: dict[str, Any], position: Position, plan: Plan) -> None:
             old, new = shown(changed[0][0]), changed[0][1]
             raise StateError(
                 f"pack/max_length: saved {old}, now {new}; it may change only between epochs, and "
-                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = "
-                f"{position.m}): load the state of an epoch's start or end, or continue "
-                f"with max_length={old} until then; with repeat() and no end, keep "
-                f"{old} or start a new run"
+                f"{shard_key(shard)} is within epoch {innermost(cursor)['epoch']} (m = {position.m}): load "
+                f"the state of an epoch's start or end, or continue with max_length={old} until then; with "
+                f"repeat() and no end, keep {old} or start a new run"
             )
     for before, now in packs:
         before["max_length"] = now["max_length"]
@@ -110,7 +108,7 @@ def _begins_epoch(cursor: dict[str, Any], shard: int, number: int, plan: Plan) -
     if not place.get("window"):
         return True
     epoch, layout = place["epoch"], plan.layouts.of(place["epoch"])
-    span = plan.counts.span(shard, epoch, plan.chain.first_epoch(number))
+    span = plan.counts.slot(shard, epoch, plan.chain.first_epoch(number)).span
     return isinstance(layout, Layout) and bool(place["window"] >= layout.num_windows(span))
 
 
@@ -125,13 +123,10 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
     old, new = before["batch_size"], now["batch_size"]
     if old == new:
         return
-    if not is_count(old, 1):
-        raise damaged(f"batch/batch_size is {shown(old)}")
     before["batch_size"] = new
     within = StateError(
-        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an "
-        "epoch, since how many rows are used up cannot be told from the number of "
-        "batches: load the state of an "
+        f"batch/batch_size: saved {old}, now {new}; in this pipeline it cannot change within an epoch, "
+        "since how many rows are used up cannot be known from the number of batches: load the state of an "
         "epoch's start"
     )
     chain, sized = plan.chain, plan.chain.of_batch_size(old)

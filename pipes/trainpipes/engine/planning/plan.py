@@ -10,10 +10,9 @@ from copy import copy
 from functools import cached_property
 
 from trainpipes.engine.planning.arrange import arrange
-from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.counts import Counts
+from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.layouts import Layouts
-from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage
 from trainpipes.state.cursor import checksum
@@ -105,10 +104,8 @@ class Plan:
             shaping = [s for s in shaping if s not in later]
             after = shaping.index(self.chain.shuffle) + 1
             shaping[after:after] = later
-        stages = [stage.identity() for stage in shaping]
-        return json.dumps(
-            {"data": self.inputs.source.fingerprint(), "stages": stages}, separators=(",", ":")
-        )
+        data, stages = self.inputs.source.fingerprint(), [stage.identity() for stage in shaping]
+        return json.dumps({"data": data, "stages": stages}, separators=(",", ":"))
 
     @cached_property
     def tag(self) -> str:

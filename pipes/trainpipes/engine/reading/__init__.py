@@ -3,5 +3,4 @@
 windows         the windows that a shuffle holds
 listed_loader   windows of a source that lists its blocks
 stream_loader   windows of a stream
-open_windows    which of these a plan needs
 """

@@ -12,8 +12,9 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import ref
 
 from trainpipes.columns.block import Block
@@ -21,26 +22,15 @@ from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.engine.layout import IntArray, WindowKey
 from trainpipes.engine.pool import Pool, Priority
 
-
-class WindowRows(Protocol):
-    """What a window's rows are taken from, such as a ``Block``."""
-
-    @property
-    def nbytes(self) -> int:
-        """0 if unknown."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def take(self, index: IntArray) -> Block: ...
-
-    def slice(self, start: int, stop: int) -> Block: ...
+if TYPE_CHECKING:
+    from trainpipes.engine.reading.listed_loader import NumberedRows
 
 
 #: A window's rows in file order, and the order in which they come out, int64 ``[rows]``, or None.
-Content = tuple[WindowRows, IntArray | None]
+Content: TypeAlias = "tuple[Block | NumberedRows, IntArray | None]"
 
 
+@dataclass(eq=False)
 class Window:
     """Rows that a shuffle holds at once. Any thread may ask.
 
@@ -50,17 +40,12 @@ class Window:
         first: rows left out at the start.
     """
 
-    def __init__(
-        self,
-        rows: int | None,
-        read: Callable[[], Content],
-        after: dict[str, Any] | None = None,
-        first: int = 0,
-    ) -> None:
-        self._rows = rows
-        self._read = read
-        self.after = after or {}
-        self.first = first
+    rows: int | None
+    read: Callable[[], Content]
+    after: dict[str, Any] = field(default_factory=dict)
+    first: int = 0
+
+    def __post_init__(self) -> None:
         self.nbytes = 0
         self._content: Content | None = None
         self._is_begun = False
@@ -68,9 +53,9 @@ class Window:
         self._lock = InterruptibleLock()
 
     def __len__(self) -> int:
-        if self._rows is None:
-            self._rows = len(self.content()[0])
-        return self._rows
+        if self.rows is None:
+            self.rows = len(self.content()[0])
+        return self.rows
 
     def content(self) -> Content:
         """Its rows and their order, read if nobody has. An error stays."""
@@ -82,7 +67,7 @@ class Window:
             if self._content is None:
                 self._is_begun = True
                 try:
-                    self._content = self._read()
+                    self._content = self.read()
                 except Exception as error:
                     self.failed = error
                     raise
@@ -142,6 +127,7 @@ class WindowLoader(ABC):
         """The pass is over."""
 
 
+@dataclass(eq=False)
 class Windows:
     """The windows of all spans and epochs. A user is a shard, at one window at a time. A window is
     dropped once all users of its span are past it, or in other spans.
@@ -152,30 +138,24 @@ class Windows:
         last: no window after this one is read ahead.
     """
 
-    def __init__(
-        self,
-        loader: WindowLoader,
-        pool: Pool | None = None,
-        ahead_bytes: int = 0,
-        following: Callable[[int, int], int | None] | None = None,
-        last: WindowKey | None = None,
-    ) -> None:
-        self._loader = loader
-        self._pool = pool
-        self._ahead_bytes = ahead_bytes
-        self._following = following
-        self._last = last
+    loader: WindowLoader
+    pool: Pool | None = None
+    ahead_bytes: int = 0
+    following: Callable[[int, int], int | None] | None = None
+    last: WindowKey | None = None
+
+    def __post_init__(self) -> None:
         self._held: dict[WindowKey, Window] = {}
         self._needs: dict[int, WindowKey] = {}  # where each user is
         self._firsts: dict[int, int] = {}  # the first position of users that have not asked yet
         self._lock = threading.Lock()
 
     def planned(self, key: WindowKey) -> int | None:
-        return self._loader.planned(key)
+        return self.loader.planned(key)
 
     def start(self, epoch: int) -> dict[str, Any]:
         with self._lock:
-            return self._loader.start(epoch)
+            return self.loader.start(epoch)
 
     def expect(self, user: int, key: WindowKey, first: int) -> None:
         """Note that ``user`` will ask for this window, from a position on, and for later ones of
@@ -197,18 +177,18 @@ class Windows:
                 self._limit(key.span)
                 # Leave out only rows that no user needs.
                 others = [n for one, n in self._firsts.items() if self._needs[one] == key]
-                found = self._loader.window(key, state, min([first, *others]))
+                found = self.loader.window(key, state, min([first, *others]))
                 if found is None:
                     return None
                 self._held[key] = found
-        if self._pool is not None:
-            self._read_ahead(user, key, found, self._pool)
+        if self.pool is not None:
+            self._read_ahead(user, key, found, self.pool)
         return found
 
     def close(self) -> None:
         with self._lock:
             self._held, self._needs, self._firsts = {}, {}, {}
-            self._loader.close()
+            self.loader.close()
 
     def _move(self, user: int, key: WindowKey) -> None:
         if self._needs.get(user) == key:
@@ -220,20 +200,20 @@ class Windows:
         past = [k for k in self._held if k < least.get(k.span, (key.epoch,))]
         for old in past:
             del self._held[old]
-        self._loader.let_go(min(least.values()).epoch)
+        self.loader.let_go(min(least.values()).epoch)
 
     def _limit(self, span: int) -> None:
         own = sorted(key for key in self._held if key.span == span)
-        if self._loader.most_held is not None:
-            for old in own[: max(0, len(own) + 1 - self._loader.most_held)]:
+        if self.loader.most_held is not None:
+            for old in own[: max(0, len(own) + 1 - self.loader.most_held)]:
                 del self._held[old]
 
     def _read_ahead(self, user: int, key: WindowKey, current: Window, pool: Pool) -> None:
-        if self._last is not None and key >= self._last:
+        if self.last is not None and key >= self.last:
             return
         coming = key._replace(window=key.window + 1)
-        if self._loader.planned(coming) == 0:
-            span = None if self._following is None else self._following(user, key.epoch)
+        if self.loader.planned(coming) == 0:
+            span = None if self.following is None else self.following(user, key.epoch)
             if span is None:
                 return
             coming = WindowKey(key.epoch + 1, span, 0)
@@ -243,9 +223,9 @@ class Windows:
             # Windows that are not read yet count as the largest.
             largest = max(window.nbytes for window in self._held.values())
             sizes = [window.nbytes or largest for window in (*self._held.values(), current)]
-            if not largest or sum(sizes) > self._ahead_bytes:
+            if not largest or sum(sizes) > self.ahead_bytes:
                 return
-            found = self._loader.window(coming, {})
+            found = self.loader.window(coming, {})
             if found is None:
                 return
             self._held[coming] = found

@@ -11,7 +11,7 @@ from collections.abc import Collection, MutableSequence, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,10 +21,14 @@ from trainpipes.columns.run import Run, Unroll
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import MOST_WAITING, Pool
-from trainpipes.engine.reading.open_windows import open_windows
 from trainpipes.engine.reading.windows import Windows
-from trainpipes.engine.shards.shard_iterator import ENDED, ShardIterator
-from trainpipes.engine.shards.shard_opener import ShardOpener, has_workers, stages_to_open
+from trainpipes.engine.shards.shard_rows import (
+    ShardOpener,
+    has_workers,
+    open_windows,
+    stages_to_open,
+)
+from trainpipes.engine.shards.shard_runs import ENDED, ShardIterator
 from trainpipes.kinds.source import MixedWindows
 from trainpipes.state.format import Position
 
@@ -69,30 +73,9 @@ def known_items(run: Run) -> MutableSequence[Any]:
     return [known(k) for k in range(count)]
 
 
-class Items(Protocol):
-    """The items of one consumer. Called by one thread at a time."""
-
-    def begin(self, m: int, stride: int, end: float) -> None:
-        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked
-        for."""
-        ...
-
-    def take(self, m: int) -> Any:
-        """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
-        ...
-
-    def cursor_text(self, shard: int) -> str:
-        """Where a shard's next item starts; empty where that follows from m."""
-        ...
-
-    def close(self) -> None:
-        """Let the windows go."""
-        ...
-
-
 class ShardItems:
     """The items of several shards of one process. ``pool`` makes runs ahead; ``stage_pool`` runs
-    the stages above user functions."""
+    the stages above user functions. One thread calls it; ``WorkerReceiver`` has the same methods."""
 
     def __init__(
         self,
@@ -121,6 +104,7 @@ class ShardItems:
         self._given = math.inf  # when the last item was given
 
     def begin(self, m: int, stride: int, end: float) -> None:
+        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked for."""
         if self._pool is None and self._opener.has_workers:
             self._most = SUBMITTED
         self._stride = stride
@@ -132,6 +116,7 @@ class ShardItems:
         self._work_ahead()
 
     def take(self, m: int) -> Any:
+        """Batch ``m``, the next one of its shard; ENDED if the shard has no more."""
         lane = m % self._lanes
         found = self._of(lane)
         comes_to_run = not found.left
@@ -166,6 +151,7 @@ class ShardItems:
             self._of(lane).work_ahead()
 
     def cursor_text(self, shard: int) -> str:
+        """Where a shard's next item starts; empty where that follows from m."""
         return "" if self._counted else self._of(shard).cursor_text()
 
     def close(self) -> None:
@@ -174,9 +160,8 @@ class ShardItems:
     def _of(self, lane: int) -> ShardIterator:
         found = self._iterators.get(lane)
         if found is None:
-            found = self._iterators[lane] = ShardIterator(
-                self._opener, lane, self._position, self._pool, self._unroll
-            )
+            found = ShardIterator(self._opener, lane, self._position, self._pool, self._unroll)
+            self._iterators[lane] = found
         return found
 
 
@@ -200,15 +185,8 @@ def items_of(
     makers, stage_pool = (None, pool) if alone else (pool, None)
     plan = plan.in_lanes(_lanes(plan, len(shards), makers, stage_pool))
     windows = open_windows(plan, pool, position.epoch)
-    return ShardItems(
-        plan,
-        position,
-        len(shards),
-        windows,
-        makers,
-        known_items if with_rows else Run.unroll,
-        stage_pool,
-    )
+    unroll = known_items if with_rows else Run.unroll
+    return ShardItems(plan, position, len(shards), windows, makers, unroll, stage_pool)
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:

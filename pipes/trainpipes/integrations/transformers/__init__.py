@@ -1,7 +1,7 @@
 """Pipelines in the Trainer of Hugging Face's transformers.
 
-training      the loader that a Trainer trains on, and its position in checkpoints evaluation    every row
-of an evaluation once, on any number of ranks
+``training`` has the loader that a Trainer trains on, and its position in checkpoints; ``evaluation``
+every row of an evaluation once, on any number of ranks.
 
 Only public methods of the Trainer are overridden. What is not in its documentation is what it does with
 the number of batches that ``set_initial_training_values`` returns: see ``EpochLength``.
@@ -166,6 +166,19 @@ class PipelineTrainerMixin(Base):
         if folder is not None:
             self.args.ignore_data_skip = True  # nothing is left to skip
         self._training = loader
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        """As the Trainer says; where batches have no labels, the error says what to write."""
+        try:
+            return super().compute_loss(model, inputs, *arguments, **options)
+        except ValueError as error:
+            found = list(inputs) if isinstance(inputs, Mapping) else []
+            if "loss" in str(error) and not any("label" in name for name in found):
+                raise ConfigError(
+                    f"the model gives a loss where a batch has labels, and this one has {found}: write "
+                    "tokenize(..., labels=True) in the pipeline"
+                ) from error
+            raise
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As the Trainer says; the position first: where the Trainer's files are, the folder is whole."""

@@ -16,8 +16,8 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.shards.shard_runs import say_where
 from trainpipes.errors import DataError
+from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import put_through

@@ -236,7 +236,7 @@ def _narrowest(stages: Sequence[Stage]) -> str:
         if isinstance(stage, Tokenizes):
             maker = stage.maker
             pieces = range(256) if isinstance(maker, Bytes) else (maker.pieces() or {}).values()
-            end = stage.resolved_options.get("add_eos")
+            end = stage.identity().get("add_eos")
             known = [*maker.special_ids(), *([end] if type(end) is int else [])]
             if not pieces:
                 return "uint32"

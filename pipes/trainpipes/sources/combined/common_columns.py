@@ -13,13 +13,12 @@ from trainpipes.columns.bad_text import first_bad
 from trainpipes.columns.block import Block
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.joined import unlike
-from trainpipes.columns.row_schema import UnfitRow, table_of_rows
 from trainpipes.columns.row_types import NoColumn, fixed_shape, unite
 from trainpipes.columns.tensor_rows import TensorRows
+from trainpipes.columns.value_column import UnfitRow, table_of_rows
 from trainpipes.engine.planning.as_columns import gives_objects, known_columns
-from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.first_rows import UnfitRows, find_schema, first_rows
-from trainpipes.engine.planning.schemas import searching
+from trainpipes.engine.planning.inputs import Inputs, searching
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.sources.combined.row_kinds import (

@@ -13,7 +13,7 @@ from trainpipes.columns.payload import Payload, join_payloads
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.source import (
     LooksAhead,

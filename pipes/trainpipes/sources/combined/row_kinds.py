@@ -9,8 +9,8 @@ from trainpipes.columns.payload import Payload
 from trainpipes.columns.row_types import NoColumn
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.planning.as_columns import gives_objects, known_columns
-from trainpipes.engine.planning.chain import Inputs
 from trainpipes.engine.planning.first_rows import first_rows
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.errors import SchemaError, TrainpipesError
 from trainpipes.kinds.source import RowSource
 from trainpipes.kinds.stage import Stage, is_ours

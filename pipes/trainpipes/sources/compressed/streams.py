@@ -1,9 +1,5 @@
-"""Compressed files as streams that can be entered at several places.
-
-A gzip file has one member or several; so have zstd files their frames, and bzip2 and xz files their
-streams. A reader can start where one starts. The first bytes of a file tell its compression. Not for two
-threads.
-"""
+"""Compressed files as streams that can be entered where a gzip member, a zstd frame, or a bzip2 or xz stream
+starts. The first bytes tell the compression. Not for two threads."""
 
 from __future__ import annotations
 

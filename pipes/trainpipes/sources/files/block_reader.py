@@ -1,5 +1,4 @@
-"""Reads rows of blocks in order, of any format: goes to a row, gives all files the same columns and types,
-says what is wrong and where, and fetches ahead what is on other machines."""
+"""Reads rows of blocks in order, of any format, and fetches ahead what is on other machines."""
 
 from __future__ import annotations
 

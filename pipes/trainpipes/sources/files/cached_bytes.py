@@ -1,8 +1,5 @@
-"""Bytes of remote files, kept on a disk of this machine in chunks of 4 MiB by URL, size and version.
-
-All processes of the machine share a folder and its limit. On a disk that is full or read-only, bytes are
-fetched and not kept.
-"""
+"""Bytes of remote files on a disk of this machine, in chunks of 4 MiB by URL, size and version. Processes
+share the folder and its limit. On a full or read-only disk, bytes are fetched and not kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The bytes of a file, alike for local and remote files.
+"""The bytes of a file, here or remote, of the version that was listed: another one is a ``DataChangedError``.
 
-What is read is of the file that was listed. One that has changed since is a ``DataChangedError`` before
-any byte of it is given: locally by inode, time of change and size; on S3 and over HTTP by the version in
-each reply; elsewhere by size, and by what the store lists after a repeated request.
+A local file is known by inode, time of change and size; on S3 and over HTTP each reply names the version;
+elsewhere the size counts, and what the store lists after a repeated request.
 """
 
 from __future__ import annotations

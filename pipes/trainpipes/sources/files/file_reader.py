@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,9 +52,7 @@ class FileReader(Source):
 
     def _check_names(self, files: FileList) -> None:
         """Raise for names that are no text, which neither Arrow nor the index can hold."""
-        odd = next(
-            (name for name in files.names if not name.isascii() and not _is_text(name)), None
-        )
+        odd = next(filter(re.compile("[\ud800-\udfff]").search, files.names), None)
         if odd is not None:
             raise ConfigError(
                 f"{self}: the name of the file {odd!r} is not UTF-8; rename it, or leave it out with "
@@ -76,14 +75,6 @@ class FileReader(Source):
                 stage=str(stage),
             )
         return files.pick(kept.astype(np.int64))
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _rows(value: Any, option: str) -> int:

@@ -1,7 +1,7 @@
-"""The contents of folders: of this machine, and of the stores that fsspec knows.
+"""The contents of folders, here and in stores.
 
 Stores are asked by ``info``, ``ls`` and ``find`` alone: fsspec's ``glob`` and walking ``find`` silently
-leave out what could not be listed.
+leave out what they cannot list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Layouts of files, kept in a small Arrow file for later starts.
 
-A row counts only while size and stamp are those of the listing. Of several processes of a machine, one
-scans the files and the others wait; if it is killed, the next one does.
+A row counts only while size and stamp are those of the listing. Of several processes, one scans the files
+and the others wait.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Listed:
 @dataclass(eq=False)
 class FileList:
     """Files in order, int64 arrays ``[files]``: ``sizes`` -1 if unknown, ``stamps`` the time of change (ns)
-    or etag, ``inodes`` 0 for remote files. A pickle holds their file systems' credentials.
+    or etag, ``inodes`` 0 for remote files. Its pickle holds credentials.
     """
 
     names: list[str] = field(repr=False)

@@ -246,7 +246,7 @@ def _nothing(
 
 
 def _that_ends(suffixes: Sequence[str]) -> str:
-    """Which files are looked for; that they may be compressed, too, in two words.
+    """Which files are looked for.
 
     >>> _that_ends([".csv", ".csv.gz", ".csv.zst", ".tsv", ".tsv.gz"])
     ' that ends in .csv or .tsv, compressed or not,'

@@ -1,8 +1,5 @@
-"""A file for Arrow that is read forward at several places in turn.
-
-fsspec's files keep one block of 5 to 50 MB. The columns of a row group lie far apart, so most of it would
-be thrown away.
-"""
+"""A file for Arrow that is read forward at several places in turn: the columns of a row group lie far apart,
+and fsspec's files keep one block."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainpipes._internal.secrets import known_name
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.kinds.source import RowSource
 from trainpipes.stages.row_hash import HashArray, RowNames
 
@@ -62,8 +62,7 @@ def file_names(inputs: Inputs) -> list[str]:
 
 
 def names_below(urls: Sequence[str], names: Sequence[str]) -> list[str] | None:
-    """Names relative to the listed folder: a folder, a glob's part before its first wildcard, or a common
-    folder. None for names of other forms.
+    """Names relative to the listed folders; None for names of other forms.
 
     >>> names_below(["s3://b/data/*/x-*.parquet"], ["s3://b/data/en/x-1.parquet"])
     ['en/x-1.parquet']

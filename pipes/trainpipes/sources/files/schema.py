@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -8,6 +9,8 @@ from trainpipes._internal.checks import repeated
 from trainpipes._internal.messages import nearest, need_columns
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import Place
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 
 def plain(field: pa.Field) -> pa.Field:
@@ -181,6 +184,14 @@ def cast_to(column: pa.Array, field: pa.Field, place: Callable[[], Place]) -> pa
             f"value does not fit: {error}; convert the file, or read the files in pipelines of their own",
             **vars(place()),
         ) from error
+
+
+def fitted(rows: Rows, schema: pa.Schema) -> Rows:
+    """A table or batch with the columns and types of a schema."""
+    if rows.schema.equals(schema):
+        return rows
+    columns = [rows.column(field.name).cast(field.type) for field in schema]
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 def same_names(

@@ -12,7 +12,7 @@ from fsspec import AbstractFileSystem
 from trainpipes.columns.payload import Payload
 from trainpipes.errors import StateError
 from trainpipes.kinds.source import RowStream, StreamReader
-from trainpipes.sources.files.schema import plain
+from trainpipes.sources.files.schema import fitted, plain
 from trainpipes.sources.memory.from_torchdata import plain as as_json
 from trainpipes.sources.memory.from_torchdata import restored
 
@@ -125,17 +125,12 @@ class HFReader(StreamReader):
         start, self._used = self._used, min(len(self._batch), self._used + rows)
         if isinstance(self._batch, pa.Table):
             found = self._batch.slice(start, self._used - start)
-            return found if self._schema is None else _fitted(found, self._schema)
+            return found if self._schema is None else fitted(found, self._schema)
         part: list[Any] = self._batch[start : self._used]
         return part
 
     def state(self) -> dict[str, Any]:
         return {"dataset": self._start, "rows": self._used}
-
-
-def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    columns = [table.column(field.name).cast(field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _digest(text: str) -> str:

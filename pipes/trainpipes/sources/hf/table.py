@@ -12,7 +12,7 @@ from trainpipes.columns.content import table_digest
 from trainpipes.engine.layout import IntArray
 from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.sources.files.file_rows import cut_evenly
-from trainpipes.sources.files.schema import plain
+from trainpipes.sources.files.schema import fitted, plain
 
 #: Rows that a state knows a dataset by that is not in memory.
 SAMPLED = 16
@@ -55,28 +55,16 @@ class HFTable(RandomAccessSource):
         return self._taken(index if self._indices is None else self._indices[index])
 
     def _slice(self, start: int, stop: int) -> pa.Table:
-        number = int(np.searchsorted(self._firsts, start, side="right")) - 1
-        parts = []
-        while start < stop:
-            chunk, first = self._chunks[number], int(self._firsts[number])
-            part = chunk.slice(start - first, stop - start)
-            parts.append(self._fitted(part))
-            start, number = start + len(part), number + 1
-        return pa.Table.from_batches(parts, self.schema)
+        return fitted(self._whole.slice(start, stop - start), self.schema)
 
     def _taken(self, index: IntArray) -> pa.Table:
         if not len(index):
             return pa.Table.from_batches([], self.schema)
         return take_rows(
-            lambda number, rows: self._fitted(gathered(self._chunks[number], rows)),
+            lambda number, rows: fitted(gathered(self._chunks[number], rows), self.schema),
             self._firsts,
             index,
         )
-
-    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        pairs = zip(batch.columns, self.schema, strict=True)
-        columns = [c if c.type.equals(f.type) else c.cast(f.type) for c, f in pairs]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def place(self, block: int, row: int) -> Place:
         return Place(row=int(self._begins[block]) + row)

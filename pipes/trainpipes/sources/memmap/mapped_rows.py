@@ -14,7 +14,7 @@ import numpy as np
 
 from trainpipes._internal.checks import refuse_special
 from trainpipes.columns.arrays import stretches
-from trainpipes.columns.lone_copy import rows_of
+from trainpipes.columns.tensor_rows import rows_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataError, UnreadableError
 from trainpipes.sources.memmap.manifest import (

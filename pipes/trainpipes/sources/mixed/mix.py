@@ -18,9 +18,8 @@ from trainpipes.columns.run import Run, innermost, levels
 from trainpipes.engine.layout import IntArray
 from trainpipes.engine.planning.arrange import arrange
 from trainpipes.engine.planning.as_columns import gives_objects
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs, Schemas
 from trainpipes.engine.planning.plan import Plan
-from trainpipes.engine.planning.schemas import Schemas
 from trainpipes.errors import ConfigError, DataError, StateError, TrainpipesError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.source import RowSource, RowStream

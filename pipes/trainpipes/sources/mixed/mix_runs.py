@@ -13,7 +13,7 @@ from trainpipes.columns.block import Block
 from trainpipes.columns.run import Cursors, Run
 from trainpipes.engine.layout import IntArray, slots_before
 from trainpipes.engine.planning.chain import Chain
-from trainpipes.engine.shards.shard_opener import ShardOpener
+from trainpipes.engine.shards.shard_rows import ShardOpener
 from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import DataError, TrainpipesError
 from trainpipes.sources.mixed.fair_queue import by_rows, by_tokens, phases_of, whole_weights

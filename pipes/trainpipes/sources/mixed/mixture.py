@@ -14,11 +14,10 @@ import pyarrow as pa
 from trainpipes.columns.row_types import unite
 from trainpipes.columns.run import Run
 from trainpipes.engine.layout import IntArray
-from trainpipes.engine.planning.chain import Inputs
+from trainpipes.engine.planning.inputs import Inputs
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool
-from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.shard_opener import RUN_ROWS, ShardOpener
+from trainpipes.engine.shards.shard_rows import RUN_ROWS, ShardOpener, open_windows
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.source import MixedWindows, RowMixture, RowSource, RowStream
 from trainpipes.kinds.stage_kinds import RunStage

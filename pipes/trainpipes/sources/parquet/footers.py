@@ -69,8 +69,8 @@ class RowGroupLayout(Layout):
 
 
 class ParsedFooters:
-    """Parsed footers, shared by a process's readers. Shuffled row groups open another file each: with 200 of
-    1,000 rows, parsing again would be three quarters of the work. Pickled, it is empty.
+    """Parsed footers, shared by a process's readers: shuffled row groups open another file each, and
+    parsing is most of that. Pickled, it is empty.
     """
 
     def __init__(self) -> None:

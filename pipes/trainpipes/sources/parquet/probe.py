@@ -1,7 +1,7 @@
 """Checks the column chunks of a Parquet footer before pyarrow is asked for their metadata.
 
-C++ throws on one that is encrypted, or does not fit the schema, and ``RowGroupMetaData`` does not catch
-that: the process ends. pyarrow's reader catches it, so it goes first.
+The process ends if ``RowGroupMetaData`` meets one that is encrypted or does not fit the schema; pyarrow's
+reader raises.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What an error of an fsspec file system says about the server: whether to try again, and what to tell.
+"""What an error of an fsspec file system says about the server.
 
-fsspec's HTTP file system reports a 503 as ``FileNotFoundError``, so all errors that led to one are looked
-at.
+fsspec's HTTP file system reports a 503 as ``FileNotFoundError``, so the whole chain of errors counts.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class OtherVersionError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error's kind ("passing" is tried again; "access" is about credentials; "rejected" by the server for
-    another reason; "changed" and "missing" are about the file; "other" not about the server) and text.
+    """An error's text and kind: only "passing" is tried again; "changed" and "missing" are about the file,
+    "other" is not about the server.
     """
 
     kind: Literal["passing", "access", "rejected", "changed", "missing", "other"]

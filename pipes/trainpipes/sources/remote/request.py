@@ -1,6 +1,5 @@
-"""How one try of a request begins, for a certain version of the file. It can be given up: coroutines are
-cancelled, and other calls are left in a thread of their own.
-"""
+"""One try of a request for a certain version of a file. To give it up cancels a coroutine, and leaves other
+calls in a thread of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Requests to remote file systems: the one place that waits for servers, and tries again.
-
-A request that is made again gives the same bytes or fails, so rows never depend on it.
-"""
+"""Requests to remote file systems: the one place that waits for servers, and tries again. A second try gives
+the same bytes or fails."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -35,8 +37,9 @@ BLOCK_ROWS = 256
 class ReadBytes(FileReader):
     """Reads whole files: a row for each, with ``path`` and ``bytes``.
 
-    A file is read when its batch is made, so a shuffle's buffer costs 8 bytes a file. Many small remote files
-    are slow: put them in tar archives, and use ``read_webdataset``.
+    A file is read when its batch is made, and a remote one fetched shortly before, so a shuffle's buffer
+    costs 8 bytes a file. Many small remote files are slow: put them in tar archives, and use
+    ``read_webdataset``.
 
     Args:
         block_rows: files in a block (a shuffle permutes blocks first).
@@ -132,11 +135,11 @@ class WholeFilesReader:
     """Reads whole files, remote ones ahead. Any thread may ask."""
 
     def __init__(self, source: WholeFiles) -> None:
-        self._source, self._files = source, source.files
-        self._requests = Requests(source.files.retry_seconds)
-        self._ahead = Ahead(
-            self._content, lambda n: max(0.0, source.sizes[n]), source.files.prefetch_bytes
-        )
+        files = self._files = source.files
+        self._source, requests = source, Requests(files.retry_seconds)
+        weakref.finalize(self, requests.stop)
+        self._content = partial(_content, files, requests)
+        self._ahead = Ahead(self._content, lambda n: max(0.0, files.sizes[n]), files.prefetch_bytes)
 
     def expect(self, blocks: Sequence[int]) -> None:
         self._expect([n for block in blocks for n in self._source.rows(block)])
@@ -195,9 +198,10 @@ class WholeFilesReader:
             found = None if self._source.is_local else self._ahead.take(file)
             return self._content(file) if found is None else found
 
-    def _content(self, file: int) -> memoryview:
-        data = open_bytes(self._files, file, self._requests)
-        return data.read([(0, data.size)])[0]
-
     def close(self) -> None:
         """Nothing is open."""
+
+
+def _content(files: FileList, requests: Requests, file: int) -> memoryview:
+    data = open_bytes(files, file, requests)
+    return data.read([(0, data.size)])[0]

@@ -411,7 +411,9 @@ class Normalize(ImageStage):
         need_columns(list(batch), [self.column], self)
         images = batch[self.column]
         if not isinstance(images, torch.Tensor) or images.dim() != 4:
-            got = list(images.shape) if isinstance(images, torch.Tensor) else shown(images, 60)
+            got = shown(images, 60)
+            if isinstance(images, torch.Tensor):
+                got = str(list(images.shape))
             rule = "images, a tensor [B, C, H, W]"
             raise refused(self, f": column {self.column!r} holds {rule}, got {got}")
         return {**batch, self.column: torch.from_numpy(self.changed(images.numpy(), ()))}

@@ -31,8 +31,8 @@ THERE = "trainpipes:there"
 
 
 class DropHoles(RunStage):
-    """Leaves out rows that a stage below the cache has dropped: where rows are dealt by their places in the
-    files, a cache of what a condition lets through has holes until then.
+    """Leaves out rows that a stage below the cache has dropped. Until then they are holes: rows are dealt by
+    their places in the files.
     """
 
     keeps_rows = False

@@ -1,8 +1,5 @@
-"""Arrow streams with a checksum behind them: whole, or as good as not there.
-
-Damaged files are removed, with one warning; other files, and another user's, are taken for missing. What
-is read is memory-mapped.
-"""
+"""Arrow streams with a checksum behind them, memory-mapped: whole, or as good as not there. Damaged files
+are removed, with one warning; another user's are not used."""
 
 from __future__ import annotations
 

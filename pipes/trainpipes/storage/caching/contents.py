@@ -1,7 +1,7 @@
-"""Digests of what functions and objects do and hold: the same in every process, another one after an edit.
+"""Digests of functions and objects: the same in every process, another one after an edit.
 
-A function is its code, defaults, closure and global names. An object is its class and its pickled state,
-or ``version=`` where it cannot be pickled. Of installed packages, names and versions count.
+A function is its code, defaults, closure and globals; an object its class and pickled state; an installed
+package its names and version.
 """
 
 from __future__ import annotations

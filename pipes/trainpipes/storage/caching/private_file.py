@@ -1,8 +1,5 @@
-"""Files and locks for their owner alone: made beside their place and renamed.
-
-They lie in one's own folder of mode 0700, such as ``rows`` of a cache; the cache's folder may be a link.
-Files of other users, and links, are not used.
-"""
+"""Files and locks for their owner alone, in a folder of mode 0700: made beside their place and renamed. Files
+of other users, and links, are not used."""
 
 from __future__ import annotations
 
@@ -113,9 +110,8 @@ def _make_own_folder(folder: Path) -> None:
 
 
 class FileLock:
-    """Keeps other threads and processes of this machine from making what its holder makes.
-
-    It dies with its holder. It only saves work: a file system without locks grants it to all.
+    """Keeps other threads and processes of this machine from doing the same work. It ends with its holder; a
+    file system without locks grants it to all.
     """
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from trainpipes.columns.arrays import gathered
 from trainpipes.columns.columns import table_of
 from trainpipes.columns.run import Run
-from trainpipes.engine.column_names import row_schema
+from trainpipes.engine.planning.as_columns import row_schema
 from trainpipes.errors import SchemaError
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage
@@ -55,7 +55,7 @@ class EpochRows(EpochRuns):
         super().close()
 
     def know_columns(self) -> pa.Schema | None:
-        return row_schema(self.plan, self.asker)
+        return row_schema(self.plan.inputs, self.asker)
 
     def some(self, most: int = 1 << 62) -> pa.Table | None:
         """The next rows, as they come, and so many at most."""

@@ -9,10 +9,10 @@ from trainpipes.columns.payload import Payload, slice_payload
 from trainpipes.engine.layout import WindowKey
 from trainpipes.engine.planning.plan import Plan
 from trainpipes.engine.pool import Pool, default_threads
-from trainpipes.engine.reading.open_windows import open_windows
-from trainpipes.engine.shards.shard_opener import ShardOpener
-from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns, say_where
+from trainpipes.engine.shards.shard_rows import ShardOpener, open_windows
+from trainpipes.engine.shards.shard_runs import PlacedRun, ShardRuns
 from trainpipes.errors import ConfigError
+from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import RowSource, RowStream
 from trainpipes.kinds.stage import Stage, is_ours
 

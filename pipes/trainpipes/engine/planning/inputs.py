@@ -1,0 +1,241 @@
+"""What a chain reads: its source, the blocks of it as arrays, and the schemas that are found."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from trainpipes._internal.fork_lock import ForkLock
+from trainpipes.engine.layout import IntArray
+from trainpipes.engine.planning.chain import Chain
+from trainpipes.errors import ConfigError
+from trainpipes.kinds.source import (
+    Place,
+    RandomAccessSource,
+    RowMixture,
+    RowSource,
+    RowStream,
+    checked_source,
+)
+from trainpipes.kinds.stage_kinds import MixingSource, put_through
+from trainpipes.storage.caching.block_cache import BlockCache
+
+#: Most rows that types of columns are found from.
+SAMPLE_ROWS = 10_000
+#: Held while a schema is looked for: functions of the user's may be called for it.
+searching = ForkLock()
+
+
+class Schemas:
+    """The schemas of rows that are Python objects, one for each place in a chain where rows become
+    columns. Any thread may ask; one is looked for at a time."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, pa.Schema | None] = {}
+        self._parts: dict[str, Schemas] = {}
+
+    def give(self, key: str, schema: pa.Schema) -> None:
+        self._found[key] = schema
+
+    def get(self, key: str, find: Callable[[], pa.Schema | None]) -> pa.Schema | None:
+        if key not in self._found:
+            with searching:
+                if key not in self._found:
+                    self._found[key] = find()
+        return self._found[key]
+
+    def join(self, name: str, part: Schemas) -> None:
+        """Take in those of a part of this pipeline, under its name."""
+        self._parts[name] = part
+        self._tell(name, part)
+
+    def known(self) -> dict[str, pa.Schema | None]:
+        """All that are known, for another process, which would find the same."""
+        found = dict(self._found)
+        for name, part in self._parts.items():
+            found |= {f"{name}/{key}": schema for key, schema in part.known().items()}
+        return found
+
+    def adopt(self, known: Mapping[str, pa.Schema | None]) -> None:
+        self._found |= known
+        for name, part in self._parts.items():
+            self._tell(name, part)
+
+    def _tell(self, name: str, part: Schemas) -> None:
+        own = {
+            k.removeprefix(f"{name}/"): v
+            for k, v in self._found.items()
+            if k.startswith(f"{name}/")
+        }
+        part.adopt(own)
+
+
+class BlockTable:
+    """A source's blocks as arrays, without rows before ``skip``, from ``stop`` on, and of
+    ``unread`` blocks: number of each block's first row, first row used, and rows used."""
+
+    def __init__(
+        self,
+        lengths: IntArray,
+        skip: int = 0,
+        stop: int | None = None,
+        unread: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.firsts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        total = int(self.firsts[-1])
+        last = total if stop is None else min(stop, total)
+        low = np.clip(self.firsts[:-1], skip, max(skip, last))
+        high = np.clip(self.firsts[1:], skip, max(skip, last))
+        self.begins = low - self.firsts[:-1]
+        self.lengths = high - low
+        if unread is not None:
+            self.lengths[unread] = 0
+        self.rows = int(self.lengths.sum())
+        self._orders: OrderedDict[int, tuple[IntArray, IntArray | None]] = OrderedDict()
+
+    def order(
+        self, epoch: int, make: Callable[[int], IntArray | None]
+    ) -> tuple[IntArray, IntArray | None]:
+        """Rows before each place of an epoch's order of blocks, and that order."""
+        found = self._orders.get(epoch)
+        if found is None:
+            order = make(epoch)
+            lengths = self.lengths if order is None else self.lengths[order]
+            starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+            found = self._orders[epoch] = (starts, order)
+            with suppress(KeyError):  # another thread has let it go
+                while len(self._orders) > 3:
+                    self._orders.popitem(last=False)
+        return found
+
+    def numbers(self, stretches: Sequence[tuple[int, int, int]]) -> IntArray:
+        firsts = self.firsts
+        found = [np.arange(firsts[b] + low, firsts[b] + high) for b, low, high in stretches]
+        return np.concatenate(found or [np.empty(0, dtype=np.int64)])
+
+    def where(self, row: int) -> tuple[int, int]:
+        block = int(np.searchsorted(self.firsts, row, side="right")) - 1
+        return block, row - int(self.firsts[block])
+
+
+class Inputs:
+    """The rows that a chain reads. The source is opened when it is first asked for."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        source: RowSource | RowStream | None = None,
+        schemas: Schemas | None = None,
+    ) -> None:
+        self.chain = chain
+        self.schemas = schemas or Schemas()
+        self._source = source
+        for stage in {*chain.stages, *chain.steps}:
+            if stage.by_place or stage.asks_inputs:
+                stage.use_inputs(self)
+        if schemas is None:
+            self._join_schemas()
+
+    @property
+    def is_open(self) -> bool:
+        return self._source is not None
+
+    @cached_property
+    def source(self) -> RowSource | RowStream:
+        if self._source is None:
+            chain = self.chain
+            opened = chain.opener.open_files(chain.file_stages)
+            self._source = checked_source(opened, chain.opener)
+            if chain.drawn is not None and not isinstance(opened, RandomAccessSource):
+                kind = type(opened).__name__
+                raise ConfigError(
+                    f"{chain.shuffle} reads rows by number, and {chain.opener} opens a {kind}, which cannot: "
+                    "leave random_access out, and shuffle within a buffer"
+                )
+            self._join_schemas()
+        return self._source
+
+    def _join_schemas(self) -> None:
+        if isinstance(self._source, RowSource):
+            for number, part in enumerate(self._source.joined_inputs):
+                self.schemas.join(str(number), part.schemas)
+
+    @cached_property
+    def mixed(self) -> dict[str, Inputs]:
+        mix = self.chain.opener
+        parts = mix.parts(self) if isinstance(mix, MixingSource) else {}
+        for name, part in parts.items():
+            self.schemas.join(name, part.schemas)
+        return parts
+
+    @property
+    def listed(self) -> RowSource:
+        assert isinstance(self.source, RowSource)
+        return self.source
+
+    @cached_property
+    def blocks(self) -> BlockTable:
+        skip, stop = self.chain.skip_rows, self.chain.stop_rows
+        return BlockTable(self.listed.lengths, skip, stop, self.listed.unread)
+
+    @cached_property
+    def epoch_rows(self) -> int | None:
+        chain = self.chain
+        if isinstance(self.source, RowSource):
+            rows = self.blocks.rows
+            if chain.drawn is None:
+                return rows
+            chain.drawn.check(rows)
+            return chain.drawn.length(rows)
+        total = self.source.length
+        if total is None:
+            return None
+        stop = total if chain.stop_rows is None else min(total, chain.stop_rows)
+        return max(0, stop - chain.skip_rows)
+
+    def place_of(self, row: int) -> Place:
+        if isinstance(self.source, RowSource):
+            return self.source.place(*self.blocks.where(row))
+        if isinstance(self.source, RowMixture):
+            inputs, own, name = self.source.where(self, row)
+            return replace(inputs.place_of(own), source=name)
+        return Place(row=row)
+
+    def places_of(self, row: int) -> list[Place]:
+        """Where all that a row is made of stands: one place, or several for zipped rows."""
+        if isinstance(self.source, RowSource):
+            return self.source.places(*self.blocks.where(row))
+        if isinstance(self.source, RowMixture):
+            inputs, own, name = self.source.where(self, row)
+            found = inputs.places_of(own)
+            parts = [name if p.source is None else f"{name}/{p.source}" for p in found]
+            return [replace(p, source=part) for p, part in zip(found, parts, strict=True)]
+        return [Place(row=row)]
+
+    @cached_property
+    def cached_blocks(self) -> BlockCache | None:
+        chain = self.chain
+        if chain.cache is None or chain.cached is None:
+            return None
+        below = chain.before[: chain.cached]
+        return BlockCache(
+            self.listed, self.blocks.firsts, [chain.opener, *below], chain.cache, partial(put_through, below),
+            holes=chain.shuffle is None and not all(s.keeps_rows for s in below),
+            listed=chain.urls, first=self.first_keys,
+        )  # fmt: skip
+
+    def first_keys(self) -> list[Any]:
+        firsts, found = self.blocks.firsts, []
+        for block in np.flatnonzero(self.blocks.lengths).tolist():
+            if firsts[block] - firsts[0] >= SAMPLE_ROWS:
+                break
+            found.append([int(self.blocks.begins[block]), self.listed.block_key(block)])
+        return found
