@@ -750,7 +750,8 @@ def test_a_full_disk_is_said_once_and_leaves_nothing_half_written(data: Path, ke
 
 def test_it_can_be_switched_off(data: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     want = digests(batches(text(data)).pad_collate())
-    assert digests(batches(text(data).cache(enabled=False)).pad_collate()) == want
+    assert digests(batches(text(data).cache(kept, enabled=False)).pad_collate()) == want
+    assert not [path for path in kept.rglob("*") if path.is_file()]
     monkeypatch.setenv("TRAINPIPES_CACHE", "off")
     pipe = batches(text(data).cache(kept)).pad_collate()
     assert digests(pipe) == want
