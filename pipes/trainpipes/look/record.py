@@ -120,7 +120,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
         return [without_secrets(one) for one in value]
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return hidden(str(value if isinstance(value, float) else identify(value)))
+    return hidden(str(value if isinstance(value, float | str) else identify(value)))
 
 
 def _content_hash(value: Any) -> str:
