@@ -17,6 +17,8 @@ SHOWN = 40
 
 
 class naming_bad_text:
+    """A block that makes Python values: an error in it names the row and column with a bad value."""
+
     __slots__ = ("_block", "_caller")
 
     def __init__(self, block: Block, caller: object = None) -> None:
@@ -98,6 +100,8 @@ def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
 
 
 class BadCell(Exception):
+    """A value of a column that a stage cannot take; ``row`` is its place, None for the whole column."""
+
     def __init__(self, row: int | None, problem: str) -> None:
         super().__init__(problem)
         self.row = row

@@ -103,6 +103,8 @@ def _merged(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
+    """Batches that lie in one payload: its rows at ``index``, cut at ``bounds``."""
+
     data: Payload
     index: IntArray | None
     bounds: IntArray

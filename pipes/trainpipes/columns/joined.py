@@ -40,6 +40,8 @@ def unlike(one: pa.Schema, other: pa.Schema) -> SchemaError:
 
 
 class Joining:
+    """Tables joined one by one, into columns with room for about ``rows`` rows."""
+
     def __init__(self, rows: int) -> None:
         self._rows = rows
         self._schema: pa.Schema | None = None

@@ -19,6 +19,8 @@ from trainpipes.engine.layout import IntArray
 
 
 class Positions(Protocol):
+    """Positions of a stage that are worked out when one is asked for."""
+
     def at(self, row: int) -> dict[str, Any]: ...
 
 
@@ -64,6 +66,8 @@ class Cursors:
 
 @dataclass(slots=True, eq=False)
 class Run:
+    """Rows, the items they make (rows, or batches cut at ``bounds``), and a position after each item."""
+
     block: Block
     cursors: Cursors
     bounds: IntArray | None = None
@@ -118,6 +122,8 @@ def unplaced(block: Block, bounds: IntArray | None = None) -> Run:
 
 
 class RunSource(Protocol):
+    """What gives the runs of one shard."""
+
     def next_run(self) -> Run:
         """The next run, of one item or more; StopIteration at the end, and ever after."""
         ...

@@ -175,6 +175,8 @@ def _structs(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
 
 
 class UnfitRow(Exception):
+    """A row that does not fit the columns: its number, and the column with the type found in it."""
+
     def __init__(
         self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None
     ) -> None:

@@ -48,6 +48,8 @@ class Priority(IntEnum):
 
 
 class Future:
+    """A task of a pool, and its result. Who waits runs it, unless a thread has begun."""
+
     __slots__ = ("_done", "_result", "_work", "begun", "error")
 
     def __init__(self, work: Callable[[], Any]) -> None:

@@ -13,6 +13,8 @@ MOST_EMPTY_ROWS = 2**20
 
 
 class EmptyEpochGuard:
+    """Counts epochs in a row that gave nothing, and says when there were too many."""
+
     def __init__(self, endless: bool = True, gave: bool = False) -> None:
         self._endless = endless
         self._gave = gave

@@ -76,6 +76,8 @@ class Taker(Protocol):
 
 @runtime_checkable
 class LooksAhead(Protocol):
+    """A reader that can begin to fetch blocks before they are read."""
+
     def expect(self, blocks: Sequence[int]) -> None: ...
 
 
@@ -240,6 +242,8 @@ class RowStream(ABC):
 
 
 class MixedWindows(ABC):
+    """The windows of several pipelines whose rows are mixed."""
+
     @abstractmethod
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
         """Keep what a shard will need of each source from ``state`` on; ``shards`` are in this process."""

@@ -253,6 +253,8 @@ class BatchingStage(RegroupStage):
 
 
 class CacheStage(RunStage):
+    """A stage that marks which rows are kept on disk."""
+
     role: ClassVar[Role] = "cache"
     needs_columns = True
 
@@ -268,6 +270,8 @@ class CacheStage(RunStage):
 
 
 class RowOrder(Protocol):
+    """Which rows an epoch has, by number, in its order."""
+
     def check(self, rows: int) -> None: ...
 
     def length(self, rows: int) -> int: ...
@@ -302,6 +306,8 @@ class ShardStage(Stage):
 
 
 class RepeatStage(Stage):
+    """A stage that makes several epochs one; ``times`` is None for no end."""
+
     role: ClassVar[Role] = "repeat"
 
     @property
@@ -372,6 +378,8 @@ class Source(Stage):
 
 
 class CombiningSource(Source):
+    """A source of several pipelines."""
+
     @property
     def chains(self) -> Sequence[Sequence[Stage]]:
         raise NotImplementedError
@@ -393,6 +401,8 @@ class CombiningSource(Source):
 
 
 class MixingSource(CombiningSource):
+    """A source that mixes the rows of several pipelines."""
+
     asks_inputs = True
 
     @abstractmethod

@@ -33,6 +33,8 @@ class Slot(NamedTuple):
 
 
 class Counts:
+    """How many batches an epoch and a pass have, and where a shard stands at batch m."""
+
     def __init__(self, layouts: Layouts) -> None:
         self.layouts = layouts
         self.chain = layouts.chain

@@ -34,6 +34,8 @@ class _Place:
 
 
 class ListedLoader(WindowLoader):
+    """Reads windows as stretches of blocks, one reader a span, and puts them through the stages below."""
+
     def __init__(self, plan: Plan) -> None:
         self._layouts = plan.layouts
         self._source = plan.inputs.listed
@@ -133,6 +135,8 @@ class NumberedRows:
 
 
 class NumberedLoader(WindowLoader):
+    """Windows of row numbers; the rows are read when they are taken."""
+
     def __init__(self, plan: Plan, source: RandomAccessSource) -> None:
         self._chain = plan.chain
         self._layouts = plan.layouts

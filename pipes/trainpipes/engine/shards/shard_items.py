@@ -49,6 +49,8 @@ class ItemRows(NamedTuple):
 
 
 class KnownItem(NamedTuple):
+    """An item with its rows, for ``locate``."""
+
     item: Any
     rows: ItemRows
 
