@@ -1,10 +1,4 @@
-"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/recipes.md.
-
-document    text to values with their lines: YAML 1.2, ``${NAME}``, paths
-values      which types options have, and what values stand for
-read        values to a pipeline
-write       a pipeline to text
-"""
+"""Pipelines as YAML: ``load`` reads a config, ``Pipeline.to_yaml`` writes one. See docs/recipes.md."""
 
 from __future__ import annotations
 
@@ -33,9 +27,8 @@ def load(
     ``${NAME}`` and ``${NAME:-default}`` stand for environment variables.
 
     Args:
-        path: of the file.
-        allow_imports: import functions and classes that the file names as ``package.module:function``.
-            Only for files that you would run as a program.
+        allow_imports: import functions and classes that the file names as ``package.module:function``. Only
+            for files that you would run as a program.
         storage_options: for all stages that read files, as fsspec takes them; a config holds none.
         changes: other values for some of the file's, by their paths: ``{"options.batch_size": 16,
             "stages[2].buffer_size": 100}``.
@@ -76,7 +69,7 @@ def loads(
     storage_options: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | None = None,
 ) -> Pipeline:
-    """The pipeline of a YAML text, with the options of ``load``; ``name`` is what errors call it.
+    """``load`` of a YAML text, which errors call ``name``.
 
     >>> loads("stages: [{list_files: data}, {take: 3}]")
     list_files('data')
@@ -94,7 +87,7 @@ def loads(
 
 
 def parse_change(text: str) -> tuple[str, Any]:
-    """The path and the value of ``path=value``, the value read as in a config, for ``load(..., changes=)``.
+    """The path and the value of ``path=value``, for ``load(..., changes=)``.
 
     Raises:
         ConfigError: there is no ``=``, or the value is no YAML.

@@ -58,7 +58,7 @@ class Node:
 
 
 def add_scalars(kind: Any) -> None:
-    """Have a loader or a dumper of PyYAML take texts for numbers, bools and null as ``SCALARS`` says."""
+    """Have PyYAML's loader or dumper read numbers, bools and null as ``SCALARS`` says."""
     for name, (rule, _) in SCALARS.items():
         kind.add_implicit_resolver(f"{STANDARD}{name}", re.compile(rf"(?:{rule})\Z"), None)
 
@@ -108,7 +108,7 @@ class Document:
         return Node(None, 1) if root is None else self._node(root)
 
     def _node(self, given: Any, depth: int = 1, line: int | None = None) -> Node:
-        """A node of PyYAML's as one of ours, at the line of its key; an alias's comes once for each use."""
+        """PyYAML's node as ours, at the line of its key; an alias's comes once for each use."""
         self._count += 1
         own = given.start_mark.line + 1
         node = Node(

@@ -22,8 +22,6 @@ _KEYS = ("recipe", "options", "stages")
 
 
 class Reader:
-    """Reads one document."""
-
     def __init__(
         self,
         name: str,
@@ -137,7 +135,7 @@ class Reader:
         return self._made(make, function, node, at, options.value or {}, prefix)
 
     def _stage(self, node: Node, path: str, before: Pipeline | None) -> Pipeline:
-        """The stages before with that of an item of the list; a reader that comes first lists its files."""
+        """The stages so far and an item of the list; a reader that comes first lists its files."""
         name, kind, options = self._stage_parts(node, path, before is None)
         starts, said = kind.role in ("files", "source"), ""
         if before is not None and starts:
@@ -225,7 +223,7 @@ class Reader:
 
 
 def _blamed(step: str, text: str, options: Mapping[str, Any]) -> str | None:
-    """The option that an error is about: named as in ``batch(batch_size) must be``, or else by its value."""
+    """The option that an error names, as in ``batch(batch_size) must be``, or else gives the value of."""
     asked = re.match(r"(\w+)\((\w+)\)", text)
     if asked is not None:
         name = "files" if asked[2] == "urls" and "urls" not in options else asked[2]

@@ -212,7 +212,7 @@ class _Writer:
 
 
 def _as_declared(value: Any, kinds: list[Any]) -> Any:
-    """An option that is a dtype or a schema as what it is made of; others as they are."""
+    """What a dtype or a schema is made of; other options as they are."""
     if isinstance(value, torch.dtype) and torch.dtype in kinds:
         return str(value).removeprefix("torch.")
     if isinstance(value, pa.Schema) and pa.Schema in kinds:
@@ -264,7 +264,7 @@ def _refuse_parts_of_recipes(value: Any) -> None:
 
 
 def name_of(value: Any) -> str:
-    """The name, ``package.module:function``, by which a config finds a function or a class.
+    """A function or class as ``package.module:function``, for a config.
 
     >>> import json
     >>> name_of(json.dumps)

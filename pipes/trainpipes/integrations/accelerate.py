@@ -1,7 +1,4 @@
-"""A loader for training loops of Accelerate, which its checkpoints hold.
-
-``accelerator.prepare`` leaves it as it is: each process reads its own rows.
-"""
+"""A loader for training loops of Accelerate, which its checkpoints hold."""
 
 from __future__ import annotations
 
@@ -38,16 +35,16 @@ def loader(
         train = trainpipes.integrations.accelerate.loader(pipe, accelerator)
         model, optimizer = accelerator.prepare(model, optimizer)
 
-    ``accelerator.save_state`` saves its position, and ``load_state`` restores it, on any number of
-    processes. Make the loaders in the same order before either. Batches come on the accelerator's device;
-    at the last batch of an epoch, accumulated gradients are applied.
+    ``accelerator.save_state`` saves its position, and ``load_state`` restores it, on any number of processes.
+    Make the loaders in the same order before either. Batches come on the accelerator's device; at the last
+    batch of an epoch, accumulated gradients are applied.
 
     With ``sharding_filter(tail="ragged")``, for evaluation, the last step is filled up with repeated rows,
-    and ``gather_for_metrics`` drops these: it gives every row once.
+    and ``gather_for_metrics`` drops these: every row counts once.
 
     Args:
-        pipe: what to run.
-        accelerator: whose device and settings are used.
+        pipe: makes batches.
+        accelerator: the ``Accelerator``.
         allow_changes: what may differ from the pipeline that was saved, as for ``Loader.load_state_dict``.
         options: of ``trainpipes.Loader``.
 
@@ -139,7 +136,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         )
 
     def _steps_of_all(self, batches: EpochIterator) -> int | None:
-        """How many steps all ranks take in this pass, if one may have to be filled up."""
+        """Steps that all ranks take in this pass, if one may have to be filled up."""
         iteration = self.loader._iteration
         plan, (_, world) = iteration.plan, iteration.ranks()
         if not (plan.chain.ragged and world > 1 and self._accelerator.even_batches):
@@ -154,7 +151,7 @@ class AccelerateLoader(DataLoaderStateMixin):
         return math.ceil(left / world)
 
     def _last_step(self, batch: Any, before: Any) -> Any:
-        """The last batch of this rank, with as many rows as each other rank's. Called by all ranks."""
+        """This rank's last batch, as long as all others'. Called by all ranks."""
         own = 0 if batch is None else _rows_in(batch)
         everyone: list[tuple[int, bool]] = gather_object([(own, batch is None and before is None)])
         rows = [number for number, _ in everyone]
@@ -207,7 +204,7 @@ class AccelerateLoader(DataLoaderStateMixin):
 
 
 def _rows_in(batch: Any) -> int:
-    """Rows of a batch: the first dimension of its first tensor or array, or the length of a list of rows."""
+    """Rows of a batch, by its first tensor, array or list."""
     plain = dict(batch) if isinstance(batch, Mapping) else batch
     found = [len(part) for part in tree_leaves(plain, is_leaf=_is_rows) if _is_rows(part)]
     if not found:
@@ -219,11 +216,12 @@ def _rows_in(batch: Any) -> int:
 
 
 def _filled(batch: Any, rows: int) -> Any:
-    """A batch with its rows repeated until there are so many.
+    """A batch with its rows repeated up to a number.
 
     >>> import torch
     >>> _filled({"x": torch.arange(3), "name": ["a", "b", "c"]}, 5)
-    {'x': tensor([0, 1, 2, 0, 1]), 'name': ['a', 'b', 'c', 'a', 'b']}"""
+    {'x': tensor([0, 1, 2, 0, 1]), 'name': ['a', 'b', 'c', 'a', 'b']}
+    """
     have = _rows_in(batch)
     places = [row % have for row in range(rows)]
 

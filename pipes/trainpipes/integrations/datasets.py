@@ -1,8 +1,6 @@
-"""``pipe.to_hf()``: the rows of a pipeline as an ``IterableDataset`` of Hugging Face's ``datasets``.
+"""``pipe.to_hf()``: a pipeline as an ``IterableDataset`` of Hugging Face's ``datasets``.
 
-The shards of the pipeline are those of the dataset, which deals them to nodes and workers. Its state holds
-ours as one string, written when it is asked for. ``datasets`` has no public class for that: the private
-``_BaseExamplesIterable`` is used as its own sources use it.
+``datasets`` has no public class for sources with a state: this uses the private ``_BaseExamplesIterable``.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Place:
-    """Where a pass stands, as a value in a state of ``datasets``. Copies and pickles are its text: only
-    states that are asked for are written."""
+    """A place in a pass, in a state of ``datasets``; written only when the state is asked for."""
 
     def __init__(self, one: OnePass) -> None:
         self._one = one
@@ -72,8 +69,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
     def shard_data_sources(
         self, num_shards: int, index: int, contiguous: bool = True
     ) -> PipelineExamples:
-        """One of equal parts of the shards: every n-th, so that each part gives its rows in the order of the
-        whole. Where there are more parts than shards, the last ones have none."""
+        """Every n-th shard, in the order of the whole. With more parts than shards, the last parts are empty."""
         shards = self.num_shards
         parts = min(num_shards, shards)
         if index >= parts or shards % parts:

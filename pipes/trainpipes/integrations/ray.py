@@ -1,8 +1,4 @@
-"""Ray Train: a loader for each worker, and its position in Ray's checkpoints.
-
-Ray's ``TorchTrainer`` starts ``torch.distributed``, which tells a ``trainpipes.Loader`` who reads what. A
-checkpoint has one small file with the position of all workers.
-"""
+"""Ray Train: a loader for each worker, and its position in Ray's checkpoints."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ def loader(pipe: Pipeline, **options: Any) -> Loader:
     batches to the device.
 
     Args:
-        pipe: what to run.
+        pipe: the pipeline.
         options: of ``trainpipes.Loader``.
 
     Raises:
@@ -67,10 +63,10 @@ def save(loader: Loader, folder: str | os.PathLike[str], *, name: str = FILE) ->
         checkpoint = ray.train.Checkpoint.from_directory(folder)
         ray.train.report(metrics, checkpoint=checkpoint if rank == 0 else None)
 
-    All workers call it after the same step, each with its own folder. The file is the same in each.
+    All workers call it after the same step, each with its own folder.
 
     Args:
-        loader: the ``Loader`` whose position to save.
+        loader: the ``Loader``.
         folder: an existing folder.
         name: name of the file; another for each loader of a checkpoint.
 
@@ -89,7 +85,7 @@ def load(
     allow_changes: Collection[str] = (),
     name: str = FILE,
 ) -> bool:
-    """Let a loader go on where a checkpoint was saved, on any number of workers. Fetches only the position.
+    """Let a loader go on where a checkpoint was saved, on any number of workers.
 
     Args:
         loader: a ``Loader`` of the pipeline that was saved.

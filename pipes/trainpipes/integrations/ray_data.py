@@ -1,8 +1,6 @@
 """``pipe.to_ray()``: the rows of a pipeline as a ``ray.data.Dataset``.
 
-The plan cuts them into read tasks before anything is read: ranges of rows where rows are counted, else
-shards. A task reads its own part, up to a window at either end. What all tasks share is in Ray's object
-store once.
+Read tasks are planned before anything is read: ranges of rows where rows are counted, else shards.
 """
 
 from __future__ import annotations
@@ -75,8 +73,9 @@ class PipelineDatasource(Datasource):  # type: ignore[misc]  # ray may not be th
 
 
 def _cuts(rows: EpochRows, most: int) -> list[int]:
-    """First row of each part of a counted pipeline, and the number of rows: cut where windows of the shuffle
-    begin if there are enough of them, since a window is read whole."""
+    """First rows of the parts of a counted pipeline, at the shuffle's windows if these are enough, and all
+    rows.
+    """
     count = rows.count or 0
     even = np.linspace(0, count, min(most, max(1, count)) + 1).astype(np.int64)
     layout: Any = rows.plan.layouts.usual

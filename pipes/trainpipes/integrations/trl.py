@@ -1,7 +1,6 @@
-"""TRL's trainers on pipelines that make batches, as the recipes ``sft``, ``chat`` and ``preference`` do.
+"""TRL's trainers on pipelines that make batches, such as the recipes ``sft``, ``chat`` and ``preference``.
 
-TRL looks at a row of its dataset and prepares it, before its ``Trainer`` asks for batches. It is shown a
-row of its own format, and given the pipeline where it would prepare rows.
+TRL looks at a row before it asks for batches: it is shown one of its own format.
 """
 
 from __future__ import annotations
@@ -149,13 +148,12 @@ SIDES = ("chosen", "rejected")
 
 
 def preference_batch(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The chosen responses and after them the rejected ones, padded to one length L: ``input_ids``,
-    ``attention_mask`` (1 where there is a token) and ``completion_mask`` (1 on the response and its end),
-    each ``[2 B, L]``.
+    """The chosen responses, then the rejected ones, padded to one length L: ``input_ids``, ``attention_mask``
+    (1 where there is a token) and ``completion_mask`` (1 on the response and its end), each ``[2 B, L]``.
 
     Args:
-        batch: ``chosen_input_ids``, ``chosen_attention_mask``, ``chosen_labels``, of B rows, and the same
-            of ``rejected``.
+        batch: ``chosen_input_ids``, ``chosen_attention_mask``, ``chosen_labels``, of B rows, and the same of
+            ``rejected``.
 
     >>> sides = {"chosen": 3, "rejected": 2}
     >>> names = ["input_ids", "attention_mask", "labels"]

@@ -1,8 +1,7 @@
 """Samplers: which rows an epoch has, and in which order.
 
-The names and meanings are those of ``torch.utils.data``, but an index is a pure function of
-(seed, epoch, position). They stand in a pipeline (``from_dataset(dataset, sampler=...)``,
-``.shuffle(sampler=...)``), where the order is the same on any number of ranks and workers, and in torch's
+They are named after those of ``torch.utils.data``, but an index is a pure function of (seed, epoch,
+position): in a pipeline, the order is the same on any number of ranks and workers. They also fit torch's
 ``DataLoader`` and torchdata's ``StatefulDataLoader``.
 """
 

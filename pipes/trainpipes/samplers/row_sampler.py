@@ -1,4 +1,4 @@
-"""What a sampler of rows is, and how it gives its indices one by one where torch asks for them."""
+"""The base of samplers, and their indices one by one, as torch asks for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowSampler(Sampler[int]):
     ``load_state_dict``: epoch, position, and what identifies the sampler.
 
     Args:
-        rows: how many rows there are to choose from; a pipeline says so itself.
+        rows: number of rows to choose from; a pipeline needs none.
     """
 
     def __init__(self, rows: Sized | int | None = None) -> None:

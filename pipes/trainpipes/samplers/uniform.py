@@ -33,13 +33,13 @@ class SequentialSampler(RowSampler):
 
 
 class RandomSampler(RowSampler):
-    """All rows, in a random order: a true permutation of any number of rows, in O(1) memory.
+    """All rows in a random order: a permutation in O(1) memory.
 
     Args:
         data_source: the dataset, or a number of rows; a pipeline needs none.
         replacement: draw each row independently of those before.
-        num_samples: indices in an epoch; as many as rows if left out. If there are more, without
-            replacement, one permutation follows the other.
+        num_samples: indices in an epoch; as many as rows if left out. If there are more, without replacement,
+            one permutation follows the other.
         seed: for the order.
 
     >>> sampler = RandomSampler(5, seed=0)
@@ -142,8 +142,8 @@ class SubsetRandomSampler(RowSampler):
 
 
 class DistributedSampler(RowSampler):
-    """One replica's part of the rows, as torch's sampler of this name gives it; all parts are equally long.
-    In a pipeline it gives the order over all replicas.
+    """One replica's part of the rows, as with torch's sampler; all parts are equally long. In a pipeline, the
+    order over all replicas.
 
     Args:
         dataset: the dataset, or a number of rows; a pipeline needs none.
@@ -151,8 +151,8 @@ class DistributedSampler(RowSampler):
         rank: from 0; the process's own if left out.
         shuffle: whether rows come in a random order.
         seed: for the order.
-        drop_last: leave out the last rows where R does not divide their number; else the first ones come
-            a second time at the end.
+        drop_last: leave out the last rows where R does not divide their number; else the first ones come a
+            second time at the end.
     """
 
     def __init__(

@@ -76,8 +76,8 @@ class WeightedRandomSampler(RowSampler):
         return self._looked_up(uniform(start, stop, self.seed, "weighted", epoch))
 
     def _looked_up(self, draws: npt.NDArray[np.float64]) -> IntArray:
-        """``searchsorted(ends, draws * total, side="right")``, up to the last row that can come; a table of
-        where to start (Chen and Asau, 1974) makes it five times as fast.
+        """``searchsorted(ends, draws * total, side="right")`` by a guide table (Chen and Asau, 1974), up to
+        the last possible row.
         """
         if self._guide is None:
             # A power of two, so that no rounding puts a draw outside of its own stretch.

@@ -1,7 +1,6 @@
-"""Pipelines in Lightning: a data module, whose loaders are in ``loaders``.
+"""Pipelines in Lightning: a data module.
 
-Why not a ``Loader`` alone: Lightning keeps the state of one rank, loads it only where it resumes within
-one of its epochs, and where a loader has no ``len`` it has fetched a batch more than it has trained on.
+Lightning keeps one rank's state, loads it only within an epoch, and without ``len`` fetches a batch ahead.
 """
 
 from __future__ import annotations
@@ -36,17 +35,17 @@ __all__ = ["PipelineDataModule"]
 class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
     """A data module of pipelines, whose position Lightning's checkpoints hold.
 
-    A subclass may set ``self.train`` and the others in ``setup``. The position of all ranks after the last
-    batch trained on is in ``checkpoint["PipelineDataModule"]["train"]`` (or by a subclass's name): a state
-    for ``Loader.load_state_dict``, or a list of them. Every evaluation begins at the pipeline's start.
+    A subclass may set ``self.train`` and the others in ``setup``. The state after the last batch trained on,
+    for ``Loader.load_state_dict`` (or a list of them), is in ``checkpoint["PipelineDataModule"]["train"]``,
+    or by a subclass's name. Every evaluation begins at the pipeline's start.
 
     Args:
         train: a pipeline that makes batches, or several in a list, a dict or a ``CombinedLoader``.
         val: the same to validate on.
         test: to test on.
         predict: to predict for.
-        state_timeout: seconds that a rank waits for the others when a checkpoint is saved; only for
-            pipelines that are not counted.
+        state_timeout: seconds that a rank waits for the others when a checkpoint is saved; only for pipelines
+            that are not counted.
         allow_changes: what may differ from the run that saved, as for ``Loader.load_state_dict``.
         **options: of each ``Loader``: ``num_workers``, ``threads``, ``pin_memory`` and so on.
 
@@ -113,8 +112,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         return self._evaluated("predict")
 
     def state_dict(self) -> dict[str, Any]:
-        """Where training stands after the last batch trained on, for any number of ranks, which all ask for
-        it.
+        """The state after the last batch trained on, for any number of ranks. All ranks call it.
 
         Raises:
             StateError: batches are not counted, and not all ranks asked for it in time.

@@ -1,7 +1,7 @@
-"""A ``Loader`` as Lightning's loops take one: for training, and for evaluation; and what those loops say.
+"""Loaders for Lightning's loops: for training, and for evaluation.
 
-A training loader keeps the states after the last few batches, each under the number that Lightning counts
-the batch by. So the state of the last batch *trained on* is known, however many were fetched ahead.
+A training loader keeps states by Lightning's numbers of batches: that of the last batch *trained on* is
+known, however many were fetched ahead.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Progress:
 
     @property
     def has_ended_epoch(self) -> bool:
-        """Whether the epoch that Lightning goes on with had ended before the checkpoint was saved. With
-        ``max_steps`` it runs such an epoch once more, and would take one batch for it."""
+        """Whether the checkpoint's epoch had ended: with ``max_steps`` Lightning would take one more batch
+        for it.
+        """
         total = self._epochs.total
         ended = self.restarts and total.processed == total.started
         return ended and bool(self._batches.is_last_batch)
@@ -62,8 +63,6 @@ class Progress:
 
 
 class TrainingLoader:
-    """What trains."""
-
     def __init__(self, loader: Loader, pipeline: Pipeline) -> None:
         self.loader = loader
         self.pipeline = pipeline
@@ -112,8 +111,7 @@ class TrainingLoader:
         self.in_use = True
 
     def align(self) -> None:
-        """After a resume within an epoch, perhaps on another number of ranks: let Lightning count the batches
-        that were taken so that those that are left complete the epoch."""
+        """Have Lightning count the batches taken before a resume so that those left complete the epoch."""
         progress, iteration = self._progress, self.loader._iteration
         assert progress is not None
         try:
@@ -172,8 +170,7 @@ class TrainingLoader:
         return batches
 
     def _settle(self) -> None:
-        """Let the next iterator begin where it should: an endless pipeline goes on, and an epoch of which no
-        batch was trained on begins once more, whatever was fetched."""
+        """Have the next iterator begin right: an epoch of which no batch was trained on begins once more."""
         progress, after = self._progress, self._after
         if progress is not None and after:
             trained = progress.trained

@@ -1,10 +1,6 @@
 """Pipelines in the Trainer of Hugging Face's transformers.
 
-``training`` has the loader that a Trainer trains on, and its position in checkpoints; ``evaluation``
-every row of an evaluation once, on any number of ranks.
-
-Only public methods of the Trainer are overridden. What is not in its documentation is what it does with
-the number of batches that ``set_initial_training_values`` returns: see ``EpochLength``.
+Overrides only public methods; ``EpochLength`` relies on how the Trainer uses its number of batches.
 """
 
 from __future__ import annotations
@@ -49,13 +45,12 @@ class PipelineTrainerMixin(Base):
 
         MyTrainer(model, args, train_dataset=pipe, eval_dataset=other).train()
 
-    List it before the Trainer. All datasets may be pipelines that make batches, dicts of tensors; others
-    are left to the Trainer. Of the arguments of the data loader, those on workers and pinned memory hold;
-    ``data_collator``, batch sizes and ``dataloader_drop_last`` have no effect.
+    List it before the Trainer. Batches of a pipeline are dicts of tensors; other datasets are left to the
+    Trainer. Arguments on workers and pinned memory hold; ``data_collator``, batch sizes and
+    ``dataloader_drop_last`` have no effect.
 
-    Each checkpoint has a file "trainpipes.json" with the position in the data. ``resume_from_checkpoint``
-    goes on with the batch that would have come, on any number of ranks that divides ``num_shards``,
-    whatever ``ignore_data_skip`` says.
+    Each checkpoint has the position in "trainpipes.json". ``resume_from_checkpoint`` goes on with the next
+    batch, on any number of ranks that divides ``num_shards``; ``ignore_data_skip`` has no effect.
 
     Raises:
         ConfigError: at the start, if arguments contradict the pipeline.
@@ -134,8 +129,9 @@ class PipelineTrainerMixin(Base):
             )
 
     def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
-        """As the Trainer says, from where the run starts in its data. Resumed on another number of ranks, it
-        ends after as many epochs, or after ``max_steps``."""
+        """As the Trainer says. On another number of ranks, training ends after as many epochs, or
+        ``max_steps``.
+        """
         if not isinstance(dataloader, TrainingLoader):
             return super().set_initial_training_values(args, dataloader)
         self._resume(dataloader)
@@ -205,8 +201,7 @@ class PipelineTrainerMixin(Base):
         return super().get_test_dataloader(test_dataset)
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the Trainer says. A batch's loss, the mean of its tokens, weighs as much as it has rows, so that
-        the loss of all is the same on any number of ranks."""
+        """As the Trainer says; each batch's mean loss counts by its rows, on any number of ranks."""
         if not isinstance(dataloader, EvaluationLoader):
             return super().evaluation_loop(dataloader, *args, **kwargs)
         kept = self.args.average_tokens_across_devices
@@ -263,7 +258,7 @@ def _makes_batches(dataset: Any) -> bool:
 
 
 def _check_given(given: dict[str, Any]) -> None:
-    """Raise where a Trainer is made of what it would fail on, or would not use, later."""
+    """Raise for arguments that would fail later, or have no effect."""
     args = given.get("args") or transformers.TrainingArguments  # whose defaults it would take
     for name in ("train_dataset", "eval_dataset"):
         dataset = given.get(name)

@@ -1,4 +1,4 @@
-"""Batches of an evaluation: every row once, on any number of ranks, which all take as many steps."""
+"""Batches of an evaluation: every row once, and as many steps on all ranks."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def every_row(pipe: Pipeline) -> Pipeline:
 
 
 class EvaluationLoader(DataLoaderStateMixin):
-    """Gives each rank its batches, and one to fill in once it has no more: models on several ranks may have
-    to run together. What is gathered is cut to the rows that count."""
+    """Gives each rank its batches, then ones to fill in while others have more; ``gatherer`` drops their
+    rows.
+    """
 
     def __init__(
         self, loader: Loader, accelerator: Accelerator, prepare: Callable[[Any], Any]
@@ -75,8 +76,7 @@ class EvaluationLoader(DataLoaderStateMixin):
         self._steps, self.rows = steps, rows
 
     def _step(self, batch: Any) -> tuple[Any, list[int], int] | None:
-        """A batch or one to fill in, the rows of each rank's, and those of this one; None where all ranks
-        have come to the end."""
+        """A batch or a filler, each rank's rows, and this one's; None at the end of all ranks."""
         if batch is not None:
             self._filler = batch = self._prepare(batch)
         rows = 0 if batch is None else _rows(batch)
@@ -94,8 +94,7 @@ class EvaluationLoader(DataLoaderStateMixin):
         return batch, sizes, _rows(batch)
 
     def gatherer(self, repeated: int) -> Callable[[Any], Any]:
-        """A function that brings the rows of all ranks together, in the order of the batches, without those
-        that fill in."""
+        """A function that gathers the rows of all ranks in the order of batches, without fillers."""
         return lambda values: tree_map(lambda value: self._gather(value, repeated), values)
 
     def _gather(self, value: Any, repeated: int) -> Any:

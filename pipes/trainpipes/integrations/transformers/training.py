@@ -26,7 +26,7 @@ class SavedPosition(NamedTuple):
     loader: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Put it into a folder, which is made if it is not there. The file is whole, or not there."""
+        """Write a whole file, or none, into a folder that is made if missing."""
         folder.mkdir(parents=True, exist_ok=True)
         beside = folder / f"{FILE}.new"
         beside.write_text(json.dumps(self._asdict()))
@@ -60,7 +60,7 @@ def trained(folder: Path) -> tuple[int, int]:
 
 
 class TrainingLoader:
-    """Gives the batches of one ``train()``, each epoch after the one before, and knows how far it is."""
+    """Gives the batches of one ``train()``, epoch after epoch, and knows its place."""
 
     def __init__(self, loader: Loader, prepare: Callable[[Any], Any]) -> None:
         self.loader = loader
@@ -124,9 +124,9 @@ class TrainingLoader:
     def steps_and_epochs(
         self, max_steps: int, updates: int, accumulation: int, by_epochs: bool
     ) -> tuple[int, int]:
-        """Optimizer steps of the whole training, and the epoch after the last that the Trainer runs, which
-        begins to count at ``step // updates``. ``max_steps`` and ``updates`` are the Trainer's, as if the
-        ranks of now had trained all of it."""
+        """Optimizer steps of the whole training, and the epoch after the Trainer's last, which counts from
+        ``step // updates``.
+        """
         assert self.left is not None
         rest = math.ceil(self.left / accumulation)
         if by_epochs and self._resumed:
@@ -141,8 +141,7 @@ class TrainingLoader:
         self._noted = self.loader.state_dict()
 
     def position(self, step: int, timeout: float) -> SavedPosition:
-        """Where the run stands after so many optimizer steps; batches of a step that is not done do not
-        count. Where batches are not counted all ranks ask for it together."""
+        """The state after so many whole optimizer steps. If batches are not counted, all ranks ask together."""
         return SavedPosition(
             step, self._first_epoch, self.loader._whole(self._noted, None, timeout)
         )
@@ -156,9 +155,9 @@ class TrainingLoader:
 
 
 class EpochLength(int):
-    """The number of batches in an epoch, as the training loop asks for it: whether batch n is the last one,
-    which is when gradients that wait are stepped, and which part of the epoch is done. The loop counts the
-    batches of a resumed epoch from the resume on."""
+    """The number of batches in an epoch, for the training loop, which counts a resumed epoch from the resume
+    on.
+    """
 
     def __new__(cls, number: int, loader: TrainingLoader) -> EpochLength:
         found = super().__new__(cls, number)

@@ -1,4 +1,1 @@
-"""Compressed files that can be entered at several places.
-
-streams  streams of bytes, of all kinds of compression
-"""
+"""Compressed files that can be entered at several places."""

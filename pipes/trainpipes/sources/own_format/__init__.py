@@ -1,5 +1,1 @@
-"""Files in a format of the user's own.
-
-functions   a format that functions make
-read_files  the stage
-"""
+"""Files in a format of the user's own."""
