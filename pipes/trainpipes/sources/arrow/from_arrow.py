@@ -22,7 +22,7 @@ BLOCK_ROWS = 8192
 class FromArrow(Source):
     """Rows of a ``pyarrow.Table`` (or record batch) in memory.
 
-    The first state hashes all rows, at about 1 GB/s in each thread.
+    The first state hashes all rows.
 
     Args:
         table: the rows.

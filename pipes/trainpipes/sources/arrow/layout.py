@@ -1,8 +1,8 @@
 """Where the record batches of an Arrow file or stream lie, and their row counts, by their headers.
 
-A flipped bit can hide a field of a flatbuffer, which then reads as no batches or no rows. So what is said
-twice (https://arrow.apache.org/docs/format/Columnar.html) is compared: listed messages lie side by side up
-to the footer, its schema is that of the first message, and each batch counts its rows for each column, too.
+A flipped bit can hide a flatbuffer's field. So what the format says twice is compared: messages lie side by
+side up to the footer, schemas are equal, and each batch counts its rows for each column, too
+(https://arrow.apache.org/docs/format/Columnar.html).
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ END = 8
 
 @dataclass(frozen=True)
 class Message:
-    """A message of an Arrow file, from byte ``start`` to ``stop``; a ``delta`` adds to an earlier
-    dictionary.
-    """
+    """An Arrow file's message at bytes ``start`` to ``stop``; a ``delta`` adds to a dictionary."""
 
     start: int
     stop: int
@@ -183,9 +181,7 @@ def _begun(fetch: Fetch, at: int, size: int) -> tuple[Message, pa.Schema, struct
 
 
 def _nodes(schema: pa.Schema) -> struct.Struct:
-    """A record batch's words for its columns: 16 bytes for each field at every depth, which begin with its
-    length.
-    """
+    """A record batch's lengths of columns: 16 bytes for each field at every depth, length first."""
     each = ("q8x" + "16x" * (_fields(field.type) - 1) for field in schema)
     return struct.Struct("<" + "".join(each))
 

@@ -29,26 +29,24 @@ SAMPLED = 4
 
 
 class ReadArrow(FileReader):
-    """Reads the rows of Arrow files: IPC files and streams, Feather, and the folders of ``save_to_disk`` of
+    """Reads the rows of Arrow files: IPC files and streams, Feather, and folders of ``save_to_disk`` of
     Hugging Face's ``datasets``.
 
-    Local files are memory-mapped without a copy, and rows of uncompressed ones can be chosen by number
-    (``shuffle(scope="global")``). All files get one schema: types are widened where that loses nothing, and
-    dictionary columns come as their values.
+    Rows of local, uncompressed files can be chosen by number (``shuffle(scope="global")``). The files' types
+    are widened where that loses nothing, and dictionary columns come as their values.
 
     Args:
-        columns: names of columns, in the order wanted; ``"a.b"`` for field ``b`` of the struct ``a``. None
-            for all; then all files must have the same columns.
+        columns: names of columns, in order; ``"a.b"`` for field ``b`` of the struct ``a``. None for all,
+            which all files must then have.
         split: the split of a saved ``DatasetDict`` to read, such as "train".
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, a record batch.
-        storage_options: more options for the fsspec file system; never shown or saved.
+        storage_options: more options of fsspec; never shown or saved.
         index: where to keep the headers for later starts; see ``read_parquet``.
 
     Raises:
         ConfigError: an option is invalid, or a ``DatasetDict`` needs a ``split``.
-        UnreadableError: names all files that are not Arrow, each with the reason; later, the place that
-            cannot be decoded.
-        SchemaError: a file lacks a column, or has it in a type that does not fit that of the first file.
+        UnreadableError: names all files that are not Arrow, or the damaged place.
+        SchemaError: a file lacks a column, or its type does not fit.
         DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.feather, trainpipes as tp

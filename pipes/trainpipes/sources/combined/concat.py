@@ -17,14 +17,14 @@ class Concat(JoiningSource):
     """The rows of several pipelines, one after the other, as one source.
 
     Each pipeline needs a source whose blocks are known in advance, and stages that keep all rows, such as
-    ``select``, or ``take`` and ``skip``; all others come after ``concat``. Types of a column are widened;
-    Python objects and tensors become columns where another source gives columns.
+    ``select``, or ``take`` and ``skip``. A column's types are widened; Python objects and tensors become
+    columns where another source gives columns.
 
     Args:
         pipelines: in this order.
 
     Raises:
-        SchemaError: two pipelines have different columns, or types that no one type holds; names both.
+        SchemaError: two pipelines have different columns or types; names both.
 
     >>> import pyarrow as pa, trainpipes as tp
     >>> old, new = tp.from_arrow(pa.table({"x": [1, 2]})), tp.from_arrow(pa.table({"y": [3]}))

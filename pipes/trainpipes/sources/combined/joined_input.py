@@ -34,9 +34,7 @@ FEW_BLOCKS = 3
 
 
 class Cut(NamedTuple):
-    """Rows of one pipeline: input, number of the first row among all, and the blocks: number, first row,
-    stop.
-    """
+    """Rows of one pipeline: input, first row's number, and the blocks: number, first row, stop."""
 
     part: JoinedInput
     first: int
@@ -169,9 +167,7 @@ class _JoinedReader:
         return self._source.joined(rows)
 
     def expect(self, blocks: Sequence[int]) -> None:
-        """Tell each source's reader its next blocks. Of the first and last, which may be needed in part, many
-        small ones are left out.
-        """
+        """Tell each source's reader its next blocks, without many small ones of which it may need a part."""
         wanted: dict[int, dict[int, None]] = {}
         for block in blocks:
             for part, _, stretches in self._source.cut(block, 0, int(self._source.lengths[block])):

@@ -20,9 +20,7 @@ OBJECTS = "Python objects"
 
 
 def columns_of(data: Payload) -> Any:
-    """What rows of different sources must agree in: columns and types, or names, dtypes and shapes of
-    tensors.
-    """
+    """What rows of different sources must agree in: columns and types, or tensors' dtypes and shapes."""
     if isinstance(data, pa.Table):
         return data.schema.remove_metadata()
     if isinstance(data, TensorRows):
@@ -32,9 +30,7 @@ def columns_of(data: Payload) -> Any:
 
 
 def difference(wanted: Any, found: Any, names_only: bool = False) -> tuple[str, str] | None:
-    """How two of ``columns_of`` differ; None if at most in the order of columns, and with ``names_only`` in
-    types.
-    """
+    """How two of ``columns_of`` differ, beyond the order (and, with ``names_only``, types); else None."""
     if not (isinstance(wanted, pa.Schema) and isinstance(found, pa.Schema)):
         return None if wanted == found else (said(wanted), said(found))
     if wanted.equals(found):
@@ -76,7 +72,7 @@ def is_python(inputs: Inputs) -> bool:
 
 
 def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
-    """The kind of the rows that come out of some stages: ``columns_of``, ``ONCE``, or None for no rows."""
+    """The kind of the rows after some stages: ``columns_of``, ``ONCE``, or None for no rows."""
     known = known_columns(inputs, steps)
     if known is not None:
         empty = isinstance(inputs.source, RowSource) and not inputs.blocks.rows

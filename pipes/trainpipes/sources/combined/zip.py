@@ -20,12 +20,11 @@ class Zip(JoiningSource):
     """The columns of several pipelines side by side: row k of each is part of row k.
 
     Each pipeline needs a source whose rows are counted in advance, and stages that keep all rows, such as
-    ``tokenize`` or ``map``, or ``take`` and ``skip``; all others come after ``zip``. Tensors and Python
-    objects become columns where another source gives columns. ``split`` and ``sample`` without a key choose a
-    row by its place in the first pipeline.
+    ``map``, or ``take`` and ``skip``. Tensors and Python objects become columns where another source gives
+    columns. ``split`` and ``sample`` without a key go by the rows of the first pipeline.
 
     Args:
-        pipelines: their columns come in this order.
+        pipelines: whose columns come in this order.
 
     Raises:
         DataError: they have different numbers of rows; names both.

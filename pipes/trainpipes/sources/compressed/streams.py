@@ -1,5 +1,4 @@
-"""Compressed files as streams that can be entered where a gzip member, a zstd frame, or a bzip2 or xz stream
-starts. The first bytes tell the compression. Not for two threads."""
+"""Compressed files as streams, entered where a gzip member, a zstd frame, or a bzip2 or xz stream starts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Bytes of remote files on a disk of this machine, in chunks of 4 MiB by URL, size and version. Processes
-share the folder and its limit. On a full or read-only disk, bytes are fetched and not kept."""
+"""Remote bytes on a local disk, in chunks of 4 MiB by URL, size and version. Processes share the folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The bytes of a file, here or remote, of the version that was listed: another one is a ``DataChangedError``.
+"""The bytes of a file, of the version that was listed: else ``DataChangedError``.
 
-A local file is known by inode, time of change and size; on S3 and over HTTP each reply names the version;
-elsewhere the size counts, and what the store lists after a repeated request.
+A local file is known by inode, time of change and size. On S3 and over HTTP each reply names the version;
+elsewhere the size counts, and a repeated listing.
 """
 
 from __future__ import annotations
@@ -50,13 +50,12 @@ AT_ONCE = 512
 class FileBytes(ABC):
     """The bytes of one file, for any thread.
 
-    ``read`` and ``stream`` raise FileNotFoundError where it is gone, DataChangedError where it is another
-    one, and UnreachableError where the server does not answer or denies access.
+    ``read`` and ``stream`` raise FileNotFoundError, DataChangedError or UnreachableError.
 
     Attributes:
         name: its path or URL.
         size: bytes of it.
-        version: tells it from another one of that name; "" where nothing does.
+        version: tells it from others of that name; "" if unknown.
         checked: whether each read is certain to be of this version.
         local: whether it is on this machine.
     """
@@ -295,7 +294,7 @@ class RemoteBytes(FileBytes):
 
 
 def merged(ranges: Sequence[tuple[int, int]], gap: int = 0) -> list[tuple[int, int]]:
-    """Ranges in order, those that are no further apart than ``gap`` as one.
+    """Ranges in order, joined if at most ``gap`` apart.
 
     >>> merged([(5, 9), (0, 3), (3, 4)]), merged([(5, 9), (0, 3)], gap=2)
     ([(0, 4), (5, 9)], [(0, 9)])

@@ -20,9 +20,7 @@ from trainpipes.storage.cache import SUFFIX
 
 
 class FileReader(Source):
-    """A stage that reads the files which ``list_files`` below it lists. A subclass has the option
-    ``storage_options`` and defines ``open_files``.
-    """
+    """Reads the files of ``list_files`` below it. A subclass has ``storage_options`` and ``open_files``."""
 
     role = "reader"
     free = frozenset({"storage_options", "index"})

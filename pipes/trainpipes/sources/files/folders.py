@@ -1,7 +1,7 @@
 """The contents of folders, here and in stores.
 
-Stores are asked by ``info``, ``ls`` and ``find`` alone: fsspec's ``glob`` and walking ``find`` silently
-leave out what they cannot list.
+Stores are asked by ``info``, ``ls`` and ``find``: fsspec's ``glob`` and walking ``find`` skip errors
+silently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STAMPS = (
 
 
 class Told(NamedTuple):
-    """A listed file: bytes or None; time of change or etag or ""; the inode of a local one."""
+    """A listed file: bytes or None; time of change, etag or ""; a local one's inode."""
 
     size: int | None
     stamp: str

@@ -26,11 +26,11 @@ class Layout:
         rows: rows of each block, int64 ``[blocks]``.
         start: where the bytes of each block begin in the file, int64 ``[blocks]``.
         stop: where they end, int64 ``[blocks]``.
-        schema: columns and types of the rows; without columns if only the rows themselves show them.
-        extra: anything else that the format needs to decode a block.
+        schema: columns and types; no columns if only the rows show them.
+        extra: more that ``decode`` needs.
 
     Raises:
-        ValueError: the arrays do not describe the same number of blocks.
+        ValueError: the arrays differ in length.
     """
 
     rows: IntArray
@@ -70,8 +70,7 @@ def _counts(name: str, values: npt.ArrayLike) -> IntArray:
 class Format(ABC):
     """A file format of your own: it finds the blocks of a file, and decodes one of them.
 
-    Shuffling, sharding, exact resume and the index then work as for any other format. A format has no state
-    and is picklable: several threads and processes use it.
+    It has no state and is picklable: threads and processes share it.
 
     Attributes:
         name: what messages and the index call it.
@@ -109,7 +108,7 @@ class Format(ABC):
 
     @abstractmethod
     def scan(self, file: FileBytes) -> Layout:
-        """Find the blocks of a file, once; an index keeps them. Several threads call it.
+        """Find the blocks of a file, for the index. Several threads call it.
 
         Args:
             file: ``file.size``, ``file.name``, ``file.read([(start, stop), ...])``, which returns a
@@ -122,8 +121,8 @@ class Format(ABC):
     def ranges(
         self, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> list[tuple[int, int]]:
-        """The bytes that ``decode`` reads of a block, which are fetched ahead of remote files: by default all
-        from ``start`` to ``stop``.
+        """The bytes that ``decode`` reads of a block, by default from ``start`` to ``stop``. Remote ones are
+        fetched ahead.
 
         Args:
             layout: of the file.
@@ -136,7 +135,7 @@ class Format(ABC):
     def decode(
         self, data: Any, layout: Layout, block: int, columns: Sequence[str] | None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a block in order, as many as the layout counts. Small batches take less memory.
+        """Yield the rows of a block in order, as many as the layout counts.
 
         Args:
             data: the bytes of the file; ``data.mapped()`` maps a local one.
@@ -152,17 +151,15 @@ class Format(ABC):
     # What most formats leave as it is
 
     def open(self, data: FileBytes, layout: Layout) -> Any:
-        """What ``decode`` gets instead of the bytes while a reader stays in a file, for formats that keep
-        something open. It is closed if it has ``close``.
+        """What ``decode`` gets instead of the bytes, kept while a reader stays in a file; closed if it has
+        ``close``.
         """
         return data
 
     def fetch(
         self, data: FileBytes, layout: Layout, blocks: Sequence[int], columns: Sequence[str] | None
     ) -> Any:
-        """``open`` of a remote file, with the bytes of some consecutive blocks. Any thread calls it ahead of
-        reading.
-        """
+        """``open`` of a remote file, with the bytes of some blocks. Any thread calls it ahead."""
         ranges = [one for block in blocks for one in self.ranges(layout, block, columns)]
         return self.open(FetchedBytes(data, ranges), layout)
 
@@ -176,8 +173,8 @@ class Format(ABC):
     def take(
         self, data: FileBytes, layout: Layout, rows: Any, columns: Sequence[str] | None
     ) -> Any:
-        """Rows by number in this order: a record batch, tensors, or a list of them. ``rows`` is an array;
-        where ``by_number`` is set, also a slice.
+        """Rows by number: a record batch, tensors, or a list. ``rows`` is an array or, with ``by_number``, a
+        slice.
         """
         raise NotImplementedError
 
@@ -186,9 +183,7 @@ class Format(ABC):
         return not local
 
     def change(self, data: FileBytes, layout: Layout) -> str:
-        """How an unreadable file differs from the one that was scanned, beyond size and time; "" if it does
-        not.
-        """
+        """How an unreadable file differs from the scanned one, beyond size and time; or ""."""
         return ""
 
     def block_key(self, layout: Layout, blocks: range) -> list[Any]:

@@ -1,8 +1,4 @@
-"""Layouts of files, kept in a small Arrow file for later starts.
-
-A row counts only while size and stamp are those of the listing. Of several processes, one scans the files
-and the others wait.
-"""
+"""Layouts of files, kept in an Arrow file while size and stamp stay. One process scans, the others wait."""
 
 from __future__ import annotations
 
@@ -239,9 +235,7 @@ def forget(path: Path | str | None) -> None:
 
 
 def _settled(files: FileList, which: Sequence[int]) -> int:
-    """Wait until any further change of new local files would show in their time of change; return the time,
-    ns.
-    """
+    """Wait until new local files' times of change would show a change; return the time, ns."""
     now = time.time_ns()
     local = [is_local(system) for system in files.systems]
     times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]

@@ -48,8 +48,8 @@ class Listed:
 
 @dataclass(eq=False)
 class FileList:
-    """Files in order, int64 arrays ``[files]``: ``sizes`` -1 if unknown, ``stamps`` the time of change (ns)
-    or etag, ``inodes`` 0 for remote files. Its pickle holds credentials.
+    """Files in order, int64 ``[files]``: ``sizes`` (-1 unknown), ``stamps`` (time of change in ns, or etag),
+    ``inodes`` (0 remote). Pickles hold credentials.
     """
 
     names: list[str] = field(repr=False)
@@ -119,28 +119,26 @@ def _made_again(system: Any) -> Any:
 
 
 class ListFiles(Source):
-    """Lists files by path, folder, glob or URL. The rows are their names or, with a reader such as
-    ``read_parquet`` after it, their rows. Files are listed when the first row, ``len()`` or the state is
-    needed.
+    """Lists files by path, folder, glob or URL, for a reader such as ``read_parquet``; without one, rows are
+    their names. Files are listed when the first row, ``len()`` or the state is needed.
 
-    - A folder stands for all files of the reader's format in it and its subfolders (``.parquet`` and ``.pq``
-      without a reader). Hidden files and names that begin with ``_``, such as ``_SUCCESS``, are left out.
-      A folder that holds other files and, below them, output of trainpipes is refused.
-    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for all files that it matches,
-      and for those in folders that it matches.
+    - A folder stands for all files of the reader's format in it and its subfolders (without a reader,
+      ``.parquet`` and ``.pq``), except hidden ones and names that begin with ``_``.
+    - A glob (``*``, ``?``, ``[...]``, ``**`` for any number of folders) stands for the files and folders that
+      it matches.
     - A URL (``s3://``, ``gs://``, ``hf://``, also chained) is one of these on that file system.
 
-    Files come in natural order, ``part-2`` before ``part-10``, folder by folder; the items of a list in their
-    own order. Of a Delta Lake or Iceberg table, list the files that its library names.
+    Files come in natural order (``part-2`` before ``part-10``), folder by folder; a list keeps its order. Of
+    a Delta Lake or Iceberg table, list the files that its library names.
 
     Args:
         urls: a path, folder, glob or URL, or a list of them.
-        suffix: endings of the files to take from folders, instead of the reader's; ``""`` for all files.
+        suffix: endings of files in folders, instead of the reader's; ``""`` for all files.
         storage_options: options of the fsspec file system, such as credentials; never shown or saved.
-        retry: how long failing requests to a server are made again.
-        cache_dir: a local folder that keeps bytes of remote files for later epochs and runs.
-        cache_bytes: the size limit of that folder, such as ``"500GB"``.
-        prefetch_bytes: bytes of remote files that each process fetches in advance, such as ``"1GB"``.
+        retry: how long failing requests are tried again.
+        cache_dir: a local folder that keeps remote bytes.
+        cache_bytes: its limit, such as ``"500GB"``.
+        prefetch_bytes: remote bytes that each process fetches ahead, such as ``"1GB"``.
 
     Raises:
         ConfigError: no path is given, a file is named twice, or a folder holds files and output made of them.
@@ -211,7 +209,7 @@ class ListFiles(Source):
         storage_options: Mapping[str, Any] | None = None,
         suffixes: Sequence[str] = SUFFIXES,
     ) -> FileList:
-        """The files, listed at the first call: with a reader's options, and the ends of its files' names."""
+        """The files, listed once, with a reader's options and endings."""
         if self._known is not None:
             return self._known
         options = {**(self.storage_options or {}), **(storage_options or {})}

@@ -43,7 +43,7 @@ SHOWN = 6
 
 
 def natural(path: str) -> tuple[list[list[str | int]], str]:
-    """A sort key that goes folder by folder and counts as people do.
+    """A sort key: folder by folder, numbers by value.
 
     >>> sorted(["d/part-10", "d/part-2", "d/a/x"], key=natural)
     ['d/a/x', 'd/part-2', 'd/part-10']
@@ -121,9 +121,7 @@ async def _refuse_redirection(response: Any) -> None:
 def expand(
     url: str, opened: tuple[Any, str], suffixes: tuple[str, ...], requests: Requests
 ) -> tuple[Found, Wanted | None]:
-    """The files of a path, folder, glob or URL in natural order, and the rule that found them, None for a
-    file.
-    """
+    """A path's, folder's, glob's or URL's files in natural order, and the rule that found them, if any."""
     system, path = opened
     folders = LocalFolders() if is_local(system) else StoreFolders(system, requests)
     found: Found = {}

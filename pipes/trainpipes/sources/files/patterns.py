@@ -70,8 +70,7 @@ def names_in(path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The files that a folder (without ``parts``) or a pattern stands for, by the parts that a path's names
-    have matched.
+    """The files of a folder (without ``parts``) or a pattern, by the parts matched so far.
 
     >>> pattern = Wanted("d", ("*.txt",), (".txt",))
     >>> [pattern.stands_for(path) for path in ("d/a.txt", "d/out/a.txt", "d/out.txt/a.txt")]
@@ -99,7 +98,7 @@ class Wanted:
         return self._without_folders(found)
 
     def _without_folders(self, reached: set[int]) -> frozenset[int]:
-        """Also what follows a ``**``, which may stand for no folder; the last part stands for a name."""
+        """Also what follows a ``**``, which may stand for no folder."""
         for n, part in enumerate(self.parts[:-1]):
             if n in reached and part == "**":
                 reached.add(n + 1)

@@ -1,5 +1,4 @@
-"""A file for Arrow that is read forward at several places in turn: the columns of a row group lie far apart,
-and fsspec's files keep one block."""
+"""A file for Arrow, read forward at several places in turn: fsspec's files keep one block."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def chosen(
 
 
 def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[str]]:
-    """The columns that are asked for, in order, with the paths in each, "" for all of it."""
+    """The wanted columns, in order, with the paths in each, "" for all of it."""
     wanted: dict[str, list[str]] = {}
     known = frozenset(names)
     for column in columns:

@@ -18,22 +18,21 @@ class FromHf(Source):
     """Rows of a ``Dataset`` or ``IterableDataset`` of Hugging Face's ``datasets``.
 
     A ``Dataset`` gives rows as Arrow, as its ``select``, ``shuffle``, ``filter``, ``sort`` and ``shard``
-    chose and ordered them, without columns that its format leaves out; images and audio come as stored. Rows
-    can be chosen by number (``shuffle(scope="global")``).
+    ordered them, with its format's columns; images and audio come as stored. Rows can be chosen by number
+    (``shuffle(scope="global")``).
 
     An ``IterableDataset`` gives rows as Arrow if its features are known, else as dicts, and resumes from its
     ``state_dict``. One that shuffles is read again from the epoch's start: put ``.shuffle(buffer_size)``
-    after ``from_hf`` instead. Each rank and worker reads the whole stream and takes its share; for Parquet
-    files on the Hub, ``tp.list_files("hf://datasets/...").read_parquet()`` reads less.
+    after ``from_hf`` instead. Each rank and worker reads the whole stream.
 
     Args:
-        dataset: the dataset; or a ``DatasetDict``, with ``split``.
-        split: which dataset of a ``DatasetDict`` or ``IterableDatasetDict``, such as "train".
+        dataset: or a ``DatasetDict``, with ``split``.
+        split: of a ``DatasetDict`` or ``IterableDatasetDict``, such as "train".
         block_rows: rows of a ``Dataset`` in a block (a shuffle permutes blocks first).
 
     Raises:
-        ConfigError: it is no dataset, a split is not chosen, the dataset has a transform, which would not
-            run, or was cut by ``split_dataset_by_node``.
+        ConfigError: it is no dataset, lacks a ``split``, has a transform, or was cut by
+            ``split_dataset_by_node``.
 
     ``tp.from_hf(load_dataset("my/dataset"), split="train").shuffle(40_960).batch(32)``
     """

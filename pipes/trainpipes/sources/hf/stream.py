@@ -33,7 +33,7 @@ def _parts(iterable: Any) -> Iterator[Any]:
 
 
 def _copied(dataset: Any) -> Any:
-    """A copy that shares the cached file systems: copying one of these would add another to the cache."""
+    """A copy that shares file systems, whose copies would fill fsspec's cache."""
     shared = [value for value in vars(dataset).values() if isinstance(value, dict)]
     caches = [
         one for one in shared if any(isinstance(v, AbstractFileSystem) for v in [*one.values()])

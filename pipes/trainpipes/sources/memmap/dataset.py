@@ -73,25 +73,24 @@ BARE_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 class MemmapDataset(Dataset[Any]):
     """Rows of memory-mapped files as a map-style dataset.
 
-    ``ds[i]`` is a row: a dict of tensors, or a tuple where ``write_memmap`` was given no names; ``ds[i:j]``
-    and ``ds[array]`` stack each column to ``[rows, ...]``, a ragged one to a list of tensors. All are copies.
+    ``ds[i]`` is a row: a dict of tensors, or a tuple if ``write_memmap`` was given no names; ``ds[i:j]`` and
+    ``ds[array]`` stack columns to ``[rows, ...]``, ragged ones to a list. All are copies.
 
     Args:
-        path: a folder of ``write_memmap``; a folder of such folders, a glob or a list of them. With
-            ``dtype``, files.
+        path: a folder of ``write_memmap``, or a folder, glob or list of them. With ``dtype``, files.
         columns: names of columns; None for all.
-        transform: function of a row, applied when it is read; ``ds[i:j]`` is then a list.
+        transform: function of a row that is read; ``ds[i:j]`` is then a list.
         version: names the function in checkpoints instead of its module and name.
-        dtype: "uint8", "uint16", "uint32", "int32" or "int64", for files of bare numbers (nanoGPT and
-            others). Rows are then dicts with ``input_ids``, int64 ``[length]``; a remainder is left out.
+        dtype: "uint8", "uint16", "uint32", "int32" or "int64", for files of bare numbers, as nanoGPT has
+            them. Rows have ``input_ids``, int64 ``[length]``; a remainder is left out.
         length: with ``dtype``, numbers in a row.
-        labels: with ``dtype``, whether a row also has ``labels``, int64 ``[length]``, the next tokens.
+        labels: with ``dtype``, add ``labels``, the next tokens.
         verify: compare all data with its checksums now.
 
     Raises:
         MissingFilesError: there is no such file.
-        UnreadableError: it is no folder of ``write_memmap``, is damaged, or lacks a part.
-        SchemaError: a column is not there, or two memory maps have different columns.
+        UnreadableError: it is damaged, incomplete, or no folder of ``write_memmap``.
+        SchemaError: there is no such column, or columns differ between memory maps.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "tokens.bin"
@@ -256,9 +255,7 @@ class MemmapDataset(Dataset[Any]):
 
 
 def _found(path: Any, bare: bool) -> tuple[list[str], str]:
-    """Maps or bare files, and their base folder. A file beside maps is never passed over: its manifest may be
-    missing.
-    """
+    """Maps or bare files, and their folder. A file beside maps is kept: it may lack its manifest."""
     one = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""
     if one and os.path.isfile(one if bare else os.path.join(one, MANIFEST)):
         return [one], os.path.dirname(one)

@@ -34,8 +34,7 @@ class FromMemmap(Source):
     """Rows of memory-mapped files: dicts or tuples of tensors; with a ragged column, rows as Arrow.
 
     Args:
-        path, columns, transform, version, dtype, length, labels, verify: as in ``read_memmap``, with the
-            same errors.
+        path, columns, transform, version, dtype, length, labels, verify: as in ``read_memmap``.
 
     >>> import numpy as np, pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "squares.memmap"

@@ -30,15 +30,14 @@ PLAIN = (list, tuple, range)
 class FromDataset(Source):
     """Rows of any torch ``Dataset`` with ``__getitem__`` or ``__getitems__``.
 
-    Each rank and worker fetches only its own items: one by one, or with ``batch`` a batch at a time. A state
-    knows the dataset only by its class and length.
+    Each rank and worker fetches only its own items. A state knows the dataset by its class and length.
 
     Args:
-        dataset: the dataset; ``len(dataset)`` items.
-        sampler: gives the indices (or other keys) of each epoch; 0, 1, 2, … if left out. Torch's samplers
-            draw with another seed each epoch; ``sharding_filter`` deals their keys to ranks.
-        batch_sampler: gives a list of keys for each batch, instead of ``batch``. Each item is then a
-            list of rows, which ``collate`` takes.
+        dataset: has a ``len()``.
+        sampler: gives the keys of each epoch; 0, 1, 2, … if left out. Torch's samplers get another seed each
+            epoch.
+        batch_sampler: gives lists of keys, instead of ``batch``. Items are then lists of rows, for
+            ``collate``.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 
     >>> import trainpipes as tp
@@ -207,8 +206,8 @@ LEAST_ITEMS = 1000
 
 
 class PackedList(Sequence[Any]):
-    """A list that worker processes share without copying it: its items lie pickled, in memory without
-    reference counts, which a look at an object changes.
+    """A list that worker processes share: a look at a pickled item changes no reference count, which would
+    copy it.
 
     >>> PackedList([{"a": 1}, {"a": 2}])[1]
     {'a': 2}
@@ -243,9 +242,7 @@ def _shared(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def packed(stage: Stage) -> Stage:
-    """A ``from_dataset`` with its data set packed, if that is a long list of picklable items; else the stage
-    itself.
-    """
+    """A ``from_dataset`` with a long list of picklable items packed; else the stage itself."""
     items: Any = stage.dataset if isinstance(stage, FromDataset) else None
     if type(items) not in (list, tuple) or len(items) < LEAST_ITEMS:
         return stage

@@ -19,12 +19,11 @@ from trainpipes.kinds.stage_kinds import Source
 class FromIterable(Source):
     """Rows of an iterable that is made anew for each epoch.
 
-    It must give the same items in the same order each time. A resume makes it again and drops the items
-    already used; with ``sharding_filter`` every rank and worker reads all of it.
+    It must give the same items in the same order each time. A resume makes it again and drops used items;
+    every rank and worker reads all of it.
 
     Args:
-        factory: a function without arguments that returns a fresh iterable; or a re-iterable object
-            such as a list or an ``IterableDataset``.
+        factory: a function that returns a fresh iterable; or a list, an ``IterableDataset`` and the like.
         version: names the factory in checkpoints instead of its module and name.
         schema: Arrow types of the items' columns, where these are dicts; see ``map``.
 

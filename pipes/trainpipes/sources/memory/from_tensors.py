@@ -15,9 +15,9 @@ from trainpipes.kinds.stage_kinds import Source
 
 
 class FromTensors(Source):
-    """Rows of tensors that share their first dimension: tuples, or dicts where the tensors are given by name.
+    """Rows of tensors that share their first dimension: tuples, or dicts if tensors have names.
 
-    The first state hashes all numbers, at about 1 GB/s in each thread.
+    The first state hashes all numbers.
 
     Args:
         tensors: each ``[N, ...]``, as tensors, arrays or lists of numbers.

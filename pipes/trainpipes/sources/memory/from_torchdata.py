@@ -110,13 +110,12 @@ _making = threading.Lock()
 
 
 class FromTorchdata(Source):
-    """Items of a node of ``torchdata.nodes``, one of torchdata's or of your own, as rows.
+    """Items of a node of ``torchdata.nodes`` as rows.
 
-    The position is the node's state, of JSON types, tuples, bytes, arrays and tensors. Only for one rank
-    without workers; otherwise read the same data by ``list_files`` or ``from_dataset``.
+    Its state has JSON types, tuples, bytes, arrays and tensors. Only for one rank without workers.
 
     Args:
-        node: the node, of which nothing was read before.
+        node: of which nothing was read yet.
 
     Raises:
         ConfigError: it is no node, or one of trainpipes; or its state holds other types.
@@ -253,7 +252,7 @@ class NodePlace:
             self._next_epoch()
 
     def _next_epoch(self) -> None:
-        """Go from the start of an epoch to that of the next one, for which an item is read."""
+        """Go from an epoch's start to the next one's, which takes reading an item."""
         with suppress(StopIteration):
             next(self.node)
         self.node.reset(None)

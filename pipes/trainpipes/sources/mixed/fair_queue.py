@@ -1,17 +1,15 @@
 """Which source gives the next row, so that each has its share at any time: pure functions.
 
-Sources have weights W_i with the sum D. After t units (rows or tokens) source i is owed W_i t / D of them,
-and has given x_i. The state is how far it is ahead, in whole numbers:
+Sources have weights W_i with the sum D. After t units (rows or tokens) source i is owed W_i t / D, and has
+given x_i. The state is how far it is ahead, in whole numbers:
 
     ahead_i = D x_i - (its W over the units so far, added up)
 
-A row of length l (1 for rows) may be taken as soon as that does not put its source ahead by l or more; its
-deadline is (ahead_i + D l) / W_i units from now. The earliest deadline wins. By rows this is Pfair
-scheduling of one processor (Baruah, Cohen, Plaxton and Varvel, "Proportionate progress", Algorithmica 15,
-1996): no source is off by a whole row. By tokens it is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows
-taken early by their own length: no source is off by more than the longest row.
-
-Each shard has a phase, so that not all are off in the same direction.
+A row of length l (1 for rows) may be taken if its source is then ahead by less than l; its deadline is
+(ahead_i + D l) / W_i units from now, and the earliest wins. By rows this is Pfair scheduling (Baruah, Cohen,
+Plaxton and Varvel, "Proportionate progress", Algorithmica 15, 1996): no source is off by a whole row. By
+tokens it is WF2Q (Bennett and Zhang, INFOCOM 1996) with rows taken early by their length: none is off by
+more than the longest row. Each shard has a phase, so that not all are off in the same direction.
 """
 
 from __future__ import annotations
@@ -40,9 +38,7 @@ Ints = Sequence[int]
 
 
 def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, ...]:
-    """Whole numbers with the sum ``total`` in proportion to ``weights``, by largest remainders; only a 0
-    becomes 0.
-    """
+    """``weights`` as whole numbers with the sum ``total``, by largest remainders; only 0 becomes 0."""
     amount = sum(weights)
     exact = [Fraction(weight) * total / amount for weight in weights]
     found = [max(math.floor(e), int(e > 0)) for e in exact]
@@ -55,7 +51,7 @@ def whole_weights(weights: Sequence[Fraction | int], total: int) -> tuple[int, .
 
 
 def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int:
-    """A sum D, not too large, for which the weights of all steps of a schedule are whole numbers."""
+    """A small sum D for which all weights of a schedule are whole numbers."""
     total = 1
     for weights in steps:
         amount = sum(weights)
@@ -66,8 +62,8 @@ def common_total(steps: Sequence[Sequence[Fraction | int]], leaves: bool) -> int
 
 
 def phases_of(shard: int, sources: int) -> tuple[int, ...]:
-    """For each source a place within its rows' time, in 1,024ths: spread over shards by van der Corput's
-    sequence, over sources by the golden ratio.
+    """Each source's place within its rows' time, in 1,024ths: shards by van der Corput's sequence, sources by
+    the golden ratio.
     """
     bits = int(f"{shard % PLACES:010b}"[::-1], 2)
     start = (bits + 16) % PLACES
@@ -164,8 +160,9 @@ def _rows(
 def _tight(
     weights: Ints, now: Ints, total: int, t: int, soonest: int, late: int, sources: Ints
 ) -> int:
-    """The first deadline that would be missed if the row at ``t`` went to a source with the deadline
-    ``late``; ``late`` if none would."""
+    """The first deadline missed if the source with deadline ``late`` gives the row at ``t``; ``late`` if
+    none.
+    """
     if late - soonest > FARTHEST:
         return t
     for d in range(soonest, late):

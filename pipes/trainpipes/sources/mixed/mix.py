@@ -64,33 +64,31 @@ _ELSEWHERE = {
 
 class Mix(MixingSource):
     """Mixes the rows of several pipelines by weights. The choice is not random: among the first n rows of a
-    shard, a source has its share of n, give or take less than one row (with ``weight_by="tokens"``, the
-    longest row).
+    shard, a source has its share of n to within one row (with ``weight_by="tokens"``, the longest row).
 
-    Each pipeline has its own filters, shuffle and cache; ``sharding_filter``, ``batch`` and later stages come
+    Filters, shuffles and caches belong to the pipelines; ``sharding_filter``, ``batch`` and later stages come
     after the mix. All sources must have the same columns.
 
     Args:
         sources: pipelines by name; errors and checkpoints use the names.
-        weights: a number for each source, in proportion to its share; 0 leaves the source out. If left out,
-            the sources' numbers of rows.
+        weights: a number for each source; 0 leaves it out. By default, the sources' numbers of rows.
         weight_by: "rows" or "tokens": what shares are counted in.
-        column: with ``weight_by="tokens"``, a column of lists, whose lengths count, or of token counts.
+        column: with ``weight_by="tokens"``, a column of lists or of token counts.
         temperature: T, instead of ``weights``: shares are in proportion to ``size ** (1 / T)``.
-        max_epochs: how many times each source may be read in an epoch of the mix, by name or one number for
-            all. Its share then goes to the other sources.
+        max_epochs: how often a source may be read in an epoch of the mix, by name or for all. Its share then
+            goes to the others.
         stop: where an epoch of the mix ends, in each shard:
 
             - "all_exhausted": when each source was read once; shorter ones start again.
             - "first_exhausted": when the first source ends (with its ``max_epochs``).
             - "repeat": never, as with ``repeat()``.
-        schedule: a list of ``(draws, weights)`` that change the weights during an epoch; draws are rows (or
-            tokens) of all shards together. ``weights`` hold until the first.
+        schedule: a list of ``(draws, weights)``: new weights after so many rows (or tokens) of an epoch, over
+            all shards. ``weights`` hold until the first.
         interpolation: of the schedule: "constant", or "linear" in 64 small steps.
-        output_column: a column to add, with the name of each row's source.
+        output_column: a column to add: the source's name.
 
     Raises:
-        ConfigError: a weight is missing, negative or no number; a pipeline has a stage that belongs after it.
+        ConfigError: a weight is missing, negative or no number; a stage belongs after the mix.
         DataError: a source has no rows.
         SchemaError: the sources have different columns; names both.
 

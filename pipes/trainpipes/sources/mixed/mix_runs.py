@@ -1,4 +1,4 @@
-"""One shard of a mix. A run is made of stretches, within which no source runs out of ready rows."""
+"""One shard of a mix, in stretches within which no source runs out of ready rows."""
 
 from __future__ import annotations
 
@@ -277,8 +277,7 @@ class MixRuns:
         return bisect_right(self._starts, drawn) - 1
 
     def _settle(self) -> tuple[int, ...] | None:
-        """Have a row of each source ready, and look which are exhausted: the weights for what comes
-        next, or None where the mix's epoch ends."""
+        """Have a row of each source ready; return the next weights, or None at the end of the mix's epoch."""
         rules = self._rules
         while True:
             own = rules.steps[self._step()]

@@ -99,8 +99,8 @@ Stop = Literal["all_exhausted", "first_exhausted", "repeat"]
 
 @dataclass(frozen=True)
 class MixRules:
-    """How sources, sorted by name, are mixed: steps of whole weights from ``starts`` in rows or tokens of the
-    whole mix; ``lengths`` counts a row's tokens, None for rows.
+    """How sources, sorted by name, are mixed: steps of whole weights from ``starts`` in rows, or in tokens by
+    ``lengths``.
     """
 
     names: tuple[str, ...]

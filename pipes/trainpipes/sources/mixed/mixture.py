@@ -135,7 +135,7 @@ def _calls_rows(mix: Plan) -> bool:
 
 
 class MixedIds:
-    """Numbers of the rows of a mix: which source, and which row of it.
+    """Numbers of a mix's rows: source and row.
 
     >>> ids = MixedIds({"code": None, "web": None})
     >>> ids.of("web", np.array([7])).tolist()

@@ -33,8 +33,8 @@ _parsing = threading.Lock()
 
 @dataclass(frozen=True)
 class StoredArray:
-    """An array in a file, or a field of one: ``start`` is None where it is compressed; ``stored`` has an
-    uncompressed member's bytes and CRC-32.
+    """An array in a file, or a field of one; ``start`` is None if compressed, ``stored`` has bytes and
+    CRC-32.
     """
 
     dtype: np.dtype[Any]
@@ -202,7 +202,7 @@ def _header(file: Any, size: int, member: str | None) -> StoredArray:
 
 
 def _as_latin(file: Any) -> BinaryIO:
-    """A header of version 3 (UTF-8) as one of version 2 (Latin-1), for which NumPy has a function."""
+    """A header of version 3 (UTF-8) as version 2 (Latin-1), which NumPy reads."""
     (length,) = struct.unpack("<I", file.read(4))
     text = file.read(min(length, MOST)).decode().encode("latin-1", "backslashreplace")
     return io.BytesIO(struct.pack("<I", len(text)) + text)

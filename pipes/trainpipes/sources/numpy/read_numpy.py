@@ -35,20 +35,19 @@ class ReadNumpy(FileReader):
     """Reads the rows of arrays in ``.npy`` and ``.npz`` files: the first dimension is the rows.
 
     Rows are dicts of tensors: one for each array of an ``.npz`` file, for each field of a structured array,
-    else ``output_column``. Local files that are not compressed are memory-mapped, and their rows can be
-    chosen by number (``shuffle(scope="global")``); other ``.npz`` files are read whole. Python objects are
-    never loaded.
+    else ``output_column``. Rows of local, uncompressed files can be chosen by number
+    (``shuffle(scope="global")``); other ``.npz`` files are read whole. Python objects are never loaded.
 
     Args:
-        columns: names of arrays or fields; None for all; then all files must have the same names.
-        output_column: name of the column of a plain ``.npy`` file.
+        columns: names of arrays or fields; None for all, which all files must then have.
+        output_column: the column of a plain ``.npy`` file.
         block_rows: rows in a block (a shuffle permutes blocks first); if left out, up to 1 MiB.
-        storage_options: more options for the fsspec file system; never shown or saved.
+        storage_options: more options of fsspec; never shown or saved.
         index: where to keep the headers for later starts; see ``read_parquet``.
 
     Raises:
-        UnreadableError: names all files that cannot be read, each with the reason.
-        SchemaError: a file has other arrays than the first, or of other types, shapes or lengths.
+        UnreadableError: names all files that cannot be read.
+        SchemaError: a file's arrays differ from the first's.
         DataChangedError: a file has changed since it was listed.
 
     >>> import numpy as np, pathlib, tempfile, trainpipes as tp

@@ -20,26 +20,23 @@ from trainpipes.sources.own_format.functions import FunctionFormat
 class ReadFiles(FileReader):
     """Reads files in a format of your own, by a ``Format`` (see docs/extend.md) or a simpler function.
 
-    A function gets the file, open in binary mode, with ``file.name`` as its path or URL; it returns a
-    ``pyarrow.Table``, or yields several. ``count`` gets the same file and returns its number of rows; or a
-    list with the rows of each block, and ``fn(file, block)`` is then called for each block, so that shards
-    and resumes go straight to theirs. Without ``count``, ``fn`` counts the rows of each file once.
+    A function gets the file, open in binary mode, with its path or URL as ``file.name``; it returns a
+    ``pyarrow.Table``, or yields several. Without ``count``, ``fn`` counts the rows of each file once.
 
     Args:
         fn: a ``Format``; or ``fn(file)`` or ``fn(file, block)``.
-        count: ``count(file)``, to a number of rows, or to one for each block.
+        count: ``count(file)`` returns the number of rows; or a list with the rows of each block, to call
+            ``fn(file, block)`` for each.
         columns: names of columns, as in ``read_parquet``; None for all.
-        version: names ``fn`` in states, instead of its module and name, or the name and key of a format.
-            Change it when other rows come.
-        schema: the columns and types of all tables; those of the first rows if left out. Values are cast to
-            these types where that loses nothing.
-        storage_options: more options for the fsspec file system; never shown or saved.
-        index: where to keep the counts or blocks for later starts; see ``read_parquet``. If left out, nowhere
-            for a function.
+        version: names ``fn`` in states, instead of its module and name, or a format's name and key. Change it
+            when rows change.
+        schema: columns and types, to which values are cast where that loses nothing; those of the first rows
+            if left out.
+        storage_options: more options of fsspec; never shown or saved.
+        index: where to keep counts or blocks; see ``read_parquet``. If left out, nowhere for a function.
 
     Raises:
-        UnreadableError: names all files that could not be counted, each with the reason; later, the file
-            and row where ``fn`` failed.
+        UnreadableError: names all files that could not be counted, or the file and row where ``fn`` failed.
         SchemaError: rows have other columns than the first ones.
         DataError: ``fn`` gives more or fewer rows than were counted.
 

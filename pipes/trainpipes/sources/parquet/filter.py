@@ -261,7 +261,7 @@ def may_hold(
 def may_hold_in_folders(
     filter: pc.Expression, fields: Sequence[pa.Field], known: Sequence[Facts]
 ) -> IntArray | None:
-    """The files of which a row may pass, judged by folders' names alone; None if that needs types."""
+    """The files of which a row may pass, by folders' names; None if that needs types."""
     schema = pa.schema(fields)
     while (problem := _problem(filter, schema)) is not None:
         missing = _missing(problem)

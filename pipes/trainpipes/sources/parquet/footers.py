@@ -42,8 +42,7 @@ END = b"....PAR1"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowGroupLayout(Layout):
-    """The row groups of a file, whose ``extra`` has its footer's bytes and CRC-32, and the uncompressed bytes
-    of each."""
+    """A file's row groups; ``extra`` has the footer's bytes and CRC-32, and each one's uncompressed bytes."""
 
     size: int
     folder: dict[str, pa.Array] = dataclasses.field(default_factory=dict)
@@ -69,9 +68,7 @@ class RowGroupLayout(Layout):
 
 
 class ParsedFooters:
-    """Parsed footers, shared by a process's readers: shuffled row groups open another file each, and
-    parsing is most of that. Pickled, it is empty.
-    """
+    """Parsed footers, shared by a process's readers: parsing costs most of opening. Pickled, it is empty."""
 
     def __init__(self) -> None:
         self._parsed: dict[str, tuple[Any, int]] = {}

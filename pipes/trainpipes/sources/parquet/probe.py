@@ -1,7 +1,5 @@
-"""Checks the column chunks of a Parquet footer before pyarrow is asked for their metadata.
-
-The process ends if ``RowGroupMetaData`` meets one that is encrypted or does not fit the schema; pyarrow's
-reader raises.
+"""Checks column chunks of a footer: pyarrow's ``RowGroupMetaData`` ends the process at an encrypted or wrong
+one.
 """
 
 from __future__ import annotations

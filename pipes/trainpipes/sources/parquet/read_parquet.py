@@ -30,30 +30,26 @@ from trainpipes.stages.filter import Filter
 class ReadParquet(FileReader):
     """Reads the rows of Parquet files as Arrow.
 
-    All footers are read before the first row; row groups are decoded about 1 MiB of rows at a time. All files
-    get one schema: types that differ are widened where that loses nothing, and dictionary columns come as
-    their values.
+    All footers are read before the first row. The files' types are widened where that loses nothing, and
+    dictionary columns come as their values.
 
     Args:
-        columns: names of columns, in the order wanted; ``"a.b"`` for field ``b`` of the struct ``a``, and
-            ``"a.list.element.b"`` for field ``b`` of the structs in the list ``a``. None for all, which all
-            files must have then.
+        columns: names of columns, in order; ``"a.b"`` for field ``b`` of the struct ``a``,
+            ``"a.list.element.b"`` of structs in the list ``a``. None for all, which all files must then have.
         filter: a ``pyarrow.compute`` expression, or a list of conditions such as ``[["x", ">", 20]]``; null
             counts as False. Files and row groups without a matching row are not read.
         partitioning: "hive" makes columns from the names of folders (``year=2024/lang=en/``): int64 if all
             values are integers, else text. If left out, only those that ``columns`` or ``filter`` name.
-        storage_options: more options for the fsspec file system; never shown or saved.
+        storage_options: more options of fsspec; never shown or saved.
         errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
-        index: where to keep the footers for later starts: a file that ends in ".arrow" or a folder, True for
-            the cache folder, False for nowhere. If left out, the cache folder for remote files and for 64
-            files or more.
+        index: where to keep the footers for later starts: an ".arrow" file or a folder, True for the cache
+            folder, False for nowhere. If left out, the cache folder for remote files or from 64 files on.
 
     Raises:
         ConfigError: an option is invalid.
-        UnreadableError: names all files that are not Parquet, each with the reason; later, the place that
-            cannot be decoded.
-        SchemaError: a file lacks a column, or has it in a type that does not fit; the filter does not fit the
-            columns; names of folders differ in their columns.
+        UnreadableError: names all files that are not Parquet, or the damaged place.
+        SchemaError: a file lacks a column, or its type does not fit; the filter does not fit the columns;
+            folders' names differ in their columns.
         DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, pyarrow as pa, pyarrow.parquet as pq, trainpipes as tp

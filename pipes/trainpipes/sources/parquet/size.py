@@ -32,8 +32,8 @@ def leaves_among(paths: Sequence[str], columns: Sequence[str] | None) -> list[in
 
 
 def arrow_bytes(metadata: Any, row_group: int, leaves: Sequence[int]) -> list[float]:
-    """Bytes of each of a row group's columns in Arrow memory: exact for numbers and plain text, within a
-    factor of two for text with a dictionary, too small for delta-encoded text. Call ``Probe.check`` first.
+    """Bytes of a row group's columns in Arrow memory, after ``Probe.check``: exact for numbers and plain
+    text, within a factor of two with a dictionary, too small for delta-encoded text.
     """
     group, schema = metadata.row_group(row_group), metadata.schema
     rows = group.num_rows

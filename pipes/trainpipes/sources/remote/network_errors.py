@@ -1,6 +1,6 @@
 """What an error of an fsspec file system says about the server.
 
-fsspec's HTTP file system reports a 503 as ``FileNotFoundError``, so the whole chain of errors counts.
+fsspec reports an HTTP 503 as ``FileNotFoundError``, so the whole chain of errors counts.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class OtherVersionError(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error's text and kind: only "passing" is tried again; "changed" and "missing" are about the file,
-    "other" is not about the server.
-    """
+    """An error's text and kind: only "passing" is tried again; "other" is not about the server."""
 
     kind: Literal["passing", "access", "rejected", "changed", "missing", "other"]
     text: str

@@ -1,5 +1,4 @@
-"""One try of a request for a certain version of a file. To give it up cancels a coroutine, and leaves other
-calls in a thread of their own."""
+"""One try of a request. To give it up cancels a coroutine, or leaves other calls in their threads."""
 
 from __future__ import annotations
 

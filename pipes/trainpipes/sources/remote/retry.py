@@ -1,5 +1,4 @@
-"""Requests to remote file systems: the one place that waits for servers, and tries again. A second try gives
-the same bytes or fails."""
+"""Requests to servers, tried again. A second try gives the same bytes or fails."""
 
 from __future__ import annotations
 
@@ -51,15 +50,14 @@ _last_message = -math.inf
 
 @dataclass(frozen=True)
 class Retry:
-    """How long requests to servers are made again, for listing and reading files.
+    """How long requests to servers are tried again.
 
-    Failures that may pass (no answer, a broken connection, 408, 429, 5xx) are tried again after 0.25 s,
-    0.5 s, ... up to 8 s, or when the server says (``Retry-After``). Denied access and missing files are
-    errors at once.
+    Failures that may pass (no answer, a broken connection, 408, 429, 5xx) are tried again after 0.25 s, 0.5
+    s, ... up to 8 s, or as ``Retry-After`` says. Denied access and missing files are errors at once.
 
     Args:
         deadline: seconds from a request's first try to an ``UnreachableError``, more than 0. A single try has
-            a quarter of them, at most 30 s, and a second more for each 64 KiB of a large request.
+            a quarter of them, at most 30 s, and a second more per 64 KiB.
 
     >>> import trainpipes as tp
     >>> tp.list_files("s3://bucket/rows", retry=tp.Retry(deadline=600))

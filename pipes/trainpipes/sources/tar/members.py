@@ -1,5 +1,5 @@
-"""The members of a tar archive, by their headers in one pass. Those that follow each other and have one name
-up to the first dot are a sample (https://github.com/webdataset/webdataset).
+"""A tar archive's members, by their headers. Consecutive ones with one name up to the first dot are a sample
+(https://github.com/webdataset/webdataset).
 """
 
 from __future__ import annotations
@@ -122,9 +122,7 @@ def members_of(file: Archive) -> Iterator[tuple[str, int, int]]:
 
 
 def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
-    """The members by an index of ``wds2idx`` (DALI): version and number of samples, then a line of extension,
-    place, bytes and name for each sample. None if it cannot be relied on.
-    """
+    """The members by an index of ``wds2idx`` (DALI); None if it cannot be relied on."""
     head, *lines = text.splitlines() or [""]
     if head.split() != ["v1.2", str(len(lines))]:
         return None

@@ -35,23 +35,21 @@ class ReadWebdataset(FileReader):
     first dot, such as ``0001.jpg`` and ``0001.cls``.
 
     Rows are Arrow, with the key as ``__key__`` and a column of bytes for each extension. Members without an
-    extension, hidden ones, folders and links are skipped. To reach a sample of a compressed archive, all
-    before it is decompressed. A compressed or remote archive is read once for its headers, unless an index of
-    ``wds2idx`` lies beside it. Samples of plain local archives can be chosen by number
-    (``shuffle(scope="global")``).
+    extension, hidden ones, folders and links are skipped. A compressed or remote archive is read once for its
+    headers, unless an index of ``wds2idx`` lies beside it. Samples of plain local archives can be chosen by
+    number (``shuffle(scope="global")``).
 
     Args:
         columns: extensions, and ``"__key__"``; None for those of the first sample.
-        missing: for a sample that lacks a member, "raise" raises; "null" puts a null in its place, and
-            ``columns`` are by default all extensions of all archives.
+        missing: where a sample lacks a member, "raise" raises; "null" gives null, and ``columns`` are by
+            default all extensions of all archives.
         text: extensions whose members come as text, such as ``["txt"]``.
         block_rows: samples in a block (a shuffle permutes blocks first); if left out, about 4 MB.
-        storage_options: more options for the fsspec file system; never shown or saved.
-        index: where to keep the headers for later starts; see ``read_parquet``. If left out, also for
-            64 MB or more.
+        storage_options: more options of fsspec; never shown or saved.
+        index: where to keep the headers; see ``read_parquet``. If left out, also from 64 MB on.
 
     Raises:
-        UnreadableError: names all files that are no archives, each with the reason.
+        UnreadableError: names all files that are no archives.
         SchemaError: a sample lacks a member that others have; names it.
         DataChangedError: a file has changed since it was listed.
 

@@ -1,4 +1,4 @@
-"""Samples of tar archives as rows. The index holds all members; a layout for reading one stage's columns."""
+"""Samples of tar archives as rows, by an index of all members."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
 def members_in(
     store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str
 ) -> list[Members]:
-    """Where the members of all archives lie; SchemaError where a sample lacks one, unless it may be null."""
+    """Where members lie; SchemaError where a sample lacks one that may not be null."""
     layouts = store.layouts()
     archives = [unpacked(layout.extra) for layout in layouts]
     kinds = list(dict.fromkeys(kind for each in archives for kind in each["kinds"]))

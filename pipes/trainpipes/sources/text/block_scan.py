@@ -167,8 +167,8 @@ def _blank_lines(chunk: bytes, start: int) -> int:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextLayout(Layout):
-    """Of each piece the line feeds before it, its checksum, and where its member begins in the file and
-    decompressed; and the rows whose types were found, with their bytes by column.
+    """Each piece's line feeds before it, checksum, and member's start; and the rows whose types were found,
+    with their bytes by column.
     """
 
     compression: str
@@ -195,8 +195,8 @@ class TextLayout(Layout):
         return Layout(self.rows, self.start, self.stop, schema, extra)
 
     def first_pieces(self, block_rows: int | None) -> IntArray:
-        """First pieces of blocks, and their number. Without ``block_rows`` a block ends after the first piece
-        in which a member begins.
+        """First pieces of blocks, and their number. Without ``block_rows``, a piece in which a member begins
+        ends a block.
         """
         count = len(self.rows)
         found = [0] if count else []

@@ -1,6 +1,4 @@
-"""Files of text as blocks of rows. A block is a piece of some MB; with ``block_rows``, or in a compressed
-file that cannot be entered everywhere, several.
-"""
+"""Files of text as blocks of rows: each one piece of some MB or, with ``block_rows`` or compression, several."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Refuses integers that an inferred column of floats would round, so that different ids become equal: Arrow
-takes those from 2^63 on, and those beside fractions, for float64.
-"""
+"""Refuses integers that Arrow would round to float64: those from 2^63 on, and those beside fractions."""
 
 from __future__ import annotations
 

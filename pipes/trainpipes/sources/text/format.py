@@ -76,8 +76,8 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat(ABC):
-    """A format of rows in text; ``rule`` says in messages what a row is, and bytes of ``between`` may
-    surround one. With ``names_columns`` a file may lack a column.
+    """A format of rows in text; ``rule`` tells what a row is, bytes of ``between`` may surround one; with
+    ``names_columns`` a file may lack a column.
     """
 
     name: ClassVar[str]

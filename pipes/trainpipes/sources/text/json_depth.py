@@ -1,6 +1,4 @@
-"""Refuses rows of JSON that nest too deep: Arrow takes minutes for thousands of brackets, and ends the
-process for more.
-"""
+"""Refuses JSON that nests too deep: Arrow takes minutes for it, or ends the process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Arrow parses CSV. NumPy finds where a record ends: at a line end with an even number of quotes before it,
-where quotes stand as they should, else quote by quote.
-"""
+"""Arrow parses CSV. NumPy finds where a record ends: at a line end with an even number of quotes before it."""
 
 from __future__ import annotations
 
@@ -45,17 +43,16 @@ LONG_CELL = 64 << 10
 class ReadCsv(TextReader):
     r"""Reads CSV, TSV and similar files as Arrow rows. They may be compressed (.gz, .zst, .bz2, .xz).
 
-    Each file's first line names its columns. A quoted cell may hold delimiters, line ends, and quotes, which
-    are written twice. An empty cell is null, ``""`` the empty text. Empty lines are skipped.
+    Each file's first line names its columns. A quoted cell may hold delimiters, line ends, and doubled
+    quotes. An empty cell is null, ``""`` the empty text. Empty lines are skipped.
 
     Args:
-        columns: names of columns; None for all; then all files must have the same columns.
+        columns: names of columns; None for all, which all files must then have.
         delimiter: one character; if left out, a tab in .tsv and .tab files, a comma in others.
         quote: the quote character; None if cells are not quoted.
         column_names: names of the columns, for files without a header line.
         null_values: unquoted cells that mean null, such as ``["", "NA"]``.
-        schema, infer, block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``, with
-            the same errors.
+        schema, infer, block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
@@ -250,9 +247,7 @@ def _longest(texts: Any) -> int:
 
 
 class RecordCutter:
-    """Rows are records. Like Arrow: a cell is quoted if a quote is its first byte, and two quotes in it stand
-    for one.
-    """
+    """Rows are records. As in Arrow, a quoted cell begins with a quote, and two quotes in it stand for one."""
 
     def __init__(self, delimiter: str, quote: str | None) -> None:
         self._delimiter, self._quote = ord(delimiter), None if quote is None else ord(quote)

@@ -1,6 +1,4 @@
-"""Arrow parses lines of JSON. NumPy finds from quotes and brackets where an array's objects end; its commas
-are then made line ends, which texts in JSON cannot hold.
-"""
+"""Arrow parses lines of JSON. NumPy finds where an array's objects end, and makes its commas line ends."""
 
 from __future__ import annotations
 
@@ -60,21 +58,21 @@ class ReadJson(TextReader):
     compressed (.gz, .zst, .bz2, .xz). For the index see docs/formats.md.
 
     Args:
-        columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. Other fields are left out.
-            None for all; then a field that the first blocks do not have is an error.
-        schema: columns and types to read, instead of inferring them; other fields are left out.
+        columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. None for all; a field that
+            the first blocks lack is then an error.
+        schema: columns and types to read, instead of inferring them.
         infer: "first" infers columns and types from the first block of up to 16 files; "all" from all rows,
-            and widens types that differ. A row that does not fit later is an error.
+            and widens types.
         block_rows: rows in a block; if left out, about 4 MB.
         max_row_bytes: a file with a longer row is refused.
         errors: "strict" raises where text is not UTF-8; "replace" puts U+FFFD in its place.
         index: where to keep the index: a path, True for the cache folder, False for nowhere.
-        storage_options: more options for the fsspec file system; never shown or saved.
+        storage_options: more options of fsspec; never shown or saved.
 
     Raises:
         ConfigError: an option is invalid, or ``schema`` has a type that cannot be read from JSON.
-        UnreadableError: a line is broken or not UTF-8 (names it), or a file is not JSON, or cut off.
-        SchemaError: there is no such column; later, a row does not fit the schema.
+        UnreadableError: a line is broken or not UTF-8, or a file is not JSON, or cut off.
+        SchemaError: there is no such column, or a row does not fit.
         DataChangedError: a file has changed since it was listed.
 
     >>> import pathlib, tempfile, trainpipes as tp

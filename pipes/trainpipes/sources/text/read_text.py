@@ -31,15 +31,13 @@ PARAGRAPH = re.compile(rb"(?:^[ \t\r]*[^ \t\r\n][^\n]*\n?)+", re.MULTILINE)
 
 
 class ReadText(TextReader):
-    r"""Reads text files: a row for each line, paragraph or file, with one column of text.
-
-    Files may be compressed (.gz, .zst, .bz2, .xz).
+    r"""Reads text files, also compressed (.gz, .zst, .bz2, .xz): a row for each line, paragraph or file.
 
     Args:
         unit: "line": every line, empty ones too, without its end (``\n`` or ``\r\n``). "paragraph": lines
             between blank ones, joined by ``\n``. "document": the whole file as it is.
         output_column: the name of the column.
-        block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``, with the same errors.
+        block_rows, max_row_bytes, errors, index, storage_options: as in ``read_json``.
 
     >>> import pathlib, tempfile, trainpipes as tp
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "notes.txt"

@@ -37,13 +37,12 @@ BLOCK_ROWS = 256
 class ReadBytes(FileReader):
     """Reads whole files: a row for each, with ``path`` and ``bytes``.
 
-    A file is read when its batch is made, and a remote one is fetched shortly before: a shuffle's buffer
-    costs 8 bytes a file. Many small remote files are slow: put them in tar archives, for
-    ``read_webdataset``.
+    A file is read when its batch is made: a shuffle's buffer costs 8 bytes a file. Put many small remote
+    files in tar archives, for ``read_webdataset``.
 
     Args:
         block_rows: files in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system; never shown or saved.
+        storage_options: more options of fsspec; never shown or saved.
 
     Raises:
         DataChangedError: a file has changed since it was listed.
@@ -68,9 +67,7 @@ class ReadBytes(FileReader):
 
 
 class WholeFiles(FileBlocks, RandomAccessSource):
-    """A row for each file. A block is several files, which are opened when they are read: there may be
-    millions.
-    """
+    """A row for each file, opened when it is read. A block is several files."""
 
     by_number = True
     holds_numbers = True

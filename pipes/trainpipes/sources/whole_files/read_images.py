@@ -36,17 +36,16 @@ NAMES = ("file_name", "filename", "file", "path", "image")
 class ReadImages(FileReader):
     """Reads whole image files, with classes from the names of their folders, or with labels from a CSV.
 
-    A folder stands for its images (``.jpg``, ``.jpeg``, ``.png``, ``.ppm``, ``.bmp``, ``.pgm``, ``.tif``,
-    ``.tiff``, ``.webp``). Rows have ``path`` and ``bytes``; with ``labels="folder"`` also ``class``, the
-    folder's name, and ``label``, its number by name, and come class by class as in torchvision's
-    ``ImageFolder``. ``decode_image`` decodes them, after the shuffle.
+    Rows have ``path`` and ``bytes``, for ``decode_image`` after the shuffle. With ``labels="folder"`` they
+    also have ``class``, the folder's name, and ``label``, its number by name, and come class by class as in
+    torchvision's ``ImageFolder``.
 
     Args:
-        labels: "folder"; or the path of a CSV with a column of the images' names (``file_name``,
-            ``filename``, ``file``, ``path`` or ``image``), relative to the CSV or to the listed folder; its
-            other columns are added to each image. None for neither.
+        labels: "folder"; or the path of a CSV with a column of image names (``file_name``, ``filename``,
+            ``file``, ``path`` or ``image``), relative to the CSV or the listed folder; its other columns are
+            added. None for neither.
         block_rows: images in a block (a shuffle permutes blocks first).
-        storage_options: more options for the fsspec file system; never shown or saved.
+        storage_options: more options of fsspec; never shown or saved.
 
     Raises:
         ConfigError: an image lies in no folder of a class.
