@@ -27,6 +27,7 @@ def load(
     ``${NAME}`` and ``${NAME:-default}`` stand for environment variables.
 
     Args:
+        path: of the file.
         allow_imports: import functions and classes that the file names as ``package.module:function``. Only
             for files that you would run as a program.
         storage_options: for all stages that read files, as fsspec takes them; a config holds none.

@@ -71,8 +71,6 @@ class _Block(dict[str, Any]):
 
 @dataclasses.dataclass
 class _Tagged:
-    """A text or a mapping with a tag."""
-
     tag: str
     value: Any
 

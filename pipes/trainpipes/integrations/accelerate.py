@@ -236,7 +236,7 @@ def _filled(batch: Any, rows: int) -> Any:
 
 
 def _is_rows(part: Any) -> bool:
-    """Whether this has an item for each row; the list of columns that ``default_collate`` makes has not."""
+    """Whether this has an item for each row, unlike ``default_collate``'s list of columns."""
     if not isinstance(part, list):
         return isinstance(part, torch.Tensor | np.ndarray) and part.ndim > 0
     firsts = {one.shape[:1] if isinstance(one, torch.Tensor) else None for one in part}

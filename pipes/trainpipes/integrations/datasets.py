@@ -69,7 +69,7 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
     def shard_data_sources(
         self, num_shards: int, index: int, contiguous: bool = True
     ) -> PipelineExamples:
-        """Every n-th shard, in the order of the whole. With more parts than shards, the last parts are empty."""
+        """Every n-th shard, in the order of the whole. With more parts than shards, the last are empty."""
         shards = self.num_shards
         parts = min(num_shards, shards)
         if index >= parts or shards % parts:
@@ -129,7 +129,6 @@ class PipelineExamples(_BaseExamplesIterable):  # type: ignore[misc]  # datasets
             one.close()
 
     def _loaded(self, state: dict[str, Any], topology: Topology) -> Position:
-        """Where a state says to start."""
         _check_keys(state)
         text = deepcopy(state["trainpipes"])  # which may be where another iteration is
         try:

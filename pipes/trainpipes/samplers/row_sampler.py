@@ -181,8 +181,6 @@ class BatchSampler(Sampler[list[int]]):
 
 
 class _Batches(Iterator[list[int]]):
-    """The batches of one epoch."""
-
     def __init__(self, sampler: BatchSampler) -> None:
         self._draws = iter(sampler.sampler)
         self._size, self._drop_last = sampler.batch_size, sampler.drop_last

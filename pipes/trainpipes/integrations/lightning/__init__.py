@@ -160,7 +160,7 @@ class PipelineDataModule(LightningDataModule):  # type: ignore[misc]
         return combined
 
     def _combined(self, stage: str) -> CombinedLoader:
-        """The loaders of a stage as Lightning takes them; the same ones each time."""
+        """A stage's loaders for Lightning; the same ones each time."""
         given = getattr(self, stage)
         if isinstance(given, CombinedLoader):
             combined = copy(given)

@@ -80,7 +80,7 @@ class TrainingLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins where it should when Lightning takes the first batch, not when it asks for an iterator."""
+        """Begins when Lightning takes the first batch, not when it asks for an iterator."""
         batches = self._begin()
         for batch in batches:
             if self._after:
@@ -126,7 +126,7 @@ class TrainingLoader:
             progress.count_as(length)
 
     def whole_state(self, timeout: float) -> dict[str, Any]:
-        """The state of the last batch that was trained on, which any number of ranks can load."""
+        """The state of the last batch trained on, for any number of ranks."""
         progress, after = self._progress, self._after
         if not after or progress is None:
             state = self.loader.state_dict()

@@ -141,7 +141,7 @@ class TrainingLoader:
         self._noted = self.loader.state_dict()
 
     def position(self, step: int, timeout: float) -> SavedPosition:
-        """The state after so many whole optimizer steps. If batches are not counted, all ranks ask together."""
+        """The state after so many whole optimizer steps. If batches are not counted, all ranks call it."""
         return SavedPosition(
             step, self._first_epoch, self.loader._whole(self._noted, None, timeout)
         )

@@ -279,7 +279,6 @@ class _Table:
         return place + self.number(field, "<I") if place else 0
 
     def _vector(self, field: int) -> tuple[int, int]:
-        """Where a list begins, and how long it is."""
         at = self._leads_to(field)
         return at + 4, struct.unpack_from("<I", self._data, at)[0] if at else 0
 

@@ -197,7 +197,7 @@ def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, 
 
 
 def _best(edges: Sequence[IntArray], anywhere: Sequence[bool]) -> int:
-    """The first source at whose blocks' ends the fewest rows of others are decoded twice."""
+    """The source at whose blocks' ends the fewest rows are decoded twice."""
 
     def again(cuts: IntArray) -> int:
         total = 0

@@ -98,7 +98,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
 def _members(
     read: Read, make: Callable[[], Any], entry: Entry, entries: list[Entry]
 ) -> Iterator[bytes]:
-    """Members that a decompressor of Python's library reads; zeros between them are padding."""
+    """Members by Python's library; zeros between them are padding."""
     taken, made = entry  # bytes read of the file, and given
     data = b""
     while True:

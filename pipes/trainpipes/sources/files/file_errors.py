@@ -68,7 +68,6 @@ def located(place: Place, error: Any) -> Any:
 
 
 def without(path: str) -> str:
-    """The code that leaves a file out."""
     name = hidden(path).rsplit("/", 1)[-1]
     return f"tp.list_files(...).filter(lambda p: not p.endswith({name!r})) before the reader"
 

@@ -136,7 +136,7 @@ class ListFiles(Source):
         suffix: endings of files in folders, instead of the reader's; ``""`` for all files.
         storage_options: options of the fsspec file system, such as credentials; never shown or saved.
         retry: how long failing requests are tried again.
-        cache_dir: a local folder that keeps remote bytes.
+        cache_dir: a local folder that keeps remote bytes for later epochs and runs.
         cache_bytes: its limit, such as ``"500GB"``.
         prefetch_bytes: remote bytes that each process fetches ahead, such as ``"1GB"``.
 

@@ -88,7 +88,6 @@ class MappedRows:
         return Ragged(values_at(values, starts, lengths), lengths)
 
     def will_need(self, number: int, start: int, stop: int) -> None:
-        """Have the system read rows of a column ahead."""
         values = self.values[number]
         if self.columns[number].ragged:
             start, stop = self.offsets[number][[start, stop]].tolist()

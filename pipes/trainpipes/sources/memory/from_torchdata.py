@@ -112,7 +112,7 @@ _making = threading.Lock()
 class FromTorchdata(Source):
     """Items of a node of ``torchdata.nodes`` as rows.
 
-    Its state has JSON types, tuples, bytes, arrays and tensors. Only for one rank without workers.
+    Its state may hold JSON types, tuples, bytes, arrays and tensors. Only for one rank without workers.
 
     Args:
         node: of which nothing was read yet.

@@ -86,7 +86,6 @@ def _shares(weights: Mapping[str, Fraction]) -> dict[str, Fraction]:
 
 
 def by_size(sizes: Mapping[str, int], temperature: float | None) -> dict[str, Fraction]:
-    """Weights in proportion to ``size ** (1 / temperature)``."""
     if temperature is None or temperature == 1:
         return {name: Fraction(size) for name, size in sizes.items()}
     most = max(sizes.values())

@@ -1,6 +1,4 @@
-"""Checks column chunks of a footer: pyarrow's ``RowGroupMetaData`` ends the process at an encrypted or wrong
-one.
-"""
+"""Checks a footer's column chunks: pyarrow's ``RowGroupMetaData`` ends the process at a bad one."""
 
 from __future__ import annotations
 

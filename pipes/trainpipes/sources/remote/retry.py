@@ -52,8 +52,8 @@ _last_message = -math.inf
 class Retry:
     """How long requests to servers are tried again.
 
-    Failures that may pass (no answer, a broken connection, 408, 429, 5xx) are tried again after 0.25 s, 0.5
-    s, ... up to 8 s, or as ``Retry-After`` says. Denied access and missing files are errors at once.
+    Failures that may pass (no answer, a broken connection, 408, 429, 5xx) are tried again after 0.25, 0.5,
+    ... up to 8 s, or as ``Retry-After`` says. Denied access and missing files are errors at once.
 
     Args:
         deadline: seconds from a request's first try to an ``UnreachableError``, more than 0. A single try has

@@ -1,4 +1,4 @@
-"""Files of text as blocks of rows: each one piece of some MB or, with ``block_rows`` or compression, several."""
+"""Files of text as blocks of rows: a piece of some MB or, with ``block_rows`` or compression, several."""
 
 from __future__ import annotations
 

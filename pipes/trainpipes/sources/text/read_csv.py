@@ -1,4 +1,4 @@
-"""Arrow parses CSV. NumPy finds where a record ends: at a line end with an even number of quotes before it."""
+"""Arrow parses CSV. NumPy finds where records end: at line ends with an even number of quotes before them."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _longest(texts: Any) -> int:
 
 
 class RecordCutter:
-    """Rows are records. As in Arrow, a quoted cell begins with a quote, and two quotes in it stand for one."""
+    """Rows are records. As in Arrow, a quoted cell begins with a quote, and two quotes in it are one."""
 
     def __init__(self, delimiter: str, quote: str | None) -> None:
         self._delimiter, self._quote = ord(delimiter), None if quote is None else ord(quote)

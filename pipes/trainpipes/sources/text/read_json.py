@@ -60,7 +60,7 @@ class ReadJson(TextReader):
     Args:
         columns: names of columns; ``"a.b"`` for field ``b`` of the objects ``a``. None for all; a field that
             the first blocks lack is then an error.
-        schema: columns and types to read, instead of inferring them.
+        schema: columns and types to read, instead of inferring them; other fields are left out.
         infer: "first" infers columns and types from the first block of up to 16 files; "all" from all rows,
             and widens types.
         block_rows: rows in a block; if left out, about 4 MB.
