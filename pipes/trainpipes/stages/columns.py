@@ -1,6 +1,3 @@
-"""``select``, ``drop_columns``, ``rename``, ``enumerate``: which columns go on, and what they are
-called."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -169,7 +166,7 @@ def taken(name: str, asker: Stage) -> DataError:
 class Enumerate(RunStage):
     """Add each row's number in file order over all files.
 
-    Stands before stages that drop or reorder rows, so that a row has the same number in every epoch
+    Stands before stages that drop or reorder rows: a row then has the same number in every epoch
     and on every rank. Rows that are not dicts become pairs ``(number, row)``.
 
     Args:
