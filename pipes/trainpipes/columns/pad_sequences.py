@@ -25,11 +25,11 @@ def pad_sequences(
     truncating: str = "pre",
     value: Any = 0.0,
 ) -> Array:
-    """Sequences of different lengths as one array: a drop-in for Keras' function of this name.
+    """Sequences of different lengths as one array, as Keras' function of this name.
 
     Args:
         sequences: B sequences of T values each, T differing, or of T arrays of one shape.
-        maxlen: length of all; longer ones are cut. None for that of the longest.
+        maxlen: length of all; longer ones are cut. None for the longest.
         dtype: of the result; ``object`` for strings.
         padding: "pre" or "post", the side that is filled up.
         truncating: "pre" or "post", the side on which sequences are cut.
@@ -40,7 +40,7 @@ def pad_sequences(
 
     Raises:
         ConfigError: an option is not one of those above, or ``value`` does not go with ``dtype``.
-        DataError: a sequence has no length, or its values another shape than those of the first.
+        DataError: a sequence has no length, or its values another shape than the first's.
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]])
     array([[0, 0, 1],
