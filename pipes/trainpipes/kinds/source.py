@@ -245,8 +245,7 @@ class MixedWindows(ABC):
 
     @abstractmethod
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
-        """Keep what a shard needs of each source from ``state`` on; ``shards`` are this process's.
-        """
+        """Keep what a shard needs of each source from ``state`` on; ``shards`` are this process's."""
 
     @abstractmethod
     def open(
@@ -272,8 +271,7 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def naming(self, name: str) -> RunStage:
-        """A stage that gives one pipeline's rows the mixture's numbers, and its name where added.
-        """
+        """A stage that gives one pipeline's rows the mixture's numbers, and its name where added."""
 
     @abstractmethod
     def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
@@ -340,7 +338,7 @@ class RowsInMemory(RandomAccessSource):
 
 
 def even_blocks(rows: int, block_rows: int) -> IntArray:
-    """First row of each block of ``block_rows`` rows, and the number of rows: int64 ``[blocks + 1]``.
+    """First row of each block of ``block_rows`` rows, and the end: int64 ``[blocks + 1]``.
 
     >>> even_blocks(10, 4).tolist(), even_blocks(0, 4).tolist()
     ([0, 4, 8, 10], [0, 0])

@@ -190,8 +190,7 @@ class Calls:
         self._lock = threading.Lock()
 
     def here(self, run: Run) -> Answer:
-        """Call the function for each item in this thread; one thread at a time unless thread-safe.
-        """
+        """Call the function for each item in this thread; one thread at a time unless thread-safe."""
         with nullcontext() if self._stage.thread_safe else self._lock:
             return self._call.each(run.unroll(), self._words(run))
 

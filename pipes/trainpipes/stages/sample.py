@@ -23,8 +23,7 @@ EVERY = 2.0
 
 
 class Drawn(RunStage):
-    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, ``key`` and ``seed``.
-    """
+    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, ``key`` and ``seed``."""
 
     keeps_rows = False
     by_place = True

@@ -213,8 +213,7 @@ def _refusals() -> Iterator[None]:
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
-    """A conversation as transformers takes it, without nulls, which Arrow puts in for missing keys.
-    """
+    """A conversation as transformers takes it, without nulls, which Arrow puts in for missing keys."""
     if not isinstance(value, list | tuple) or not value:
         raise DataError(
             f"a conversation is a list of messages, one or more, got {type(value).__name__}"
