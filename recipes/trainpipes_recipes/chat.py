@@ -42,8 +42,7 @@ def chat(
         labels           input_ids on the assistant's turns, with tool calls and the token that ends each
                          turn, -100 elsewhere
 
-    With ``packed`` several conversations share a row of L = ``max_length``, and batches are as in
-    ``pretrain``. Labels are not shifted: compare the logits at position t with the label at t + 1.
+    Labels are not shifted: compare the logits at position t with the label at t + 1.
 
     A row is a list of messages, in OpenAI's layout ({"role", "content"}, and "tool_calls") or
     ShareGPT's ({"from", "value"}), without pictures; ``conversations`` says which are bad. For
@@ -62,8 +61,9 @@ def chat(
         parse_arguments: give tool calls' arguments to the template as dicts where they are JSON
             text.
         max_length: the most tokens of a row; longer ones lose their end.
-        packed: let conversations share rows. The number of batches is then not known, as with
-            ``on_error="skip"``, and each shard's last batch may be short.
+        packed: let conversations share rows of L = ``max_length``, in batches as in ``pretrain``.
+            The number of batches is then not known, as with ``on_error="skip"``, and each shard's
+            last batch may be short.
         drop_last: to train, leave out the short batch at the end of an epoch, unless ``packed``.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp

@@ -107,8 +107,8 @@ def classification(
 
 
 class MultiHot(BatchStage):
-    """Turns labels of several classes, int64 ``[B, K]`` filled up with -100, into float32 ``[B,
-    C]``: 1 for each class.
+    """Turns labels of several classes, int64 ``[B, K]`` filled up with -100, into float32
+    ``[B, C]``: 1 for each class.
     """
 
     thread_safe = True

@@ -65,7 +65,7 @@ def images(
         label: column of the classes, numbers or names; by default the first of label, labels,
             class, category, target and a few more. Folders are numbered in the order of their
             names.
-        classes: the names of all classes, in the order of their numbers. Other labels are errors.
+        classes: the names of all classes, in the order of their numbers.
         size: H and W, in pixels.
         train: False to evaluate: every row once, in file order, cut to the middle.
         scale: to train, the least and greatest share of a picture's area to cut out, 0 to 1.

@@ -3,9 +3,9 @@
     python -m trainpipes_recipes.train_images --model microsoft/resnet-50 --files pets/train --classes 37
     torchrun --nproc-per-node 8 -m trainpipes_recipes.train_images --model my-config --files pets --classes 9
 
-Started again after a kill, it goes on from its last checkpoint with the very next batch, also on
-another number of ranks. The model ends up in the folder "model" of --output, as transformers saves
-it. A copy of this file runs by itself.
+A killed run that is started again goes on from its last checkpoint with the very next batch, also
+on another number of ranks. At the end, the folder "model" of --output holds the model, as
+transformers saves it.
 """
 
 import argparse

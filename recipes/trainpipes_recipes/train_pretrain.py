@@ -3,9 +3,9 @@
     python -m trainpipes_recipes.train_pretrain --model Qwen/Qwen3-0.6B --files 'my/*.parquet' --steps 9000
     torchrun --nproc-per-node 8 -m trainpipes_recipes.train_pretrain --model my-config --files 'my/*.parquet'
 
-Started again after a kill, it goes on from its last checkpoint with the very next batch, also on
-another number of ranks. The model ends up in the folder "model" of --output, as transformers saves
-it. A copy of this file runs by itself.
+A killed run that is started again goes on from its last checkpoint with the very next batch, also
+on another number of ranks. At the end, the folder "model" of --output holds the model, as
+transformers saves it.
 """
 
 import argparse

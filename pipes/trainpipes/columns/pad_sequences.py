@@ -39,17 +39,13 @@ def pad_sequences(
         ``[B, maxlen]``, or ``[B, maxlen, ...]``.
 
     Raises:
-        ConfigError: an option is not one of those above, or ``value`` does not go with ``dtype``.
+        ConfigError: an option is none of those above, or ``value`` does not go with ``dtype``.
         DataError: a sequence has no length, or its values another shape than the first's.
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]])
     array([[0, 0, 1],
            [0, 2, 3],
            [4, 5, 6]], dtype=int32)
-    >>> pad_sequences([[1], [2, 3], [4, 5, 6]], maxlen=2, padding="post", value=-1)
-    array([[ 1, -1],
-           [ 2,  3],
-           [ 5,  6]], dtype=int32)
     """
     for option, side in (("padding", padding), ("truncating", truncating)):
         require(side in ("pre", "post"), option, '"pre" or "post"', side)

@@ -184,8 +184,8 @@ class Stage:
             )
 
     def check(self) -> None:
-        """Raise ConfigError for a wrong option. Types ``bool``, ``Literal`` and ``Annotated[...,
-        check]`` were checked before.
+        """Raise ConfigError for a wrong option. Those declared as ``bool``, ``Literal`` or
+        ``Annotated[..., check]`` were checked before.
         """
 
     def _require(self, good: Any, option: str, rule: str, way: str = "") -> None:

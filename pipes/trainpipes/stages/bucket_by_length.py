@@ -28,10 +28,10 @@ RUN_ROWS = 512
 class BucketByLength(BatchingStage):
     """Group rows of similar length into batches, which need little padding.
 
-    The rows of a buffer are sorted into buckets, which are cut into batches in the order of their
-    rows. The buffer's batches come in an order drawn with ``seed``: anew every epoch if the chain
-    shuffles. After ``repeat()``, with ``batch_size``, a buffer holds rows of at most 8 epochs, or
-    of as many as make a batch.
+    A buffer's rows are sorted into buckets, which are cut into batches in the order of their rows.
+    Its batches come in an order drawn with ``seed``: anew every epoch if the chain shuffles. After
+    ``repeat()``, with ``batch_size``, a buffer holds rows of at most 8 epochs, or of as many as
+    make a batch.
 
     Args:
         batch_size: B, rows in a batch; 1 if left out.

@@ -174,8 +174,6 @@ class Enumerate(RunStage):
         output_column: the new column, int64.
 
     >>> import pyarrow as pa, trainpipes as tp
-    >>> list(tp.from_dataset(["a", "b"]).enumerate(start=1))
-    [(1, 'a'), (2, 'b')]
     >>> list(tp.from_arrow(pa.table({"x": ["a", "b", "c"]})).skip(1).enumerate().shuffle(9, seed=1))
     [{'x': 'c', 'index': 1}, {'x': 'b', 'index': 0}]
     """

@@ -38,8 +38,9 @@ class Filter(RunStage):
 
     Args:
         predicate: a function of one item returning a bool; a ``pyarrow.compute`` expression over
-            columns (much faster), where null counts as False; or conditions that all hold: ``[["x",
-            ">", 20], ["lang", "in", ["en", "de"]]]``, or a list of such lists, of which one holds.
+            columns (much faster), where null counts as False; or conditions that all hold:
+            ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, or a list of such lists, of which
+            one holds.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.
 

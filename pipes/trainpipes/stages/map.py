@@ -54,8 +54,8 @@ class Map(RunStage):
             None.
         rng: give the function a generator.
         seed: for the generators.
-        version: names the function in checkpoints instead of its module and name; change it with
-            the function.
+        version: names the function in checkpoints instead of its module and name; change it when
+            the function changes.
         num_workers: threads or processes that call it; 0 for the thread that iterates.
         thread_safe: whether several threads may call the function at once. Otherwise only the
             thread that iterates calls it.

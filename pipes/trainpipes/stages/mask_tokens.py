@@ -34,8 +34,8 @@ class MaskTokens(TakesTokenizer, RunStage):
     """Mask tokens for masked language modeling (Devlin et al., "BERT", 2019, section 3.1).
 
     Of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay. A new
-    column "labels" holds the ids of the chosen tokens, and -100 elsewhere. Each token (or whole
-    word) is chosen independently; the choice depends on seed, epoch, row and place alone.
+    column "labels" holds the chosen tokens' ids, and -100 elsewhere. Each token (or whole word) is
+    chosen by seed, epoch, row and place alone.
 
     Args:
         mlm_probability: of choosing a token, or a word, 0 to 1.
@@ -45,7 +45,7 @@ class MaskTokens(TakesTokenizer, RunStage):
         tokenizer: gives the mask token and the special tokens; as in ``tokenize``. By default that
             of the ``tokenize`` before this stage.
         mask_token_id: the mask token; by default the tokenizer's.
-        special_ids: tokens that are never chosen; by default the tokenizer's special ones.
+        special_ids: tokens never chosen; by default the tokenizer's special ones.
         vocab_size: random tokens are drawn below this; by default the tokenizer's.
         mask_replace_prob: share of the chosen tokens that become the mask token, 0 to 1.
         random_replace_prob: share of them that become random ones, 0 to 1. The others stay.

@@ -35,9 +35,9 @@ class Shuffle(ShuffleStage):
     Args:
         buffer_size: the fewest rows that each batch is drawn from.
         seed: for the order. Global seeds are neither read nor changed.
-        max_bytes: the most memory for the pipeline in one process, estimated from the file footers;
-            large rows make buffers smaller than ``buffer_size``. 1 GiB if left out. It shapes the
-            order, so a resume needs the same value.
+        max_bytes: the most memory for the pipeline in one process, estimated from file footers;
+            large rows make buffers smaller. 1 GiB if left out. It shapes the order, so a resume
+            needs the same value.
         scope: "buffer", or "global" for a permutation of all rows, without a buffer.
         sampler: chooses the rows of each epoch and their order: one of ``trainpipes.samplers``, one
             of your own (``RowSampler``), or a torch sampler that has a length and gives row
@@ -48,9 +48,6 @@ class Shuffle(ShuffleStage):
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
     >>> list(pipe), list(pipe)
     ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
-    >>> rows = tp.from_dataset(["a", "b", "c"])
-    >>> list(rows.shuffle(sampler=tp.samplers.WeightedRandomSampler([0, 1, 1], num_samples=5)))
-    ['b', 'c', 'b', 'b', 'b']
     """
 
     buffer_size: Count = 40_960

@@ -68,14 +68,14 @@ class Pack(TakesTokenizer, RegroupStage):
         max_length: tokens of a row.
         method: "best_fit": longest first, each into the row that it fills best; about 0.1 % of
             padding. "first_fit": in order, each into the first row with room; about 0.8 %.
-            "concat": one after the other, split wherever a row is full; no buffer.
+            "concat": one after the other, split where a row is full; no buffer.
         column: the documents' token ids: lists of integers.
         buffer_size: the most documents packed together. More leave less padding and start later.
         max_documents: the most documents in a row.
         overflow: for documents longer than a row: "split" into several, "truncate", "drop" (and
             count), or "raise".
-        along: other columns of lists as long as those of ``column``, packed the same way and padded
-            with 0.
+        along: other columns of lists as long as those of ``column``, packed alike and padded with
+            0.
         on_error: for rows whose own "labels" are all -100; as in ``tokenize``.
         seed: for the order of a buffer's rows.
         pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this
@@ -94,8 +94,6 @@ class Pack(TakesTokenizer, RegroupStage):
     ...     print(row["input_ids"], row["labels"], row["segment_ids"])
     [4, 5, 6, 0] [-100, 5, 6, -100] [1, 1, 1, 0]
     [1, 2, 3, 7] [-100, 2, 3, -100] [1, 1, 1, 2]
-    >>> [row["input_ids"] for row in rows.pack(4, method="concat")]
-    [[1, 2, 3, 4], [5, 6, 7, 0]]
     """
 
     role = "pack"

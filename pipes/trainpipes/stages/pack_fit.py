@@ -154,8 +154,8 @@ def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit
 def best_window(lengths: IntArray, capacity: int, max_documents: int | None) -> tuple[int, Placing]:
     """How many of n documents to pack, and their rows by best-fit.
 
-    Of four numbers from n - n // 16 to n, the one that leaves the least room; else the last row is
-    half empty on average.
+    Of four numbers from n - n // 16 to n, the one that leaves the smallest share empty; else the
+    last row is half empty on average.
     """
     least = len(lengths) - len(lengths) // SPARE + 1
     numbers = np.arange(min(least, len(lengths)), len(lengths) + 1)

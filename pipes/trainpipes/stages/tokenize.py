@@ -61,8 +61,8 @@ class Tokenize(Tokenizes):
 
             Special tokens written out in a text become special tokens, except with tiktoken and
             SentencePiece.
-        columns: a column, whose ids become "input_ids"; a list of them, of which "prompt" becomes
-            "prompt_ids"; or a dict of text columns and the columns that their ids become.
+        columns: a column, whose ids become "input_ids"; a list, of which "prompt" becomes
+            "prompt_ids"; or a dict from text columns to columns of ids.
         concat: instead of ``columns``: several, each tokenized by itself, joined into "input_ids".
         pair: encode a list of two columns as a pair, into "input_ids" and "token_type_ids".
             ``max_length`` cuts the longer text first.
@@ -72,8 +72,8 @@ class Tokenize(Tokenizes):
         truncation_side: "right" cuts the end of the text, "left" its start; joined columns count as
             one text.
         add_special_tokens: put prefix and suffix around the text.
-        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a
-            token or an id ends it with that.
+        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; or
+            a token or id to end it with.
         labels: adds a column "labels": the ids of these columns (some of those of ``concat``) and
             of the end token, and -100 elsewhere; with True all of "input_ids". If the text's end is
             cut off, the label of the end token is -100.
@@ -86,7 +86,7 @@ class Tokenize(Tokenizes):
             error. "tokenizers" never uses it. A state is resumed with the engine that saved it.
 
     Raises:
-        ConfigError: the tokenizer is not there, or options do not go together.
+        ConfigError: there is no such tokenizer, or options do not go together.
         MissingExtraError: the tokenizer's package is not installed.
         DataError: a text is null, or with ``on_error="raise"`` a row has no target.
         SchemaError: a column is not there, or holds no text.
@@ -95,13 +95,9 @@ class Tokenize(Tokenizes):
     >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]}))
     >>> list(rows.tokenize("bytes", add_eos=True))
     [{'input_ids': [104, 105, 256]}, {'input_ids': [195, 169, 256]}]
-    >>> list(rows.tokenize("bytes", max_length=2, add_eos=True, labels=True))[0]
-    {'input_ids': [104, 256], 'labels': [104, -100]}
     >>> sums = tp.from_arrow(pa.table({"prompt": ["1+1"], "response": ["2"]}))
     >>> list(sums.tokenize("bytes", concat=["prompt", "response"], labels="response"))
     [{'input_ids': [49, 43, 49, 50], 'labels': [-100, -100, -100, 50]}]
-    >>> list(sums.tokenize("bytes", ["prompt", "response"]))
-    [{'prompt_ids': [49, 43, 49], 'response_ids': [50]}]
     """
 
     free = frozenset({"engine"})

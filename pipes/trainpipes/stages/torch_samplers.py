@@ -83,7 +83,8 @@ def reorders(sampler: Any) -> bool:
 
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     """All that a sampler gives in an epoch, for all replicas of a ``DistributedSampler``. Torch's
-    draw from generators of their own; others find the global one seeded, which is put back.
+    samplers draw from their own generators, others from the global one, seeded and then put
+    back.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
     if isinstance(sampler, DistributedSampler):

@@ -1,5 +1,6 @@
-"""Kill a training run twice, resume it, and compare every batch with an undisturbed run: ``python
--m trainpipes_recipes.demo``.
+"""Kill a training run twice, resume it, and compare every batch with an undisturbed run.
+
+python -m trainpipes_recipes.demo
 """
 
 from __future__ import annotations

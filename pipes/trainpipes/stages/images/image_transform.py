@@ -20,8 +20,8 @@ class ImageTransform(RunStage):
     """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
 
     torch's global generator is seeded for the row before each call, and put back after it: draws
-    depend on seed, epoch and row alone. So no threads call it but the one that iterates. For draws
-    from Python's ``random`` or NumPy's global generator use ``map(fn, rng=True)``.
+    depend on seed, epoch and row alone. In a process only the thread that iterates calls it. For
+    draws from Python's ``random`` or NumPy's global generator use ``map(fn, rng=True)``.
 
     Args:
         transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new
