@@ -25,8 +25,8 @@ class ChatTemplate(Tokenizes):
     A conversation is a list of messages, dicts with "role" and "content". Its column is replaced by
     "input_ids" and "labels", lists of int32: labels are the ids of the assistant's turns with the
     token that ends each, and -100 elsewhere. A turn is what the template marks
-    (``{% generation %}``); else what it adds to the messages before it and the generation prompt. A template that
-    changes earlier turns once others follow is refused.
+    (``{% generation %}``); else what it adds to the messages before it and the generation prompt.
+    A template that changes earlier turns once others follow is refused.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or the name or folder of one.
