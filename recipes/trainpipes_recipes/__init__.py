@@ -1,4 +1,4 @@
-"""Prebuilt pipelines, each one readable file of public stages: copy one to change it."""
+"""Prebuilt pipelines, each a readable file of public stages to copy and change."""
 
 from trainpipes_recipes.chat import chat
 from trainpipes_recipes.classification import classification

@@ -1,5 +1,3 @@
-"""Supervised fine-tuning on conversations, as the tokenizer's own chat template writes them."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -37,35 +35,35 @@ def chat(
     """Batches for fine-tuning a causal language model on conversations of any number of turns.
 
     The tokenizer's chat template writes them, and only the assistant's tokens are in the loss. Each
-    batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
+    batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L its longest row:
 
         input_ids        the conversation's tokens, then padding
         attention_mask   1 on tokens, 0 on padding
         labels           input_ids on the assistant's turns, with tool calls and the token that ends each
                          turn, -100 elsewhere
 
-    With ``packed`` several conversations share a row of L = ``max_length``, and batches are as in
-    ``pretrain``. Labels are not shifted: compare the logits at position t with the label at t + 1.
+    Labels are not shifted: compare the logits at position t with the label at t + 1.
 
     A row is a list of messages, in OpenAI's layout ({"role", "content"}, and "tool_calls") or
-    ShareGPT's ({"from", "value"}), without pictures; ``conversations`` says which rows are bad. For
+    ShareGPT's ({"from", "value"}), without pictures; ``conversations`` says which are bad. For
     pairs of prompt and response use ``sft``.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or the name or folder of one.
         messages: column of the conversations; by default the first of messages, conversations,
             conversation, dialog and chat.
-        tools: column of the tools that the assistant may call: lists of JSON schemas, or such lists
-            as JSON text.
+        tools: column of the tools that the assistant may call: lists of JSON schemas, or these as
+            JSON text.
         template: a Jinja template, in place of the tokenizer's own: needed if that writes earlier
             turns differently from the last one. Mark the assistant's turns by ``{% generation %}``.
-        on_error: for bad rows, and rows that are cut before the assistant speaks: "raise", "skip"
-            (logs how many), or "keep". None raises for the former, and warns of the latter once.
-        parse_arguments: give a tool call's arguments to the template as a dict where they are JSON
+        on_error: for bad rows, and rows cut before the assistant speaks: "raise", "skip" (logs how
+            many), or "keep". None raises for the former, and warns of the latter once.
+        parse_arguments: give tool calls' arguments to the template as dicts where they are JSON
             text.
         max_length: the most tokens of a row; longer ones lose their end.
-        packed: let conversations share rows. The number of batches is then not known, as with
-            ``on_error="skip"``; the last batch of each shard may be short.
+        packed: let conversations share rows of L = ``max_length``, in batches as in ``pretrain``.
+            The number of batches is then not known, as with ``on_error="skip"``, and each shard's
+            last batch may be short.
         drop_last: to train, leave out the short batch at the end of an epoch, unless ``packed``.
 
     >>> import pathlib, tempfile, transformers, trainpipes as tp

@@ -1,4 +1,4 @@
-"""Conversations in rows: ShareGPT's layout made OpenAI's, and rows without a target found.
+"""Conversations in rows: ShareGPT's layout made OpenAI's, bad rows found.
 
 >>> import trainpipes as tp
 >>> talk = [{"from": "human", "value": "1 + 1?"}, {"from": "gpt", "value": "2"}]
@@ -59,14 +59,13 @@ def conversations(
     """Rows whose conversations have the layout that chat templates take.
 
     A message is a dict with "role" and "content", and what else the template knows ("tool_calls",
-    "name"). ShareGPT's "from" and "value" are renamed, with the roles in them ("human" is "user",
-    "gpt" "assistant"), and its messages of "function_call" become tool calls; parts of text are
-    joined. A row is bad if
+    "name"). ShareGPT's "from" and "value" are renamed, with their roles ("human" is "user", "gpt"
+    "assistant"), and its messages of "function_call" become tool calls; parts of text are joined. A
+    row is bad if
 
     - it has no message, or none of the assistant
     - roles are not in order: "system" or "developer" first if at all, then "user" and "assistant"
-      in turn; an assistant's message may be followed by messages of "tool", and the assistant's
-      next
+      in turn; messages of "tool", and then the assistant's next, may follow an assistant's
     - a role is none of these, or a message that calls no tool has no content; an assistant's may
       not be empty
 
@@ -75,8 +74,8 @@ def conversations(
         column: that column.
         prompt: a column of the messages before it; an assistant's message comes next.
         roles: more names of roles, or others: ``{"narrator": "system"}``.
-        on_error: None, or "raise", names the first bad row; "skip" leaves them out and logs how
-            many; "keep" takes them as they are.
+        on_error: None or "raise" names the first bad row; "skip" leaves them out and logs how many;
+            "keep" takes them as they are.
 
     Raises:
         DataError: a row is bad.
@@ -91,7 +90,7 @@ def conversations(
 
 
 class CheckedRows(tp.RowStage):
-    """Rows that ``look`` finds nothing wrong with. "skip" puts None in the column, for ``checked``."""
+    """Rows that ``look`` passes. "skip" puts None in the column, for ``checked``."""
 
     thread_safe = True
 
@@ -158,7 +157,7 @@ class Answered(CheckedRows):
 
 
 class SplitPrompt(tp.RowStage):
-    """Rows whose messages that two columns share at their start are in a third."""
+    """Rows with the messages that two columns share at their start in a third."""
 
     thread_safe = True
 
@@ -181,7 +180,7 @@ class SplitPrompt(tp.RowStage):
 def to_messages(
     messages: Any, roles: Mapping[str, str] = ROLES, column: str = "messages"
 ) -> list[dict[str, Any]]:
-    """One conversation as a list of messages with "role" and "content", and what else they have."""
+    """A conversation as messages with "role", "content", and what else they have."""
     if messages is not None and not isinstance(messages, list | tuple):
         way = ": make lists of it with map(), as by json.loads" if isinstance(messages, str) else ""
         raise tp.SchemaError(
@@ -222,7 +221,7 @@ def _message(one: Any, roles: Mapping[str, str], column: str) -> dict[str, Any]:
 
 
 def _calls(text: str) -> list[dict[str, Any]]:
-    """The calls of functions in a JSON text; none where it is what the assistant says."""
+    """The function calls in a JSON text; none if it is the assistant's words."""
     try:
         said = json.loads(text)
     except (ValueError, RecursionError):
@@ -241,7 +240,7 @@ def _calls(text: str) -> list[dict[str, Any]]:
 def problem(
     messages: Sequence[Mapping[str, Any]], prompt: Sequence[Mapping[str, Any]] | None = None
 ) -> str | None:
-    """What is wrong with a conversation: see ``conversations``; None if nothing is.
+    """What is wrong with a conversation, as ``conversations`` says; None if nothing is.
 
     >>> problem([{"role": "user", "content": "hi"}, {"role": "user", "content": "hello?"}])
     "message 1 is of role 'user' and comes after one of 'user', where 'assistant' comes"

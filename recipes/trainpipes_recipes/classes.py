@@ -11,8 +11,8 @@ __all__ = ["classes_of", "number_of"]
 
 
 def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | list[str], list[int]]:
-    """The classes of the data, and the rows of each: texts in sorted order; integers as they are,
-    and as many classes as the largest says, or as Hugging Face's ``ClassLabel`` has names.
+    """The classes of the data, and the rows of each: sorted texts; or integers as they are, up to
+    the largest or as many as ``ClassLabel`` has names.
 
     >>> import trainpipes as tp
     >>> classes_of(tp.from_dataset([{"y": "b"}, {"y": "a"}, {"y": "b"}]), "y")
@@ -58,7 +58,7 @@ def classes_of(rows: Pipeline, label: str, first: Any = None) -> tuple[int | lis
 
 
 def _class_names(rows: Pipeline, label: str) -> list[str] | None:
-    """The names that a dataset of Hugging Face gives to classes; None where it gives none."""
+    """The names of classes in a dataset of Hugging Face, or None."""
     dataset: Any = getattr(rows.stages[0], "chosen", None)
     feature = (getattr(dataset, "features", None) or {}).get(label)
     names = getattr(getattr(feature, "feature", feature), "names", None)  # of lists, those inside

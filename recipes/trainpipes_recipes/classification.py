@@ -1,5 +1,3 @@
-"""Classification of texts, or of pairs of texts: a class for each row, or several."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -37,8 +35,7 @@ def classification(
 ) -> Pipeline:
     """Batches for training a classifier of texts or pairs of texts.
 
-    Each is a dict of tensors, B = ``batch_size``, L the longest row of the batch, C the number of
-    classes:
+    Each is a dict of tensors, B = ``batch_size``, L its longest row, C the number of classes:
 
         input_ids        int64 [B, L]: the tokens, with the tokenizer's special tokens, then padding
         attention_mask   int64 [B, L]: 1 on tokens, 0 on padding
@@ -52,7 +49,7 @@ def classification(
 
     Args:
         text: column of the text; by default the first of text, content, document, body, sentence
-            and review. With ``text_pair`` left out too, the first pair of
+            and review, or with ``text_pair`` left out too, the first pair of
             ``trainpipes_recipes.inputs.TEXT_PAIRS``.
         text_pair: column of a second text.
         label: column of the class, or of lists of classes; by default the first of
@@ -60,13 +57,12 @@ def classification(
         train: False to evaluate: every row once, in file order. Pass the classes of the training.
         classes: the labels in the order of their class numbers; a dict from labels to class
             numbers; or the number of classes, where labels are integers. Left out, one pass over
-            the labels finds them: texts in sorted order; integers, bools and ``ClassLabel`` stay as
-            they are.
-        max_length: the most tokens of a row, special tokens included; the longer text of a pair is
-            cut first.
-        num_buckets: to train, number of buckets into which 1,024 rows are sorted by length; None
-            takes rows as they come; "auto" is 32, or None where a shard has fewer than 16 batches
-            (6,144 rows in all by default).
+            the labels finds them: texts in sorted order; integers, bools and ``ClassLabel`` as they
+            are.
+        max_length: the most tokens of a row, special tokens included; a pair's longer text is cut
+            first.
+        num_buckets: to train, buckets into which 1,024 rows are sorted by length; None takes rows
+            as they come; "auto" is 32, or None where a shard has fewer than 16 batches.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"text": t, "label": t.isdigit()} for t in ("12", "ab", "34")])
@@ -111,8 +107,9 @@ def classification(
 
 
 class MultiHot(BatchStage):
-    """Turns labels of several classes a row, int64 ``[B, K]`` and -100 where there are fewer, into
-    float32 ``[B, C]``: 1 for each class of the row."""
+    """Turns labels of several classes, int64 ``[B, K]`` filled up with -100, into float32
+    ``[B, C]``: 1 for each class.
+    """
 
     thread_safe = True
 

@@ -1,5 +1,3 @@
-"""Training and evaluation of image classifiers: pictures and their classes."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,34 +53,35 @@ def images(
                          C = 3, H = W = ``size``
         labels           int64 ``[B]``, the number of the class
 
-    Augmentations depend on seed, epoch and row alone. Small pictures come 20 to 50 times as fast
-    from a memory map (``write_memmap`` of the decoded rows).
+    Augmentations depend on seed, epoch and row alone. Small pictures come faster from a memory map
+    (``write_memmap`` of the decoded rows).
 
     Args:
         files: a folder with a folder of pictures for each class; files of any format (tar archives,
-            Parquet with bytes or with images as Hugging Face's datasets have them, a folder that
-            ``write_memmap`` wrote, ...); or a pipeline of rows.
+            Parquet with bytes or images, a folder that ``write_memmap`` wrote, ...); or a pipeline
+            of rows.
         image: column of the pictures, as bytes or as arrays uint8 ``[C, H, W]``; by default the
             first of image, img, picture, photo, jpg, jpeg, png, webp, bytes and pixels.
-        label: column of the classes, numbers or names; by default the first of label, labels, class,
-            category, target and a few more. Folders are numbered in the order of their names.
-        classes: the names of all classes, in the order of their numbers. Other labels are an error.
+        label: column of the classes, numbers or names; by default the first of label, labels,
+            class, category, target and a few more. Folders are numbered in the order of their
+            names.
+        classes: the names of all classes, in the order of their numbers.
         size: H and W, in pixels.
-        train: False to evaluate: every row once, in file order, the middle of its picture.
-        scale: to train, the least and greatest share of a picture's area that is cut out, 0 to 1.
+        train: False to evaluate: every row once, in file order, cut to the middle.
+        scale: to train, the least and greatest share of a picture's area to cut out, 0 to 1.
         padding: to train small pictures, instead of ``scale``: put this many pixels around the
             picture, and cut ``size`` x ``size`` out at a random place.
-        flip: to train, the probability of mirroring a picture, left to right.
+        flip: to train, the probability of mirroring left to right.
         transform: to train, replaces all of these: see ``image_transform``. Its results must have
             one size.
         normalize: float32, ``(x / 255 - mean) / std``; False gives uint8.
         mean: of each channel, or one for all.
         std: of each channel, or one for all.
-        resize: to evaluate, pixels of the shorter side before the middle is cut out; by default
-            8/7 of ``size``.
+        resize: to evaluate, pixels of the shorter side before the middle is cut out; 8/7 of
+            ``size`` by default.
         min_size: decode large JPEG files faster, at a smaller size: see ``decode_image``.
-        on_error: for pictures that cannot be decoded: "raise"; or "skip" them and log how many.
-        seed: for the order of rows and for the augmentations.
+        on_error: for pictures that cannot be decoded: "raise"; or "skip" and log how many.
+        seed: for the order of rows and the augmentations.
 
     Raises:
         UnreadableError: a picture cannot be decoded.

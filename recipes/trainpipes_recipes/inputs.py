@@ -1,5 +1,4 @@
-"""What a recipe is given: files of any format, or a pipeline of rows; and which columns it takes of
-it.
+"""What a recipe is given: files of any format, or a pipeline of rows; and which columns it takes.
 
 >>> import trainpipes as tp
 >>> sums = tp.from_dataset([{"question": "1 + 1?", "answer": "2", "id": 7}])
@@ -121,8 +120,7 @@ class Input:
 
     Args:
         recipe: who asks, for messages.
-        data: a path, folder, glob, URL, or a list of them; or a ``Pipeline`` of rows that are not
-            batched.
+        data: a path, folder, glob, URL, or a list of them; or a ``Pipeline`` of rows, not batched.
         storage_options: of the file system, as fsspec takes them.
     """
 
@@ -157,8 +155,7 @@ class Input:
         return list(self.rows().explain(world_size=1).columns)
 
     def first(self, column: str) -> Any:
-        """The first value in a column that is not null, several as a list, for recipes that treat
-        texts otherwise than lists."""
+        """The first value in a column that is not null, or several as a list."""
         rows = self.rows([column]).distributed(rank=0, world_size=1)
         for row in islice(rows, 1000):
             value = row[column]
@@ -175,7 +172,7 @@ class Input:
             return True
 
     def texts(self, text: str | None, text_pair: str | None, label: str) -> list[str]:
-        """The column of a text, or the two of a pair, found as by ``find``."""
+        """The column of a text, or two of a pair; see ``find``."""
         pairs = any(set(names) <= set(self.columns) for names in TEXT_PAIRS)
         if text is None and (pairs or text_pair is not None):
             texts = [*self.find({"text": text, "text_pair": text_pair}, TEXT_PAIRS)]
@@ -210,15 +207,15 @@ class Input:
         on_error: OnError | None = None,
         **made_by: Mapping[str, Any],
     ) -> tp.Pipeline | None:
-        """The rows, if files hold token ids that ``trainpipes tokenize`` made ahead; None otherwise.
+        """The rows, if ``trainpipes tokenize`` made their token ids ahead; else None.
 
         Args:
-            tokenizer: that the recipe is given.
+            tokenizer: the recipe's.
             columns: that it needs.
-            named: columns of texts that the user named: if one is, ids are made of it.
+            named: columns of texts that the user named; their ids are made anew.
             on_error: what becomes of rows without a target.
-            made_by: of each stage that may have made the ids, the options that it must have had;
-                ``...`` for any but None.
+            made_by: the options that each stage that made ids must have had; ``...`` for any but
+                None.
         """
         if isinstance(self._data, tp.Pipeline) or self._is_memmap or any(named):
             return None
@@ -234,8 +231,8 @@ class Input:
     def find(
         self, options: Mapping[str, str | None], known: Sequence[Sequence[str]]
     ) -> tuple[str, ...]:
-        """Which columns to take: where one is not given, the first of ``known`` that are all there.
-        The choice is logged at level INFO.
+        """Which columns to take: those given, or the first of ``known`` that are all there, logged
+        at level INFO.
         """
         given = list(options.values())
         for option, name in options.items():
@@ -285,11 +282,11 @@ class Input:
         num_shards: int,
         cache: bool | str = False,
     ) -> tp.Pipeline:
-        """Rows in the order of training, or of evaluation, dealt to ranks and workers.
+        """Rows in the order of training or evaluation, dealt to ranks and workers.
 
-        To train they are shuffled, unless they are already. Stages that make token ids and leave out
-        rows come after the shuffle, unless there is a cache: else the first batch would wait until
-        all rows of its buffer are tokenized.
+        To train they are shuffled, unless they are already. Stages that make token ids come after
+        the shuffle unless there is a cache: else the first batch would wait for all rows of its
+        buffer.
         """
         if cache:
             rows = rows.cache(None if cache is True else cache)
@@ -368,8 +365,7 @@ class Input:
 
 
 def with_context(rows: tp.Pipeline, prompt: str, context: str) -> tp.Pipeline:
-    """Rows whose prompt goes on with another column, after an empty line, where that holds text;
-    the column is left out then.
+    """Rows with the text of another column added to the prompt, after an empty line.
 
     >>> rows = tp.from_dataset([{"ask": "Add:", "of": "1 + 1"}, {"ask": "Sing!", "of": ""}])
     >>> list(with_context(rows, "ask", "of"))

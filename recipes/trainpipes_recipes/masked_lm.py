@@ -1,5 +1,3 @@
-"""Masked language modelling of an encoder: plain text, some of whose tokens are hidden."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -32,7 +30,7 @@ def masked_lm(
 ) -> Pipeline:
     """Batches for masked language modeling, as BERT is trained.
 
-    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
+    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L its longest row:
 
         input_ids        the text's tokens and special tokens, then padding; of the chosen tokens, 80 %
                          become the mask token, 10 % a random token, and 10 % stay
@@ -40,8 +38,7 @@ def masked_lm(
         labels           the original ids of the chosen tokens; -100 elsewhere
 
     The choice differs from epoch to epoch. Labels are not shifted: compare the logits at position t
-    with the label at t. Tokens beyond ``max_length`` are cut off: cut long documents into rows of
-    some paragraphs first.
+    with the label at t. Tokens beyond ``max_length`` are cut off: cut long documents first.
 
     Args:
         tokenizer: as in ``tokenize``, with a mask token.
@@ -51,7 +48,7 @@ def masked_lm(
         max_length: the most tokens of a row, special tokens included.
         mlm_probability: of choosing a token, or a word, 0 to 1.
         whole_words: choose all tokens of a word.
-        seed: for the order of rows, and for the choice of tokens.
+        seed: for the order of rows and the choice of tokens.
 
     >>> import trainpipes as tp
     >>> from tokenizers import Tokenizer, models

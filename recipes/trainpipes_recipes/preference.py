@@ -1,6 +1,3 @@
-"""Preferences: a prompt, a response that is chosen and one that is rejected, for DPO and reward
-models."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -38,8 +35,8 @@ def preference(
 ) -> Pipeline:
     """Batches for preference optimization (DPO and its kin) and for reward models.
 
-    Each is a dict of int64 tensors, B = ``batch_size``, L the longest chosen row of the batch, M
-    the longest rejected one:
+    Each is a dict of int64 tensors, B = ``batch_size``, L its longest chosen row, M the longest
+    rejected one:
 
         chosen_input_ids          [B, L]  the prompt's tokens, then the response's, its end, then padding
         chosen_attention_mask     [B, L]  1 on tokens, 0 on padding
@@ -51,13 +48,12 @@ def preference(
     Labels are not shifted: compare the logits at position t with the label at t + 1. A reward model
     takes no labels, and scores the last token where the mask is 1.
 
-    Rows hold texts or conversations, as the first row tells; conversations are as in ``chat``, and
-    their prompt is a column of messages, or the messages that both share at their start. A row that
-    is too long loses its end; if its prompt alone is too long, it has no target.
+    Rows hold texts or conversations, as the first row shows; conversations are as in ``chat``, and
+    their prompt is a column of messages, or those that both share at their start. A row that is too
+    long loses its end.
 
     Args:
-        tokenizer: for texts as in ``tokenize``; for conversations a fast tokenizer of transformers,
-            or the name or folder of one.
+        tokenizer: for texts as in ``tokenize``; for conversations as in ``chat``.
         prompt: column of the model's input; by default the first of prompt, question, instruction,
             input and query. Conversations that start with the prompt need none.
         chosen: column of the better response; by default it and ``rejected`` are the first pair of
@@ -68,7 +64,7 @@ def preference(
         on_error: for rows with an empty response or roles in the wrong order, and rows whose prompt
             alone fills ``max_length``: "raise", "skip" (logs how many), or "keep". None raises for
             the former, and warns of the latter once.
-        max_length: the most tokens of prompt and response together, the end token included.
+        max_length: the most tokens of prompt and response together, with the end token.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"prompt": "1 + 1 =", "chosen": " 2", "rejected": " three"}])

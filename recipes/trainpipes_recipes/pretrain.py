@@ -1,5 +1,3 @@
-"""Pretraining of a causal language model: plain text, packed into rows of one length."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -46,18 +44,17 @@ def pretrain(
     the label at t + 1.
 
     The number of batches is not known before an epoch's end: count steps, or ask
-    ``Loader(pipe).estimate_len()`` with ``epochs=1``. Each shard packs its own documents, and its
-    last row is not full: use fewer shards for a few hundred documents.
+    ``Loader(pipe).estimate_len()`` with ``epochs=1``. Each shard's last row is not full: use fewer
+    shards for a few hundred documents.
 
     Args:
         text: column of the documents; by default the first of text, content, document and body.
-        add_eos: ends each document: True for the tokenizer's end token, or a token, or its id;
-            False adds none.
+        add_eos: ends each document: True for the tokenizer's end token, a token, or its id; False
+            for none.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
-        pack_buffer_size: documents that are packed together.
+        pack_buffer_size: documents packed together.
         epochs: to train, epochs that one pass gives; None for no end.
-        buffer_size: the fewest documents that the shuffle mixes with each other.
     """
     given = Input("pretrain", files, storage_options)
     rows = given.tokenized(

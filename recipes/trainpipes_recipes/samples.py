@@ -2,7 +2,7 @@
 
     python -m trainpipes_recipes.samples samples
 
-All of it is made of the source of Python's standard library, except for the pictures, which are drawn:
+All of it is made of the source of Python's standard library; the pictures are drawn:
 
     functions/*.parquet    prompt: a function's signature and docstring; response: its body
     texts/*.parquet        text: whole functions
@@ -66,7 +66,7 @@ def write_samples(folder: Path, every: int = 1) -> None:
 
 
 def write_configs(folder: Path) -> None:
-    """Models that train in seconds, as transformers reads them: a causal one and one of pictures."""
+    """Models that train in seconds: a causal one and one of pictures."""
     llama = {"model_type": "llama", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 192}
     llama |= {"num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": True}
     resnet = {"model_type": "resnet", "embedding_size": 16, "layer_type": "basic"}
@@ -122,7 +122,7 @@ def write_ids(folder: Path, texts: Sequence[str]) -> None:
 
 
 def draw_pictures(folder: Path) -> bool:
-    """JPEGs of shapes in several colors, sizes and places; False where Pillow is not installed."""
+    """JPEGs of shapes of several looks; False without Pillow."""
     try:
         from PIL import Image, ImageDraw
     except ImportError:

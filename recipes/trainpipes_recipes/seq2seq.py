@@ -1,5 +1,3 @@
-"""Fine-tuning of an encoder-decoder model: the prompt in, the response out, each padded by itself."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -38,18 +36,17 @@ def seq2seq(
         attention_mask   [B, L]   1 on tokens, 0 on padding
         labels           [B, M]   the response's tokens, end-of-text, then -100; M the longest response
 
-    With ``hf_names=False`` they are "input_ids", "input_mask" and "target_ids", and the targets end
-    with the tokenizer's pad token: leave it out of the loss.
+    With ``hf_names=False`` they are "input_ids", "input_mask" and "target_ids", which ends with the
+    tokenizer's pad token: leave it out of the loss.
 
     Args:
         prompt: column of the encoder's input; by default it and ``response`` are the first pair of
-            ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, question +
-            answer, ...
+            ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, ...
         response: column of the decoder's output.
-        context: column that is added to the prompt, after an empty line, where it holds text; by
-            default "input" beside "instruction"; "" for none.
-        max_length: the most tokens of a prompt, and of a response, end-of-text included, with which
-            a text that is cut ends, too.
+        context: column added to the prompt, after an empty line, where it holds text; by default
+            "input" beside "instruction"; "" for none.
+        max_length: the most tokens of a prompt, and of a response, end-of-text included, which cut
+            texts keep.
     """
     given = Input("seq2seq", files, storage_options)
     rows = given.tokenized(

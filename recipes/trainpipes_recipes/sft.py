@@ -1,5 +1,3 @@
-"""Supervised fine-tuning of a causal language model: prompt + response, loss on the response."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -32,7 +30,7 @@ def sft(
 ) -> Pipeline:
     """Batches for supervised fine-tuning of a causal language model.
 
-    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L the longest row of the batch:
+    Each is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L its longest row:
 
         input_ids        the prompt's tokens, then the response's, then end-of-text, then padding
         attention_mask   1 on tokens, 0 on padding
@@ -40,19 +38,17 @@ def sft(
                          end-of-text of a row that was cut
 
     Labels are not shifted: compare the logits at position t with the label at t + 1. A row that is
-    too long loses its end. For conversations of several turns use ``chat``, for plain text
-    ``pretrain``.
+    too long loses its end. For conversations of several turns use ``chat``.
 
     Args:
         prompt: column of the model's input; by default it and ``response`` are the first pair of
-            ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, question +
-            answer, ...
+            ``trainpipes_recipes.inputs.PAIRS``: prompt + response, instruction + output, ...
         response: column of the text in the loss.
-        context: column that is added to the prompt, after an empty line, where it holds text; by
-            default "input" beside "instruction"; "" for none.
+        context: column added to the prompt, after an empty line, where it holds text; by default
+            "input" beside "instruction"; "" for none.
         on_error: for rows without a target, whose prompt alone fills ``max_length``: None warns
-            once; "raise", "keep"; or "skip", which also leaves out rows whose text is null, logs how
-            many, and makes the number of batches unknown.
+            once; "raise", "keep"; or "skip", which also leaves out rows whose text is null, logs
+            how many, and makes the number of batches unknown.
         max_length: the most tokens of a row, end-of-text included.
     """
     given = Input("sft", files, storage_options)

@@ -1,5 +1,3 @@
-"""Pretraining of a causal language model on token ids: pretokenised files, or memory-mapped ones."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -36,8 +34,8 @@ def tokens(
     """Batches for pretraining a causal language model on text that is tokenized already.
 
     With ``dtype``, files hold token ids alone, as nanoGPT's ``train.bin``. They are mapped into
-    memory and cut into rows of ``max_length``; all rows of all files are shuffled with each other.
-    Each batch is a dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
+    memory and cut into rows of ``max_length``, which are all shuffled together. Each batch is a
+    dict of int64 tensors ``[B, L]``, B = ``batch_size``, L = ``max_length``:
 
         input_ids        ids as they stand in the file, across the ends of documents
         labels           the same
@@ -49,21 +47,19 @@ def tokens(
 
     Args:
         files: with ``dtype``, a file or a list of files. Else files of any format (Parquet, JSON
-            lines, Arrow, a folder that ``write_memmap`` wrote, ...): path, folder, glob, URL, or a
-            list of these; or a pipeline of rows.
-        dtype: type of the ids in files that hold nothing else: "uint16", "uint32", or another NumPy
+            lines, a folder that ``write_memmap`` wrote, ...): path, folder, glob, URL, or a list of
+            these; or a pipeline of rows.
+        dtype: type of the ids in files of nothing else: "uint16", "uint32", or another NumPy
             integer.
         column: column of the lists of ids; by default the first of input_ids, tokens, token_ids and
             ids.
         on_error: for packed rows without a target: see ``pack``.
         max_length: L, tokens of a row.
         method: how documents share rows: see ``pack``.
-        pack_buffer_size: documents that are packed together.
-        pad_token_id: the id that rows of documents are padded with.
+        pack_buffer_size: documents packed together.
+        pad_token_id: pads rows of documents.
         epochs: to train, epochs that one pass gives; None for no end.
-        buffer_size: the fewest documents that the shuffle mixes with each other.
-        drop_last: to train, leave out the short batch at the end of the epochs, where rows are not
-            packed.
+        drop_last: to train, leave out a short last batch where rows are not packed.
 
     >>> import trainpipes as tp
     >>> rows = tp.from_dataset([{"tokens": [5, 6, 7, 1]}, {"tokens": [8, 1]}])

@@ -3,9 +3,9 @@
     python -m trainpipes_recipes.train_images --model microsoft/resnet-50 --files pets/train --classes 37
     torchrun --nproc-per-node 8 -m trainpipes_recipes.train_images --model my-config --files pets --classes 9
 
-Killed at any moment and started again, it goes on from its last checkpoint with the very next batch, also on
-another number of ranks. At the end the model is in the folder "model" of --output, as transformers saves it.
-A copy of this file runs by itself.
+A killed run that is started again goes on from its last checkpoint with the very next batch, also
+on another number of ranks. At the end, the folder "model" of --output holds the model, as
+transformers saves it.
 """
 
 import argparse
@@ -128,7 +128,7 @@ def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
 
 
 def resume(folder: Path, parts: dict[str, Any]) -> int:
-    """Go back to the newest checkpoint, if there is one: the step that it was saved after."""
+    """Go back to the newest checkpoint, if any: the step after which it was saved."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = [max(folder.glob("step-*.pt"), default=None)]
     if RANKS > 1:

@@ -3,9 +3,9 @@
     python -m trainpipes_recipes.train_pretrain --model Qwen/Qwen3-0.6B --files 'my/*.parquet' --steps 9000
     torchrun --nproc-per-node 8 -m trainpipes_recipes.train_pretrain --model my-config --files 'my/*.parquet'
 
-Killed at any moment and started again, it goes on from its last checkpoint with the very next batch, also on
-another number of ranks. At the end the model is in the folder "model" of --output, as transformers saves it.
-A copy of this file runs by itself.
+A killed run that is started again goes on from its last checkpoint with the very next batch, also
+on another number of ranks. At the end, the folder "model" of --output holds the model, as
+transformers saves it.
 """
 
 import argparse
@@ -105,8 +105,9 @@ def main(arguments: Sequence[str] | None = None, on_step: Callable[..., Any] | N
 
 
 def loss_of(model: Any, batch: dict[str, Any]) -> Tensor:
-    """The mean loss of a packed batch, in which a document sees no other one: told by where
-    positions begin anew, or with flash attention by ``cu_seqlens``."""
+    """The mean loss of a packed batch whose documents do not see each other, by ``position_ids`` or
+    with flash attention by ``cu_seqlens``.
+    """
     starts, longest = batch["cu_seqlens"], batch["max_seqlen"]
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
         logits = model(
@@ -137,7 +138,7 @@ def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
 
 
 def resume(folder: Path, parts: dict[str, Any]) -> int:
-    """Go back to the newest checkpoint, if there is one: the step that it was saved after."""
+    """Go back to the newest checkpoint, if any: the step after which it was saved."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = [max(folder.glob("step-*.pt"), default=None)]
     if RANKS > 1:

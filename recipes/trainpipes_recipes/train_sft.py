@@ -3,9 +3,9 @@
     python -m trainpipes_recipes.train_sft --model Qwen/Qwen3-0.6B --files 'my/*.parquet' --steps 2000
     torchrun --nproc-per-node 8 -m trainpipes_recipes.train_sft --model my-model --files 'my/*.parquet'
 
-Killed at any moment and started again, it goes on from its last checkpoint with the very next batch, also on
-another number of ranks. At the end the model is in the folder "model" of --output, as transformers saves it.
-A copy of this file runs by itself.
+A killed run that is started again goes on from its last checkpoint with the very next batch, also
+on another number of ranks. At the end, the folder "model" of --output holds the model, as
+transformers saves it.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def targets_of(batch: dict[str, Tensor]) -> Tensor:
 
 
 def loss_sum(model: Any, batch: dict[str, Any]) -> Tensor:
-    """The sum of the losses of all targets: the logits at t are compared with the label at t + 1."""
+    """The sum of all targets' losses: logits at t against the label at t + 1."""
     with torch.autocast(DEVICE.type, torch.bfloat16, enabled=BF16):
         logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
     found, wanted = logits[:, :-1].flatten(0, 1).float(), batch["labels"][:, 1:].flatten()
@@ -146,7 +146,7 @@ def save(args: argparse.Namespace, step: int, parts: dict[str, Any]) -> None:
 
 
 def resume(folder: Path, parts: dict[str, Any]) -> int:
-    """Go back to the newest checkpoint, if there is one: the step that it was saved after."""
+    """Go back to the newest checkpoint, if any: the step after which it was saved."""
     folder.mkdir(parents=True, exist_ok=True)
     newest = [max(folder.glob("step-*.pt"), default=None)]
     if RANKS > 1:

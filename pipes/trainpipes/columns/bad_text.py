@@ -1,5 +1,4 @@
-"""Names the row whose text is not UTF-8, or whose number or time Python has no value for, where something
-fails that makes Python values or tokens of it."""
+"""Names the row with text that is not UTF-8, or a number or time that Python lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ SHOWN = 40
 
 
 class naming_bad_text:
-    """A block that makes Python values: an error in it names the row and column with a bad value."""
+    """Errors in this block, which makes Python values, name the row and column of a bad one."""
 
     __slots__ = ("_block", "_caller")
 
@@ -51,7 +50,7 @@ def _is_about_values(error: BaseException | None) -> bool:
 
 
 def _first_bad_value(data: Any) -> tuple[int, str, str] | None:
-    """The first row with a value that Python cannot have, its column, and what it holds."""
+    """The first row with a value that Python lacks, its column, and what it holds."""
     found: list[tuple[int, str, str]] = []
     for name in data.column_names if isinstance(data, pa.Table) else ():
         first = 0
@@ -87,7 +86,7 @@ def _bad_in(array: Any) -> tuple[int, str] | None:
 
 
 def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
-    """The first row with which ``fails`` is true of rows from a start to a stop, as it is of all together.
+    """The first row with which ``fails``, a function of start and stop, is true.
 
     >>> first_bad(100, lambda start, stop: start <= 42 < stop)
     42
@@ -100,7 +99,7 @@ def first_bad(rows: int, fails: Callable[[int, int], bool]) -> int:
 
 
 class BadCell(Exception):
-    """A value of a column that a stage cannot take; ``row`` is its place, None for the whole column."""
+    """A value that a stage cannot take; ``row`` is None for the whole column."""
 
     def __init__(self, row: int | None, problem: str) -> None:
         super().__init__(problem)

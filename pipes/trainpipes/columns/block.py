@@ -25,8 +25,8 @@ WHOLE = -1
 
 
 class Pieces(NamedTuple):
-    """The pieces of some packed rows, row after row: the document's ``ids`` and ``epochs``, ``starts`` and
-    ``lengths`` in tokens (WHOLE if not packed), int64 ``[pieces]``; ``bounds`` int64 ``[rows + 1]``.
+    """The pieces of packed rows: documents' ``ids`` and ``epochs``, ``starts`` and ``lengths`` in
+    tokens (WHOLE if not packed), int64 ``[pieces]``; ``bounds`` int64 ``[rows + 1]``.
     """
 
     ids: IntArray
@@ -67,7 +67,7 @@ Each: TypeAlias = "int | IntArray"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows of one payload, yet to be gathered: those at ``index``, int64 ``[rows]``; None for all of it."""
+    """Rows of one payload to be gathered, at ``index`` int64 ``[rows]``, or all if None."""
 
     data: Payload
     index: IntArray | None
@@ -120,8 +120,8 @@ class Block:
     Args:
         ids: number of each row in file order over all files, int64 ``[rows]``.
         index: places of the rows in ``data``, int64 ``[rows]``; None where ``data`` is just them.
-        part: numbers rows of the same id and epoch: a sampler may draw a row twice, and a document may be
-            packed into several rows.
+        part: numbers rows of the same id and epoch: a sampler may draw a row twice, and ``pack``
+            may split a document.
         made_of: the pieces of packed rows.
     """
 
@@ -183,7 +183,7 @@ class Block:
 
     @property
     def within(self) -> Payload:
-        """What the rows, or the first of them, are picked from: for a look at their kind."""
+        """What the rows, or the first of them, are picked from."""
         return self._pieces[0].data
 
     def of_kind(self, kind: type[Any]) -> bool:
@@ -195,8 +195,9 @@ class Block:
         return self.of_kind(pa.Table)
 
     def parts(self, bounds: IntArray) -> list[Part]:
-        """The batches cut at ``bounds`` int64 ``[batches + 1]``, in order, without gathering them
-        but for those that lie in several payloads."""
+        """The batches cut at ``bounds`` int64 ``[batches + 1]``; only those in several payloads are
+        gathered.
+        """
         if len(self._pieces) == 1:
             return [Part(self._pieces[0].data, self._pieces[0].index, bounds)]
         ends = np.cumsum([piece.rows for piece in self._pieces])

@@ -32,7 +32,7 @@ def table_of(data: Payload, caller: object) -> pa.Table:
 
 
 def to_columns(table: pa.Table, format: str) -> Any:
-    """A table in the form ``format`` names; ``[rows, ...]`` arrays where columns are even."""
+    """A table as ``format`` says; even columns as ``[rows, ...]`` arrays."""
     if format == "arrow":
         return table
     found: dict[str, Any] = {}
@@ -87,8 +87,7 @@ def _no_null(array: pa.Array, name: str, has_null: Callable[[pa.Array], bool]) -
 
 
 def _tensor(value: Array) -> Any:
-    """A column as a tensor; a list of tensors where rows are ragged, and of Python values where they are no
-    numbers."""
+    """A column as a tensor; a list where rows are ragged or no numbers."""
     if value.dtype == object:
         return [_tensor(row) if isinstance(row, np.ndarray) else row for row in value]
     return torch.from_numpy(np.array(value)) if value.dtype.kind in "biuf" else value.tolist()
@@ -99,7 +98,7 @@ TypeOf: TypeAlias = Callable[[str], "pa.DataType | None"]
 
 
 def from_columns(columns: Any, caller: object, type_of: TypeOf | None = None) -> pa.Table:
-    """What a function returned as an Arrow table: a table, or a dict of arrays or tensors."""
+    """What a function returned, a table or dict of arrays or tensors, as an Arrow table."""
     if isinstance(columns, pa.RecordBatch):
         columns = pa.Table.from_batches([columns])
     if not isinstance(columns, Mapping | pa.Table):
@@ -142,7 +141,7 @@ def _returned(column: Any, name: Any, caller: object, type_of: TypeOf | None) ->
 
 
 def _of_values(values: list[Any], name: str, caller: object, kind: pa.DataType | None) -> Any:
-    """A column of Python values, of the type that those of the first rows have."""
+    """A column of Python values, of the type found in the first rows."""
     if kind is None:
         raise _refused(
             caller,

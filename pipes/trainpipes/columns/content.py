@@ -87,8 +87,7 @@ def _piece(column: pa.ChunkedArray) -> bytes:
 
 
 class _Streams:
-    """Digests of what an array is made of: nulls, lengths and values of each level, each as one stream
-    of bytes, so that it does not matter where chunks end."""
+    """Digests of an array's nulls, lengths and values at each level, wherever chunks end."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, Any] = {}

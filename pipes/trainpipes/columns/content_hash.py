@@ -1,9 +1,9 @@
-"""Hashes of rows' content, from Arrow columns without a Python object a row.
+"""Hashes of rows' content, from Arrow columns.
 
-A value of several words is hashed as the sum of its mixed words times the keys of their places, modulo
-2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast", The Computer
-Journal 57, 2014; keys from Philox). Two hashes with different keys make 128 bits. Null equals only null,
-NaN equals NaN, 0.0 equals -0.0.
+A value of several words is hashed as the sum of its mixed words times the keys of their places,
+modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast", The
+Computer Journal 57, 2014; keys from Philox). Null equals only null, NaN equals NaN, 0.0 equals
+-0.0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Hashing:
         self.keys: HashArray = raw | _ONE
 
     def combined(self, words: HashArray, edges: IntArray) -> HashArray:
-        """One hash for the words of each row, which starts and ends at ``edges`` int64 ``[rows + 1]``."""
+        """One hash for each row's words, from ``edges`` int64 ``[rows + 1]``."""
         lengths = np.diff(edges)
         place = np.arange(len(words)) - np.repeat(edges[:-1], lengths)
         mixed = words + _GOLDEN
@@ -97,7 +97,7 @@ def _joined(parts: Sequence[HashArray], rows: int) -> HashArray:
 
 
 def _values(array: Any, hashing: _Hashing) -> HashArray:
-    """A word for each value of an array: for numbers the number, else a hash."""
+    """A word for each value of an array: the number, or a hash."""
     array = plain(array)
     kind, types = array.type, pa.types
     if types.is_null(kind):
@@ -127,7 +127,7 @@ def _values(array: Any, hashing: _Hashing) -> HashArray:
 
 
 def _texts(content: npt.NDArray[np.uint8], edges: IntArray, hashing: _Hashing) -> HashArray:
-    """Of texts and bytes, eight bytes at a time; the last word of each is filled with zeros."""
+    """Of texts and bytes, eight bytes at a time, the last word filled with zeros."""
     lengths = np.diff(edges)
     padded = np.append(content, np.zeros(8, dtype=np.uint8))
     at = np.ndarray(len(content) + 1, "<u8", padded, strides=(1,))  # 8 bytes from each byte on

@@ -1,8 +1,4 @@
-"""Arrow tables joined as they come.
-
-What a row group was decoded to is copied at once and let go, so that the next one is decoded into the same
-memory.
-"""
+"""Arrow tables joined as they come, so that each one's memory serves for decoding the next."""
 
 from __future__ import annotations
 
@@ -48,7 +44,7 @@ class Joining:
         self._columns: list[_Column] = []
 
     def add(self, table: pa.Table) -> None:
-        """The next rows, which are copied, or referred to where there are few, or no more to come."""
+        """The next rows, copied, or referred to where they are few or the last."""
         if self._schema is None:
             self._schema = table.schema
             self._columns = [_Column(field.type) for field in table.schema]
@@ -77,7 +73,7 @@ class _Column:
         self._chunks: list[Any] = []
 
     def add(self, given: pa.ChunkedArray, share: float) -> None:
-        """The next rows; there will be ``share`` times as many in all, about: 0 where no more come."""
+        """The next rows; in all there will be about ``share`` times as many, or if 0 no more."""
         is_large = self._can_be_copied and share > 0 and given.nbytes * share >= LARGE
         for chunk in filter(len, given.chunks):
             copies = not self._chunks and (self._room is not None or is_large)
@@ -85,7 +81,7 @@ class _Column:
                 self._chunks.append(chunk)
 
     def _copy(self, chunk: Any, share: float) -> bool:
-        """Copy a chunk; False where it cannot be, which leaves all as it was."""
+        """Copy a chunk; False, with nothing changed, if it cannot be."""
         if chunk.null_count:
             return False
         values, edges = apart(chunk) if self._is_ragged else (chunk, None)

@@ -10,17 +10,15 @@ LATE_BYTES = 1 << 19
 
 
 def late_if_small(make: Callable[[int], Any], count: int, nbytes: float) -> MutableSequence[Any]:
-    """Items of so many bytes together. Small ones are made by whoever takes them: the last one's memory is
-    then still in the processor's cache, and threads that do many small things wait for each other.
-    """
+    """Items of so many bytes together; small ones are made by whoever takes them."""
     items = LazyBatches(make, count)
     return items if nbytes <= count * LATE_BYTES else list(items)
 
 
 class LazyBatches(MutableSequence[Any]):
-    """Like a list, but each item is made when it is first asked for, and let go when it is set to None.
+    """Like a list whose items are made when first asked for, and let go when set to None.
 
-    Not locked: threads that ask at once may each make it, and all but one of these are discarded.
+    Not locked: threads that ask at once may each make an item; one is kept.
     """
 
     def __init__(self, make: Callable[[int], Any], count: int) -> None:

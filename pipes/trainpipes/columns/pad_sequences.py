@@ -25,11 +25,11 @@ def pad_sequences(
     truncating: str = "pre",
     value: Any = 0.0,
 ) -> Array:
-    """Sequences of different lengths as one array: a drop-in for Keras' function of this name.
+    """Sequences of different lengths as one array, as Keras' function of this name.
 
     Args:
         sequences: B sequences of T values each, T differing, or of T arrays of one shape.
-        maxlen: length of all; longer ones are cut. None for that of the longest.
+        maxlen: length of all; longer ones are cut. None for the longest.
         dtype: of the result; ``object`` for strings.
         padding: "pre" or "post", the side that is filled up.
         truncating: "pre" or "post", the side on which sequences are cut.
@@ -39,17 +39,13 @@ def pad_sequences(
         ``[B, maxlen]``, or ``[B, maxlen, ...]``.
 
     Raises:
-        ConfigError: an option is not one of those above, or ``value`` does not go with ``dtype``.
-        DataError: a sequence has no length, or its values another shape than those of the first.
+        ConfigError: an option is none of those above, or ``value`` does not go with ``dtype``.
+        DataError: a sequence has no length, or its values another shape than the first's.
 
     >>> pad_sequences([[1], [2, 3], [4, 5, 6]])
     array([[0, 0, 1],
            [0, 2, 3],
            [4, 5, 6]], dtype=int32)
-    >>> pad_sequences([[1], [2, 3], [4, 5, 6]], maxlen=2, padding="post", value=-1)
-    array([[ 1, -1],
-           [ 2,  3],
-           [ 5,  6]], dtype=int32)
     """
     for option, side in (("padding", padding), ("truncating", truncating)):
         require(side in ("pre", "post"), option, '"pre" or "post"', side)

@@ -1,6 +1,6 @@
-"""What rows are made of. A payload is never changed; it is one of
+"""What rows are made of, never changed: one of
 
-- ``pyarrow.Table``: columns, the built-in path;
+- ``pyarrow.Table``: columns;
 - ``TensorRows``: tensors with a common first dimension (``from_tensors``);
 - ``list``: Python objects, one a row (``from_dataset``, or after a row function).
 """

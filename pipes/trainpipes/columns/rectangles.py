@@ -1,8 +1,4 @@
-"""Rows of different lengths to rectangles.
-
-A rectangle is cut out of all rows' values in one step, as stretches of its width, whose ends are then
-blanked out: nothing is done row by row.
-"""
+"""Rows of different lengths to rectangles, cut out of all values at once, ends blanked."""
 
 from __future__ import annotations
 
@@ -30,9 +26,9 @@ class RaggedRows:
 
     Args:
         starts: where each row starts in ``values``, int64 ``[rows]``.
-        max_length: width L of all rectangles; None for the length of the longest row in each.
+        max_length: width L of all rectangles; None for each one's longest row.
         multiple: widths are rounded up to a multiple of this.
-        mask: dtype of the mask of real cells; None for no mask.
+        mask: dtype of the mask of real cells; None for none.
 
     >>> rows = RaggedRows(
     ...     np.array([1, 2, 3]), np.array([0, 1]), np.array([1, 2]), 0, dtype=np.int64, mask=np.bool_
@@ -87,8 +83,9 @@ class RaggedRows:
 
 
 class Rectangles:
-    """Rows of different lengths as rectangles of several rows each, made as they are asked for: cells
-    ``[B, L, ...]`` in memory of their own, and 1 for those that are real, 0 for others, ``[B, L]``."""
+    """Ragged rows as rectangles, made when asked for: cells ``[B, L, ...]`` in their own memory,
+    and a mask ``[B, L]``, 1 for real cells.
+    """
 
     def __init__(self, rows: RaggedRows, index: IntArray | None, bounds: IntArray) -> None:
         self._rows = rows
@@ -181,8 +178,7 @@ def _strips(width: int, pre: bool, dtype: np.dtype[Any]) -> tuple[Array, int]:
 
 @lru_cache(maxsize=16)
 def _strip(half: int, pre: bool, dtype: np.dtype[Any]) -> Array:
-    """As many ones as zeros, the zeros first if what comes before rows is filled up; it stays in the
-    processor's cache."""
+    """As many ones as zeros, the zeros first if rows are filled up in front."""
     strip = np.zeros(2 * half, dtype)
     strip[slice(half, None) if pre else slice(half)] = 1
     return strip
@@ -202,8 +198,7 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 def cut_rows(values: Array, offsets: Any, length: int, side: Side) -> tuple[Array, IntArray]:
-    """Rows of ``length`` values at most, cut at their starts ("left") or ends ("right"): the values, and the
-    rows' lengths.
+    """Rows cut to ``length`` values at their starts ("left") or ends ("right"), and their lengths.
 
     >>> cut_rows(np.array([1, 2, 3, 4]), np.array([0, 1, 4]), 2, "left")
     (array([1, 3, 4]), array([1, 2]))

@@ -1,7 +1,8 @@
 """The Arrow types of Python values, and the type that holds all values of a column.
 
-Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts are
-united; the widest of several widths is taken; dictionaries are their values. Nothing else goes together.
+Ints beside floats become float64; None and empty lists take the type of other values; keys of dicts
+are united; of widths the widest is taken; dictionaries are their values. Nothing else goes
+together.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ CELL = "cell"
 
 
 def fixed_shape(kind: pa.DataType) -> tuple[int, ...] | None:
-    """The shape of each row, if rows are fixed-size lists of numbers; else None.
+    """The shape of each row of fixed-size lists of numbers; else None.
 
     >>> fixed_shape(pa.list_(pa.list_(pa.int8(), 3), 2)), fixed_shape(pa.int8())
     ((2, 3), None)
@@ -39,8 +40,9 @@ def fixed_shape(kind: pa.DataType) -> tuple[int, ...] | None:
 
 
 def array_of(array: pa.Array) -> npt.NDArray[Any] | None:
-    """Fixed-size lists of numbers as one array ``[rows, ...]``, which may be read-only; None if there is a
-    null among them."""
+    """Fixed-size lists of numbers as an array ``[rows, ...]``, perhaps read-only; None if any is
+    null.
+    """
     rows, shape = len(array), fixed_shape(array.type)
     assert shape is not None
     if isinstance(array.type, pa.FixedShapeTensorType):
@@ -58,8 +60,7 @@ def array_of(array: pa.Array) -> npt.NDArray[Any] | None:
 
 
 def lists_of(array: npt.NDArray[Any]) -> pa.Array:
-    """An array ``[rows, n, ...]`` as fixed-size lists, of which rows come as arrays again; as lists where n
-    is 0, since Parquet has no fixed-size ones without values."""
+    """An array ``[rows, n, ...]`` as fixed-size lists; plain lists if n is 0, for Parquet."""
     inner = to_arrow(array.reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         size = array.shape[axis]
@@ -73,7 +74,7 @@ def lists_of(array: npt.NDArray[Any]) -> pa.Array:
 
 
 def python_rows(table: pa.Table, every: bool = False) -> list[dict[str, Any]]:
-    """One dict a row, of Python values; what were arrays are arrays again, each with memory of its own."""
+    """One dict of Python values a row, with arrays in memory of their own."""
     arrays = {
         field.name: fixed_shape(field.type) is not None and (every or _was_array(field.type))
         for field in table.schema
@@ -118,7 +119,7 @@ _PLAIN: dict[type, pa.DataType] = {
 
 
 class NoColumn(Exception):
-    """Values that make no column, in words that follow "the row" or a column's name."""
+    """Values that make no column; the text follows "the row" or a column's name."""
 
 
 def as_array(value: Any) -> Any:
@@ -130,7 +131,7 @@ def as_array(value: Any) -> Any:
 
 
 def type_of(value: Any) -> pa.DataType:
-    """The Arrow type of a value; of an array with several dimensions, lists of fixed sizes.
+    """The Arrow type of a value; arrays are lists of fixed sizes.
 
     >>> type_of({"a": 1, "b": [0.5, None]})
     StructType(struct<a: int64, b: list<item: double>>)
@@ -233,8 +234,7 @@ def unite(one: pa.DataType, other: pa.DataType) -> pa.DataType:
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
-    """A type that holds the same values, and that others can be made of: of dictionaries and views, what they
-    stand for."""
+    """A type that holds the same values: of dictionaries and views, what they stand for."""
     if pa.types.is_dictionary(kind):
         return kind.value_type
     if isinstance(kind, pa.ExtensionType):
@@ -263,7 +263,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def is_open(kind: pa.DataType) -> bool:
-    """Whether part of a type is not known yet: nothing but None, or empty lists, was seen."""
+    """Whether part of a type is unknown yet: only None or empty lists were seen."""
     if pa.types.is_null(kind):
         return True
     return any(is_open(kind.field(n).type) for n in range(kind.num_fields))

@@ -1,7 +1,7 @@
 """What travels between stages: a run of items with the position after each of them.
 
-A position is the state that the nearest stage with a place of its own had before the oldest row still
-needed, and how many rows after it are used up. Rows are never kept: they are read again.
+A position is the state that the nearest stage with a place of its own had before the oldest row
+still needed, and how many rows after it are used up. Rows are read again, never kept.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Positions(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Cursors:
-    """Positions before the first item of a run and after each one: for each position the base in ``bases``
-    that it counts from, and the rows used up since, int64 ``[items + 1]``.
+    """Positions before a run's first item and after each one: for each its base in ``bases``, and
+    the rows used up since, int64 ``[items + 1]``.
     """
 
     bases: tuple[dict[str, Any] | Positions, ...]
@@ -50,7 +50,7 @@ class Cursors:
 
     @staticmethod
     def join(parts: Sequence[Cursors]) -> Cursors:
-        """Positions one after the other; of two that meet, the later run's start is kept."""
+        """Positions joined; of two that meet, the later run's start is kept."""
         if len(parts) == 1:
             return parts[0]
         bases: list[dict[str, Any] | Positions] = []
@@ -66,7 +66,7 @@ class Cursors:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Rows, the items they make (rows, or batches cut at ``bounds``), and a position after each item."""
+    """Rows, their items (rows, or batches cut at ``bounds``), and a position after each item."""
 
     block: Block
     cursors: Cursors
@@ -98,7 +98,7 @@ class Run:
         return self.block.ids[self.bounds[item] : self.bounds[item + 1]]
 
     def pick(self, index: IntArray) -> Run:
-        """The items at ``index``, ascending; what follows the last of them counts as used up."""
+        """The items at ``index``, ascending; those after the last are used up."""
         ends = np.concatenate([[0], index + 1]).astype(np.int64)
         ends[-1] = len(self) if len(index) else 0
         cursors = self.cursors.pick(ends)
@@ -125,13 +125,12 @@ class RunSource(Protocol):
     """What gives the runs of one shard."""
 
     def next_run(self) -> Run:
-        """The next run, of one item or more; StopIteration at the end, and ever after."""
+        """The next run, of one item or more; StopIteration ever after the end."""
         ...
 
 
 def round_of(state: dict[str, Any]) -> tuple[int, int]:
-    """What is another when all rows have been gone through once more: the epoch, and in a mix that of
-    the source that is least far."""
+    """Counts passes over all rows: the epoch, and in a mix that of the source behind."""
     place = innermost(state)
     cursors = [c for c in place.get("sources", {}).values() if not c.get("gone")]
     return place.get("epoch", 0), min((innermost(c)["epoch"] for c in cursors), default=0)

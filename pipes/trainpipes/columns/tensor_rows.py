@@ -1,9 +1,7 @@
-"""Rows of several tensors that share their first dimension, and copies of rows that the calling thread
-makes alone.
+"""Rows of several tensors that share their first dimension, and single-threaded copies of rows.
 
-torch divides a copy among its own threads, whose waking costs more than the copy when other threads are at
-work. Large copies go to memory that earlier ones have given back, since touching new memory first takes
-longer than the copy itself. Up to 64 MiB stay.
+torch divides a copy among threads, whose waking costs more than the copy where others work. Large
+copies reuse memory, up to 64 MiB, since touching new memory is slower than copying.
 """
 
 from __future__ import annotations
@@ -74,7 +72,7 @@ def rows_of(values: Array, index: IntArray) -> Array:
 
 
 def _room(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array to be filled; nobody else holds its memory while something made of it is alive."""
+    """An array to fill, whose memory nobody else holds while it lives."""
     nbytes = math.prod(shape) * dtype.itemsize
     # The lock is held by another thread that looks, or was when this process was forked.
     if not LARGE <= nbytes <= KEPT // 2 or not _lock.acquire(blocking=False):
@@ -135,7 +133,7 @@ class TensorRows:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def part(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
-        """The tensors of rows ``start`` to ``stop``, in memory that no other rows lie in."""
+        """The tensors of rows ``start`` to ``stop``, in memory without other rows."""
         return tuple(_part(tensor, start, stop) for tensor in self.tensors)
 
     def batch(self, start: int, stop: int) -> Any:
@@ -151,14 +149,14 @@ class TensorRows:
 
 
 def _part(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Some rows: a copy, unless they are all that lies in the tensor's memory."""
+    """Some rows: a copy, unless they are all in the tensor's memory."""
     if stop - start == len(tensor) and tensor.untyped_storage().nbytes() == tensor.nbytes:
         return tensor
     return copied(tensor[start:stop])
 
 
 def batches_of(parts: Iterable[tuple[TensorRows, Sequence[int]]]) -> MutableSequence[Any]:
-    """Batches of rows, each cut at its edges; none are copied to lie beside others."""
+    """Batches of rows, cut at their edges; none are copied together."""
     nbytes = 0
     cuts: list[tuple[TensorRows, int, int]] = []
     for rows, edges in parts:

@@ -1,5 +1,4 @@
-"""Python values as an Arrow array of a given type, and rows that are Python objects as columns of one
-schema."""
+"""Python values as an Arrow array of a given type, and rows of objects as columns."""
 
 from __future__ import annotations
 
@@ -110,7 +109,7 @@ def _fixed_lists(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Ar
 
 
 def _each_list(values: Sequence[Any]) -> tuple[list[Any], Any, Any]:
-    """Values as sequences, empty for None; which ones are None, if any; and their lengths."""
+    """Values as sequences, empty for None; which are None, if any; and lengths."""
     found = [() if value is None else as_array(value) for value in values]
     types = set(map(type, found))
     if not all(issubclass(t, list | tuple | np.ndarray) for t in types):
@@ -175,7 +174,7 @@ def _structs(values: Sequence[Any], kind: pa.DataType, exact: bool) -> pa.Array:
 
 
 class UnfitRow(Exception):
-    """A row that does not fit the columns: its number, and the column with the type found in it."""
+    """A row that does not fit: its number, and the column with the type found."""
 
     def __init__(
         self, number: int, problem: str, column: str | None = None, found: pa.DataType | None = None

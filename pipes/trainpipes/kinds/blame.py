@@ -1,4 +1,4 @@
-"""Which row an error is about: noted where it is raised, said where it leaves the pipeline."""
+"""Which row an error is about: noted when raised, said when it leaves the pipeline."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def at_row(message: str, stage: Stage, row: Any, kind: type[DataError] = DataErr
 
 
 def in_column(bad: BadCell, name: str, stage: Stage, ids: IntArray) -> DataError:
-    """The error of a stage about a value of a column, or about the column; ``ids`` are its rows' numbers."""
+    """A stage's error about a column or a value in it; ``ids`` are its rows' numbers."""
     message = f"{stage}: column {name!r} {bad}"
     if bad.row is None:
         return SchemaError(message, stage=str(stage))
@@ -57,7 +57,7 @@ def blame(error: BaseException, stage: Stage, row: int | None) -> None:
 
 
 def is_about_a_row(error: BaseException) -> TypeGuard[Exception]:
-    """Whether a stage said which row an error is about: earlier rows may still come before it."""
+    """Whether an error names its row: earlier rows may still come."""
     return getattr(error, "_trainpipes", (None, None))[1] is not None
 
 
@@ -80,7 +80,6 @@ def say_where(error: Exception, plan: Plan) -> None:
 
 
 def _own_place(error: Exception, place: Place) -> Place:
-    """The place that the error gives: of a row in its own pipeline, where several are read as
-    one."""
+    """The place that the error gives, in the row's own pipeline."""
     own: Place | None = getattr(error, "_place", None)
     return place if own is None else replace(own, source=place.source)

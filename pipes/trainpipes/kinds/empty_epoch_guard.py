@@ -13,7 +13,7 @@ MOST_EMPTY_ROWS = 2**20
 
 
 class EmptyEpochGuard:
-    """Counts epochs in a row that gave nothing, and says when there were too many."""
+    """Counts epochs in a row that gave nothing, and raises after too many."""
 
     def __init__(self, endless: bool = True, gave: bool = False) -> None:
         self._endless = endless
@@ -33,7 +33,7 @@ class EmptyEpochGuard:
 
 
 class EmptyRounds:
-    """The epochs, and in a mix those of its sources, that a stage got rows of since it let one through."""
+    """Epochs, and those of a mix's sources, with rows since one was let through."""
 
     def __init__(self) -> None:
         #: Whose rounds are not in ``_seen`` yet: most are never asked for.

@@ -32,13 +32,13 @@ _seen: dict[str, str] = {}
 
 
 def seen_draws(stages: Sequence[object]) -> str:
-    """What is known in this process of stages that draw from global generators, in words; "" if nothing."""
+    """What this process knows of stages that draw from global generators; "" if nothing."""
     return "; ".join(_seen[str(one)] for one in stages if str(one) in _seen)
 
 
 @dataclass(eq=False)
 class DrawWatch:
-    """Looks at the global generators around the first calls of a function, and warns once if it draws."""
+    """Watches the global generators in a function's first calls; warns once if it draws."""
 
     fn: Any
     said: str
@@ -87,7 +87,7 @@ class DrawWatch:
         return watched
 
     def hear(self, found: str) -> None:
-        """Take note of a generator that the function drew from, here or in another process."""
+        """Note a generator that the function drew from, here or elsewhere."""
         if not found or self.found:
             return
         self._calls, self.found = CALLS, found
@@ -115,8 +115,7 @@ def _states() -> dict[str, State]:
 
 
 def _drew(before: State, after: State) -> bool:
-    """Whether numbers were drawn between two states, and no seed was set: a function that sets one itself is
-    as exact as the seed."""
+    """Whether numbers were drawn between two states without setting a seed."""
     (block, rest), (new_block, new_rest) = before, after
     # torch's, whose seed stands first, or a generator put in by hand
     if block is None or new_block is None:

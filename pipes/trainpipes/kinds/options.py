@@ -31,7 +31,7 @@ Check = Callable[[Any, str], Any]
 
 @functools.cache
 def declared_checks(kind: Any) -> dict[str, Check]:
-    """The check of each option that is declared as ``bool``, ``Literal`` or ``Annotated[..., check]``."""
+    """The checks of options declared as ``bool``, ``Literal`` or ``Annotated[..., check]``."""
     found: dict[str, Check] = {}
     for field in dataclasses.fields(kind):
         owners = (c for c in kind.__mro__ if field.name in vars(c).get("__annotations__", {}))
@@ -66,7 +66,7 @@ def _good(checks: Sequence[Check], or_none: bool, value: Any, option: str) -> No
 
 
 def copied(value: Any) -> Any:
-    """A value whose dicts and lists are copies: who gave them may change theirs."""
+    """A value whose dicts and lists are copies."""
     if type(value) is dict:
         return {key: copied(inner) for key, inner in value.items()}
     return [copied(inner) for inner in value] if type(value) is list else value
@@ -101,7 +101,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def show(value: Any) -> str:
-    """A short form of an option for ``repr``: functions by name, file and line."""
+    """An option's short form for ``repr``: functions by name, file and line."""
     if isinstance(value, functools.partial):
         return _show_partial(value)
     code = getattr(value, "__code__", None)
@@ -120,7 +120,7 @@ def _show_partial(value: functools.partial[Any]) -> str:
 
 
 def argument_names(value: Any) -> list[str]:
-    """Names of the positional arguments of a partial; "" for those that are not known."""
+    """Names of a partial's positional arguments; "" if unknown."""
     try:
         names = [
             name
@@ -133,20 +133,20 @@ def argument_names(value: Any) -> list[str]:
 
 
 def show_named(name: str, value: Any) -> str:
-    """``show`` of an option of a name: of one that may be a credential, nothing."""
+    """``show``, but nothing of an option that may be a credential."""
     return "'…'" if is_secret(name) and isinstance(value, str | bytes) else show(value)
 
 
 def identify_named(name: str, value: Any) -> Any:
-    """``identify`` of an option of a name: of one that may be a credential, a digest."""
+    """``identify``, but a digest of an option that may be a credential."""
     found = identify(value)
     return stand_in(found) if isinstance(found, str) and is_secret(name) else found
 
 
 def identify(value: Any) -> Any:
-    """What stands for an option in a fingerprint: plain values as they are, functions by module
-    and qualified name, arrays and bytes by their content, other objects by what their
-    ``fingerprint()`` says, else by their type."""
+    """An option in a fingerprint: plain values as they are, functions by module and qualified name,
+    arrays and bytes by content, other objects by ``fingerprint()``, else by type.
+    """
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -188,7 +188,7 @@ def identify(value: Any) -> Any:
 
 
 def _identify_text(text: str) -> str:
-    """A text as it is; a digest of one with a URL that may hold a secret."""
+    """A text, or its digest where a URL in it may hold a secret."""
     if "://" not in text or without_url_secrets(text) == text:
         return text
     if "://…@" in (shown := without_url_secrets(text)) or any(map(str.isspace, text)):

@@ -1,8 +1,7 @@
 """The sources of rows.
 
-A ``RowSource`` lists its blocks (row groups, ranges of indices) before anything is read, so that the epoch
-can be planned, shuffled and dealt by numbers alone. A ``RowStream`` is read from the start, and a resume
-skips.
+A ``RowSource`` lists its blocks (row groups, ranges of indices) in advance, so that numbers alone
+plan, shuffle and deal an epoch. A ``RowStream`` is read from the start, and a resume skips.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Place:
 
 
 class Reader(Protocol):
-    """Reads one span's blocks. Reading on where the last call ended costs nothing extra."""
+    """Reads one span's blocks; to go on where the last call ended costs nothing."""
 
     def read(self, block: int, start: int, stop: int) -> Payload: ...
 
@@ -120,7 +119,7 @@ def read_rows(source: RowSource, reader: Reader, block: int, start: int, stop: i
 
 
 def read_full(reader: StreamReader, rows: int) -> Payload | None:
-    """The next rows of a stream: fewer at its end only, None past it."""
+    """A stream's next rows: fewer only at its end, None past it."""
     parts: list[Payload] = []
     while rows:
         data = reader.read(rows)
@@ -142,15 +141,15 @@ def read_full(reader: StreamReader, rows: int) -> Payload | None:
 class RowSource(ABC):
     """Rows whose blocks are known before they are read.
 
-    A source of your own sets ``lengths``, and defines ``fingerprint`` and ``read``; or ``reader`` instead of
-    ``read``, if reading has a state, such as an open file.
+    Your own source sets ``lengths``, and defines ``fingerprint`` and ``read``; or ``reader``
+    instead of ``read``, if reading has a state, such as an open file.
 
     Attributes:
         lengths: rows in each block, in file order, int64 ``[blocks]``.
         row_bytes: bytes of an average row in memory; None if unknown.
         block_bytes: bytes of each block, float64 ``[blocks]``; None if all rows count alike.
-        schema: Arrow schema of all rows, if it is known before they are read.
-        unread: blocks left out of every epoch, bool ``[blocks]``; their rows are still numbered.
+        schema: Arrow schema of all rows, if known in advance.
+        unread: blocks left out of every epoch, bool ``[blocks]``; their rows are numbered.
         file_of_block: the file of each block, int64 ``[blocks]``; None if there are no files.
     """
 
@@ -178,13 +177,13 @@ class RowSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the data in a state, of JSON types: tables and tensors by all of their rows, files
-        by names, sizes and row counts, others by class or ``version=`` and length. Put counts before
-        digests: a message names the first difference.
+        """What identifies the data in a state, of JSON types: tables and tensors by all rows, files
+        by names, sizes and row counts, others by class or ``version=`` and length. Put counts
+        before digests: a message names the first difference.
         """
 
     def block_key(self, block: int) -> Any:
-        """What identifies a block's rows among all others, of JSON types; None if nothing does."""
+        """What identifies a block's rows, of JSON types; None if nothing does."""
         return None
 
     def place(self, block: int, row: int) -> Place:
@@ -192,7 +191,7 @@ class RowSource(ABC):
         return Place(row_group=block, row=row)
 
     def places(self, block: int, row: int) -> list[Place]:
-        """Where all parts of a row are: of rows joined side by side, each."""
+        """Where all parts of a row are, of rows joined side by side."""
         return [self.place(block, row)]
 
     def describe(self) -> list[tuple[str, str]]:
@@ -208,7 +207,7 @@ class StreamReader(ABC):
         """The next ``rows`` rows; fewer at the end, None after it."""
 
     def state(self) -> dict[str, Any]:
-        """The position of the next ``read``, if the stream can seek; else an empty dict."""
+        """The position of the next ``read``; an empty dict if the stream cannot seek."""
         return {}
 
     def close(self) -> None:  # noqa: B027  (nothing to close is the usual case)
@@ -216,7 +215,7 @@ class StreamReader(ABC):
 
 
 class RowStream(ABC):
-    """Rows that come one after the other, and whose number need not be known."""
+    """Rows one after the other, whose number may be unknown."""
 
     @property
     def length(self) -> int | None:
@@ -229,7 +228,7 @@ class RowStream(ABC):
 
     @property
     def seekable(self) -> bool:
-        """Whether a pass can start at a ``state()`` without reading again from the start."""
+        """Whether a pass can start at a ``state()`` without reading from the start."""
         return False
 
     @abstractmethod
@@ -246,7 +245,7 @@ class MixedWindows(ABC):
 
     @abstractmethod
     def expect(self, shard: int, state: dict[str, Any], shards: int) -> None:
-        """Keep what a shard will need of each source from ``state`` on; ``shards`` are in this process."""
+        """Keep what a shard needs of each source from ``state`` on; ``shards`` are this process's."""
 
     @abstractmethod
     def open(
@@ -264,7 +263,7 @@ class MixedWindows(ABC):
 
 
 class RowMixture(RowStream):
-    """Rows of several pipelines, each of which is read by windows of its own."""
+    """Rows of several pipelines, each read by its own windows."""
 
     @abstractmethod
     def windows(self, plan: Plan, pool: Pool | None, number: int) -> MixedWindows:
@@ -272,9 +271,7 @@ class RowMixture(RowStream):
 
     @abstractmethod
     def naming(self, name: str) -> RunStage:
-        """A stage that makes one pipeline's rows those of the mixture: with its name, where that is added,
-        and new numbers.
-        """
+        """A stage that gives one pipeline's rows the mixture's numbers, and its name where added."""
 
     @abstractmethod
     def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
@@ -289,9 +286,9 @@ class RowMixture(RowStream):
 
 
 class RandomAccessSource(RowSource):
-    """Rows that can be read by number, for samplers and a global shuffle. With ``by_number``, reading by
-    number is as good as reading blocks, and windows hold numbers only; with ``holds_numbers``, a window's
-    bytes are those of numbers, which shapes the order.
+    """Rows that can be read by number, for samplers and a global shuffle. ``by_number``: this is as
+    good as reading blocks, and windows hold numbers only. ``holds_numbers``: a window's bytes
+    are those of numbers, which shapes the order.
     """
 
     by_number: bool = False
@@ -299,8 +296,9 @@ class RandomAccessSource(RowSource):
 
     @abstractmethod
     def take(self, index: IntArray) -> Payload:
-        """The rows at ``index``, numbered in file order over all blocks; int64, any order, repeats
-        allowed. May be called by several threads."""
+        """The rows at ``index``, int64 in file order over all blocks, any order, repeats allowed.
+        Several threads may call it.
+        """
 
     def will_need(self, start: int, stop: int) -> None:
         """Rows ``start`` to ``stop`` will soon be asked for."""
@@ -310,7 +308,7 @@ class RandomAccessSource(RowSource):
         return self
 
     def coming(self, index: IntArray) -> None:
-        """The rows at ``index`` are asked for next by one of the threads, in this order."""
+        """A thread asks for the rows at ``index`` next, in this order."""
 
 
 class RowsInMemory(RandomAccessSource):
@@ -340,7 +338,7 @@ class RowsInMemory(RandomAccessSource):
 
 
 def even_blocks(rows: int, block_rows: int) -> IntArray:
-    """First row of each block of ``block_rows`` rows, and the number of rows: int64 ``[blocks + 1]``.
+    """First row of each block of ``block_rows`` rows, and the end: int64 ``[blocks + 1]``.
 
     >>> even_blocks(10, 4).tolist(), even_blocks(0, 4).tolist()
     ([0, 4, 8, 10], [0, 0])

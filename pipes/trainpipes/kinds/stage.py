@@ -19,7 +19,7 @@ def is_ours(kind: type) -> bool:
 
 
 def check_kind(kind: type, root: type) -> None:
-    """Raise for a class of the user's that is of no kind of stage, or has an ``__init__`` of its own."""
+    """Raise for a user's class of no kind of stage, or with an ``__init__``."""
     if is_ours(kind):
         return
     if root in kind.__bases__:
@@ -57,8 +57,8 @@ _lock = ForkLock()
 
 
 class made_once(Generic[T]):
-    """A property that is made once, whichever threads ask. With ``functools.cached_property`` several threads
-    may make it, from Python 3.12 on.
+    """A property made once, even by several threads: ``functools.cached_property`` has no lock from
+    Python 3.12 on.
     """
 
     def __init__(self, make: Callable[[Any], T]) -> None:
@@ -105,8 +105,8 @@ Role = Literal[
 class Stage:
     """One step of a pipeline: a frozen dataclass of options.
 
-    A subclass lists its options as fields; those after ``_: KW_ONLY`` are given by name. For a stage of
-    your own, subclass one of its kinds: ``TableStage``, ``RowStage``, ``BatchStage``, or ``Source``.
+    A subclass lists its options as fields; those after ``_: KW_ONLY`` are given by name. Subclass
+    one of its kinds: ``TableStage``, ``RowStage``, ``BatchStage``, or ``Source``.
 
     Raises:
         ConfigError: the class defines what it must not, or ``check`` refuses an option.
@@ -114,22 +114,22 @@ class Stage:
 
     Attributes:
         role: what the stage is to the plan.
-        keeps_rows: one row comes out for each row that goes in, in order.
+        keeps_rows: one row comes out for each that goes in, in order.
         thread_safe: several threads may call it at once. Your own stage may set it.
         in_caller: only the thread that iterates (or a worker process) may call it.
-        share: the share of rows that it lets through on average, if known in advance.
-        per_row: it calls Python for each row, so it is given few rows at a time.
+        share: the share of rows that it lets through on average, if known.
+        per_row: it calls Python for each row.
         versioned: an option that is a function; a state knows it by ``version`` if that is given.
-        free: options that change how the stage runs, and not what comes out of it.
+        free: options that do not change what comes out.
         by_row, by_place, by_epoch: the result depends on the row's number, its file, the epoch.
         reorders: rows come in another order every epoch.
-        finds_types: the types of its columns are found from the first rows.
-        needs_columns: it works on Arrow columns; Python objects are turned into these.
+        finds_types: its columns' types are found from the first rows.
+        needs_columns: it works on Arrow columns, made of Python objects if need be.
         takes_objects: with ``needs_columns``, it also takes rows that Arrow cannot hold.
         makes_objects: its rows are Python objects.
-        holds_data: its options hold rows, which are then not copied.
-        draws_by: how a function of the user's draws at random there, for messages.
-        elsewhere: what to write instead of options of other libraries, by their names.
+        holds_data: its options hold rows, which are not copied.
+        draws_by: how a user's function draws at random there, for messages.
+        elsewhere: what to write instead of other libraries' options, by their names.
         example: an example call, where other libraries' calls look different.
         names_only: it only chooses and renames columns.
         asks_inputs: ``use_inputs`` tells it what the pipeline reads.
@@ -184,7 +184,7 @@ class Stage:
             )
 
     def check(self) -> None:
-        """Raise ConfigError if an option is wrong. Options declared as ``bool``, ``Literal`` or
+        """Raise ConfigError for a wrong option. Those declared as ``bool``, ``Literal`` or
         ``Annotated[..., check]`` were checked before.
         """
 
@@ -192,8 +192,8 @@ class Stage:
         require(good, f"{self.name}({option})", rule, getattr(self, option), way)
 
     def resolve(self, below: Sequence[Stage]) -> Self:
-        """This stage after the stages ``below``, first one first. It takes what it needs from them, such as a
-        tokenizer's pad token, with ``resolved()``, and raises ConfigError if it cannot stand there.
+        """This stage after the stages ``below``, first one first. It takes from them what it needs,
+        with ``resolved()``, and raises ConfigError if it cannot stand there.
         """
         return self
 
@@ -202,13 +202,13 @@ class Stage:
         vars(self)["plan_inputs"] = inputs
 
     def keep_pieces(self) -> None:
-        """Record, for rows made from now on, which rows they are made of (``Block.made_of``)."""
+        """Record from now on which rows its rows are made of (``Block.made_of``)."""
 
     def settle(self, threads: int) -> None:
-        """Get ready to be called by this many threads at once; 0 for only the thread that iterates."""
+        """Prepare for calls by this many threads at once; 0 for only the one that iterates."""
 
     def report(self) -> str:
-        """What it has left out so far in this process, for ``explain()``; "" if nothing."""
+        """What this process left out so far, for ``explain()``; "" if nothing."""
         return ""
 
     # The record
@@ -225,14 +225,14 @@ class Stage:
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether it calls functions of the user, which perhaps only the thread that iterates may call."""
+        """Whether it calls the user's functions, perhaps only on the thread that iterates."""
         if self.thread_safe:
             return False
         return not is_ours(type(self)) or any(callable(value) for value in self.options.values())
 
     @property
     def calls_function(self) -> bool:
-        """Whether what comes out is up to a function of the user's, whichever thread calls it."""
+        """Whether a user's function decides what comes out, on any thread."""
         fn = None if self.versioned is None else self.options.get(self.versioned)
         return self.runs_user_code or callable(fn)
 
@@ -264,7 +264,7 @@ class Stage:
         vars(self).update(options)
 
     def identity(self) -> dict[str, Any]:
-        """The stage's name and the options that shape rows or their order, of JSON types."""
+        """The stage's name and the options that shape rows or order, of JSON types."""
         found = {"stage": self.name}
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = identify_named(field.name, getattr(self, field.name))

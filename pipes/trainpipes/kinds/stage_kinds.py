@@ -35,17 +35,18 @@ OpenBelow = Callable[[dict[str, Any]], RunSource]
 
 
 class RunStage(Stage):
-    """A stage without a position of its own: it makes a run of a run."""
+    """A stage without a position of its own: makes a run of a run."""
 
     @property
     def has_workers(self) -> bool:
-        """Whether it has workers that can begin with a run before it is due."""
+        """Whether workers can begin with a run before it is due."""
         return False
 
     @abstractmethod
     def process(self, run: Run) -> Run:
-        """What comes out for what goes in. Rows may be dropped (``run.pick``) if ``keeps_rows`` is False, but
-        never added or reordered."""
+        """What comes out for what goes in. Without ``keeps_rows`` rows may be dropped
+        (``run.pick``), never added or reordered.
+        """
 
     def _check_rows(self, run: Run, single: bool = False) -> None:
         if run.items is not None:
@@ -56,18 +57,19 @@ class RunStage(Stage):
             raise ConfigError(f"{self} works on single rows: put it before batch()")
 
     def submit_run(self, run: Run) -> Callable[[], Run] | None:
-        """Have workers of the stage begin with a run, and what waits for them and gives what ``process``
-        would; None where there are none."""
+        """Have workers begin with a run; returns what waits for what ``process`` would give, or
+        None without workers.
+        """
         return None
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Which rows a table holds, for stages that draw random numbers for each row.
+    """The rows of a table, for stages that draw random numbers for each.
 
     Args:
         ids: the number of each row in file order over all files, int64 ``[rows]``.
-        epochs: the epoch in which each row is read, int64 ``[rows]``.
+        epochs: the epoch of each row, int64 ``[rows]``.
     """
 
     ids: IntArray
@@ -77,9 +79,9 @@ class Rows:
 class TableStage(RunStage):
     """A stage on rows as an Arrow table: one row out for each that goes in, in order.
 
-    Define ``apply``; or ``open``, to make something once in each process, or to use the rows' numbers. Treat
-    each
-    row by itself: how many rows a table has may differ between two runs. To drop rows use ``filter``.
+    Define ``apply``; or ``open``, to make something once in each process or to use the rows'
+    numbers. Treat each row by itself: how many a table has may differ between two runs. To drop
+    rows use ``filter``.
 
     >>> import pyarrow as pa, pyarrow.compute as pc, trainpipes as tp
     >>> class Lower(tp.TableStage):
@@ -103,8 +105,9 @@ class TableStage(RunStage):
         raise ConfigError(f"{type(self).__name__} needs apply(table), which returns a table")
 
     def open(self) -> Callable[[pa.Table, Rows], pa.Table]:
-        """A function of a table and its ``Rows``, which returns the new table; made once in each process.
-        Several threads may call it at once if ``thread_safe`` says so."""
+        """A function of a table and its ``Rows`` that returns the new table; made once in each
+        process. Several threads may call it if ``thread_safe`` says so.
+        """
         return lambda table, _: self.apply(table)
 
     @made_once
@@ -142,9 +145,10 @@ class TableStage(RunStage):
 
 
 class RowStage(RunStage):
-    """A stage on each row by itself, a dict or what else the source gives; after ``batch``, on each item.
+    """A stage on each row (a dict or what the source gives) by itself; after ``batch``, on each
+    item.
 
-    One row comes out for each that goes in: to drop rows use ``filter``, to make several of one ``flat_map``.
+    One row comes out for each that goes in: use ``filter`` to drop rows, ``flat_map`` to add some.
 
     >>> import trainpipes as tp
     >>> class AddSuffix(tp.RowStage):
@@ -232,9 +236,7 @@ def _several(row: Any, found: Any) -> str:
 
 
 class RegroupStage(Stage):
-    """A stage with a position of its own: it cuts what comes from below anew, so that runs of a shard must be
-    seen one after the other.
-    """
+    """A stage with its own position: it cuts runs anew, so a shard's must come in order."""
 
     @abstractmethod
     def open(self, below: OpenBelow, at: dict[str, Any]) -> RunSource:
@@ -291,7 +293,7 @@ class ShuffleStage(Stage):
 
     @property
     def order(self) -> RowOrder | None:
-        """What says which rows an epoch has, row by row; None where they are shuffled within a buffer."""
+        """What says which rows an epoch has; None for a shuffle within a buffer."""
         return None
 
 
@@ -338,17 +340,18 @@ class DeviceStage(Stage):
 class Source(Stage):
     """A stage that gives rows: the first of a chain.
 
-    Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a ``RowStream``.
-    ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an example.
+    Define ``open``, which returns a ``RowSource``, whose blocks are known in advance, or a
+    ``RowStream``. ``trainpipes.Pipeline([source])`` starts a chain with it; docs/extend.md has an
+    example.
 
     Attributes:
         has_blocks: its rows are Arrow, in blocks with a key for ``cache()``.
         random_access: rows can be chosen by number.
-        orders_rows: the rows come in an order that a shuffle would undo.
+        orders_rows: a shuffle would undo the order of its rows.
         makes_batches: an item is a batch already.
         read_once: rows can be read only once.
         endless: an epoch has no end.
-        one_consumer: why several ranks or workers cannot share it; "" if they can.
+        one_consumer: why ranks or workers cannot share it; "" if they can.
     """
 
     role: ClassVar[Role] = "source"
@@ -365,15 +368,15 @@ class Source(Stage):
         raise ConfigError(f"{type(self).__name__} needs open(), which returns a RowSource")
 
     def open_files(self, files: Sequence[Stage]) -> RowSource | RowStream:
-        """The rows of the files that the stages below list; none for most sources."""
+        """The rows of the files that the stages below list; none for most."""
         return self.open()
 
     def above(self) -> Sequence[Stage]:
-        """Stages on its rows that belong to it, first one first: they stand straight above it."""
+        """Stages on its rows that belong to it, straight above it, first one first."""
         return ()
 
     def late(self) -> Stage | None:
-        """What turns the source's keys into rows, as late as it can: after they are dealt."""
+        """What turns the source's keys into rows after they are dealt."""
         return None
 
 
@@ -431,7 +434,7 @@ def put_through(stages: Sequence[Any], block: Block) -> Block:
 
 
 class OpenChain:
-    """The runs of one shard from stages, opened at a cursor; ``rows`` opens what is below them."""
+    """A shard's runs from stages, opened at a cursor; ``rows`` opens those below."""
 
     def __init__(self, stages: Sequence[Stage], rows: OpenBelow, at: dict[str, Any]) -> None:
         self._submitting: _Processed | None = None  # the first one whose stage has workers
@@ -465,7 +468,7 @@ class _Processed:
         self._begun: deque[tuple[Run, Callable[[], Run] | None] | Exception] = deque()
 
     def begin(self) -> None:
-        """Have workers of the stage begin with one more run. What goes wrong is raised in its turn."""
+        """Have workers begin with one more run; errors are raised in its turn."""
         try:
             below = self._below.next_run()
             self._begun.append((below, self._called(self._stage.submit_run, below)))

@@ -1,5 +1,3 @@
-"""``batch``: cut rows into batches, of a fixed size or of so many tokens."""
-
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
@@ -42,8 +40,7 @@ class Budget:
             raise at_row(message, asker, ids[place])
 
     def cut(self, lengths: IntArray) -> IntArray:
-        """Where rectangles of rows in the order given start, and the end: int64 ``[rectangles +
-        1]``.
+        """Where rectangles of rows start, and the end: int64 ``[rectangles + 1]``.
 
         >>> Budget(12, None, None).cut(np.array([3, 4, 4, 6, 6, 1])).tolist()
         [0, 3, 5, 6]
@@ -79,19 +76,19 @@ def budget_of(stage: Any) -> Budget | None:
 class Batch(BatchingStage):
     """Group rows into batches of ``batch_size`` rows, or of at most ``max_tokens`` tokens.
 
-    An epoch has at most one short batch. After a stage that changes the number of rows (``filter``,
-    ``pack``, ...) each shard may end with one. With ``max_tokens`` a batch takes as many rows in
-    order as fit, padded to the longest.
+    An epoch has at most one short batch; after a stage that changes the number of rows (``filter``,
+    ``pack``), each shard may have one. With ``max_tokens`` a batch takes as many rows in order as
+    fit.
 
     Args:
         batch_size: B, rows in a batch; 1 if left out.
         drop_last: leave out short batches.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
         max_rows: with ``max_tokens``: the most rows in a batch.
-        column: with ``max_tokens``: gives a row's length, by lists or integers; "input_ids" if left
-            out.
-        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
-            a batch of its own.
+        column: with ``max_tokens``: gives a row's length, by lists or integers; "input_ids" by
+            default.
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" makes it
+            a batch.
 
     Raises:
         DataError: a row is longer than ``max_tokens``.

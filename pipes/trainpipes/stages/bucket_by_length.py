@@ -1,5 +1,3 @@
-"""``bucket_by_length``: batches of rows of about the same length."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -28,25 +26,24 @@ RUN_ROWS = 512
 
 
 class BucketByLength(BatchingStage):
-    """Group rows of similar length into batches, so that little is padded.
+    """Group rows of similar length into batches, which need little padding.
 
-    The rows of a buffer are sorted into buckets, and each bucket is cut into batches in the order
-    in which its rows came. The batches of a buffer come in an order drawn with ``seed``: anew every
-    epoch if the chain shuffles. After ``repeat()``, with ``batch_size``, a buffer holds rows of at
-    most 8 epochs, or of as many as make a batch.
+    A buffer's rows are sorted into buckets, which are cut into batches in the order of their rows.
+    Its batches come in an order drawn with ``seed``: anew every epoch if the chain shuffles. After
+    ``repeat()``, with ``batch_size``, a buffer holds rows of at most 8 epochs, or of as many as
+    make a batch.
 
     Args:
         batch_size: B, rows in a batch; 1 if left out.
         max_tokens: instead of ``batch_size``: the most tokens in a batch, rows x longest row.
         boundaries: n ascending lengths make n + 1 buckets. A row as long as a boundary is in the
             longer bucket.
-        num_buckets: instead of ``boundaries``: this many buckets of equal numbers of rows; 32 if
-            left out.
+        num_buckets: instead of ``boundaries``: buckets of equal numbers of rows; 32 if left out.
         column: gives a row's length, by lists or integers.
-        buffer_size: rows that are sorted together, rounded up to a multiple of ``batch_size``.
+        buffer_size: rows sorted together, rounded up to a multiple of ``batch_size``.
         max_rows: with ``max_tokens``: the most rows in a batch.
-        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" gives it
-            a batch of its own.
+        overflow: with ``max_tokens``: "raise" (the default) refuses a longer row, "alone" makes it
+            a batch.
         drop_last: leave out short batches (with ``batch_size``).
         seed: for the order of a buffer's batches.
 
@@ -114,7 +111,7 @@ class BucketByLength(BatchingStage):
         return _Buckets(self, held, used)
 
     def cut(self, block: Block) -> tuple[IntArray, IntArray]:
-        """The rows of a window bucket by bucket, and where batches start in that order."""
+        """A window's rows bucket by bucket, and where batches start in that order."""
         lengths = lengths_of(block, self.column, self)
         if self._budget is not None:
             self._budget.check(lengths, block.ids, self)
@@ -144,8 +141,7 @@ class BucketByLength(BatchingStage):
         return rank * count // max(1, len(lengths))
 
     def _edges(self, lengths: IntArray, open_too: bool = False) -> IntArray:
-        """Where batches of rows in the order given start, and the end; one that has room for more
-        rows is left out, or comes last."""
+        """Where batches start, and the end; one with room for more rows is left out or last."""
         count = len(lengths)
         if self._budget is None:
             full = count // self._size * self._size

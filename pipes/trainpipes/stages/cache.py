@@ -1,5 +1,3 @@
-"""``cache``: what stands before it is computed once, and kept on disk."""
-
 from __future__ import annotations
 
 import os
@@ -11,21 +9,21 @@ from trainpipes.storage.cache import folder
 
 
 class Cache(CacheStage):
-    """Keep on disk what the stages before it make of each row group.
+    """Keep on disk the rows that the stages before it make.
 
     Stands before ``shuffle``, ``batch`` and ``repeat``, on a source with blocks. Rows, order and
-    states are the same with and without it. The key of an entry is made of the data and of the
-    stages before the cache: their options, a tokenizer's content, and for a function its
-    ``version=``, or its code with the code and values of yours that it uses. Functions whose result
-    differs from call to call must come after the cache. Processes and ranks of one user may share a
-    folder; a damaged entry is made again, and a folder that cannot be written is said once.
+    states stay the same. An entry's key is made of the data and of the stages before the cache:
+    their options, a tokenizer's content, and a function's ``version=``, or its code with the code
+    and values of yours that it uses. Put functions whose result differs from call to call after the
+    cache. Processes and ranks of one user may share a folder. A damaged entry is made again; a
+    folder that cannot be written is logged once.
 
     Args:
         path: the folder; by default that of the environment variable ``TRAINPIPES_CACHE``, else
             ``~/.cache/trainpipes`` on Linux.
-        max_bytes: the most bytes in the folder, over all pipelines; least recently used rows are
-            removed first.
-        version: changes the key: for functions that use files or services which changed, or objects
+        max_bytes: the most bytes in the folder, over all pipelines; least recently used rows go
+            first.
+        version: changes the key: for functions that use files or services that changed, or objects
             that do not say what they hold.
         enabled: False turns the cache off. ``TRAINPIPES_CACHE=off`` turns all caches off.
 

@@ -1,5 +1,3 @@
-"""``chat_template``: conversations to token ids, with labels on what the assistant says."""
-
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
@@ -24,11 +22,11 @@ from trainpipes.tokenizers.ragged import Ragged, assemble
 class ChatTemplate(Tokenizes):
     """Turn conversations into token ids with the tokenizer's chat template.
 
-    A conversation is a list of messages, dicts with "role" and "content"; its column is replaced by
-    "input_ids" and "labels", lists of int32. Labels are the ids of the assistant's turns with the
-    token that ends each, and -100 elsewhere. A turn is what the template marks (``{% generation
-    %}``); else what it adds to the messages before it and the generation prompt. A template that
-    writes earlier turns differently once others follow is refused.
+    A conversation is a list of messages, dicts with "role" and "content". Its column is replaced by
+    "input_ids" and "labels", lists of int32: labels are the ids of the assistant's turns with the
+    token that ends each, and -100 elsewhere. A turn is what the template marks
+    (``{% generation %}``); else what it adds to the messages before it and the generation prompt.
+    A template that changes earlier turns once others follow is refused.
 
     Args:
         tokenizer: a fast tokenizer of transformers, or the name or folder of one.
@@ -36,11 +34,11 @@ class ChatTemplate(Tokenizes):
         labels: whether to add "labels".
         max_length: the most tokens of a row; longer ones lose their end.
         template: a Jinja template in place of the tokenizer's own.
-        prompt: a column of messages that come before the conversation, with labels of -100.
-        tools: a column of the tools that the assistant may call: lists of JSON schemas, or such
-            lists as JSON text.
-        parse_arguments: give the arguments of tool calls to the template as dicts where they are
-            JSON text.
+        prompt: a column of messages before the conversation, with labels of -100.
+        tools: a column of the tools the assistant may call: lists of JSON schemas, or these as JSON
+            text.
+        parse_arguments: give tool calls' arguments to the template as dicts where they are JSON
+            text.
         on_error: for rows whose labels are all -100, as in ``tokenize``; "skip" also leaves out
             rows that are no conversation.
 

@@ -1,5 +1,3 @@
-"""``collate``: a function that makes a batch of a list of rows."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
@@ -104,12 +102,11 @@ def _cells(column: pa.ChunkedArray) -> Array | list[Any]:
 class Collate(RunStage):
     """Collate the rows of each batch with a function, or with torch's ``default_collate``.
 
-    Columns of numbers are stacked without Python objects. ``pad_collate`` pads rows of different
-    lengths.
+    ``pad_collate`` pads rows of different lengths.
 
     Args:
-        fn: function of one batch. Left out, ``default_collate``: arrays of one shape, and Arrow's
-            fixed-size lists, become tensors ``[B, ...]``.
+        fn: function of one batch. Left out, ``default_collate``: arrays of one shape become tensors
+            ``[B, ...]``.
         format: what the function gets: "rows", a list as in ``DataLoader``; or the columns as
             "arrow", "numpy" or "torch" (see ``map_batches``).
         version: names the function in checkpoints; see ``map``.
@@ -175,7 +172,7 @@ class Collate(RunStage):
 
 
 def rows_of_batches(run: Run) -> Sequence[Any]:
-    """The rows of each batch; fixed-size lists of numbers as arrays, which torch stacks."""
+    """The rows of each batch; fixed-size lists of numbers as arrays."""
     if run.bounds is None:
         return run.unroll()
     data = run.block.data
@@ -184,8 +181,7 @@ def rows_of_batches(run: Run) -> Sequence[Any]:
 
 
 def with_same_keys(rows: Sequence[Any]) -> list[Any]:
-    """Rows, of which those that are dicts have the same keys: torch leaves out those that the first
-    one lacks."""
+    """Rows whose dicts have the same keys: torch drops those that the first row lacks."""
     if rows and isinstance(rows[0], Mapping):
         # Of as many keys each, one that lacks a key is found when the rows are stacked.
         alike = set(map(type, rows)) == {dict} and len(set(map(len, rows))) == 1

@@ -1,6 +1,3 @@
-"""``select``, ``drop_columns``, ``rename``, ``enumerate``: which columns go on, and what they are
-called."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -169,7 +166,7 @@ def taken(name: str, asker: Stage) -> DataError:
 class Enumerate(RunStage):
     """Add each row's number in file order over all files.
 
-    Stands before stages that drop or reorder rows, so that a row has the same number in every epoch
+    Stands before stages that drop or reorder rows: a row then has the same number in every epoch
     and on every rank. Rows that are not dicts become pairs ``(number, row)``.
 
     Args:
@@ -177,8 +174,6 @@ class Enumerate(RunStage):
         output_column: the new column, int64.
 
     >>> import pyarrow as pa, trainpipes as tp
-    >>> list(tp.from_dataset(["a", "b"]).enumerate(start=1))
-    [(1, 'a'), (2, 'b')]
     >>> list(tp.from_arrow(pa.table({"x": ["a", "b", "c"]})).skip(1).enumerate().shuffle(9, seed=1))
     [{'x': 'c', 'index': 1}, {'x': 'b', 'index': 0}]
     """

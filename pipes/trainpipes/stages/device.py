@@ -1,5 +1,3 @@
-"""``pin`` and ``to``: batches in page-locked memory, and on the device that trains."""
-
 from __future__ import annotations
 
 import copy
@@ -24,8 +22,8 @@ SEQUENCES = (list, deque, UserList)
 
 
 def map_tensors(item: Any, change: Callable[[Any], Any]) -> Any:
-    """The same nesting with other tensors; containers that change are copies. ``change`` gets each
-    tensor and each object that is none, and returns its replacement, or None to look inside.
+    """The same nesting with other tensors, in copies of its containers. ``change`` returns the
+    replacement of a tensor or other object, or None to look inside.
     """
     if item is None or isinstance(item, (str, bytes, int, float)):
         return item
@@ -62,7 +60,7 @@ def _parts(item: Any) -> dict[Any, Any]:
 
 
 def recorded(item: Any) -> Iterator[Any]:
-    """What of a batch has a ``record_stream``: its tensors, and objects that call that of theirs."""
+    """A batch's tensors, and its objects that pass ``record_stream`` on to theirs."""
     if isinstance(item, torch.Tensor) or callable(getattr(item, "record_stream", None)):
         yield item
         return
@@ -79,7 +77,7 @@ class Pin(DeviceStage):
     """Copy the tensors of each batch to page-locked memory.
 
     Batches may nest mappings, lists, tuples, dataclasses and objects with a ``pin_memory`` method.
-    The process that trains pins; workers of a plain ``DataLoader``, and machines without an
+    The process that trains pins. Workers of a plain ``DataLoader``, and machines without an
     accelerator, skip it with one warning.
     """
 
@@ -102,9 +100,7 @@ def _pinned(one: Any) -> Any:
 
 
 class SideStream:
-    """A stream for copies to one device, which may still work on ``steps`` batches when another copy
-    begins.
-    """
+    """A stream for copies to a device, which may be ``steps`` batches behind."""
 
     def __init__(self, module: Any, device: torch.device, steps: int) -> None:
         self.device = device
@@ -161,9 +157,9 @@ class To(DeviceStage):
     """Copy the tensors of each batch to a device, ahead of their use.
 
     Batches may nest as in ``pin``. The process that trains copies. On CUDA and XPU the next
-    ``depth`` batches are copied on a side stream while the device works, in the background only
-    from pinned memory: put ``pin()`` before it. The device holds at most 2 ``depth`` + 2 batches. A
-    state is that after the last batch given.
+    ``depth`` batches are copied on a side stream while the device works; only pinned memory is
+    copied in the background, so put ``pin()`` before it. The device holds at most 2 ``depth`` + 2
+    batches. A state is that after the last batch given.
 
     Args:
         device: where to; "cuda" is the current device of this process, so call
@@ -202,7 +198,7 @@ class To(DeviceStage):
 
     @made_once
     def _copies(self) -> SideStream | None:
-        """For all passes of this process: its threads' first use says which device "cuda" is."""
+        """For all passes of this process; their first use says which device "cuda" is."""
         if self._device.type not in STREAMS:
             try:
                 torch.empty(0, device=self._device)

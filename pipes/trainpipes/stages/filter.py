@@ -1,5 +1,3 @@
-"""``filter``: keep the items for which something holds."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -35,13 +33,12 @@ def as_expression(filter: Any, asker: str) -> pc.Expression:
 class Filter(RunStage):
     """Keep the rows for which a predicate holds; after ``batch``, the batches.
 
-    The number of rows of an epoch is then not known in advance: ``len()`` raises a TypeError, and
-    several ranks need ``.repeat()``. A ``pyarrow.compute`` expression is much faster than a
-    function.
+    The number of rows of an epoch is then unknown: ``len()`` raises a TypeError, and several ranks
+    need ``.repeat()``.
 
     Args:
         predicate: a function of one item returning a bool; a ``pyarrow.compute`` expression over
-            columns, where null counts as False; or conditions that all hold, as pyarrow has them:
+            columns (much faster), where null counts as False; or conditions that all hold:
             ``[["x", ">", 20], ["lang", "in", ["en", "de"]]]``, or a list of such lists, of which
             one holds.
         version: names the function in checkpoints; see ``map``.

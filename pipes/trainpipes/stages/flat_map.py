@@ -1,5 +1,3 @@
-"""``flat_map``: several rows of one."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,8 +27,8 @@ Pairs = list[tuple[int, int]]
 class FlatMap(RegroupStage):
     """Make any number of rows of each row with a function.
 
-    Stands after ``shuffle`` and before ``batch``; all rows made of one row go to the same shard. A
-    resume calls the function again for the current row, and skips what was delivered.
+    Stands after ``shuffle`` and before ``batch``. A resume calls the function again for the current
+    row, and skips what was delivered.
 
     Args:
         fn: function of one row that returns an iterable of rows, the same for the same row. No row
@@ -46,8 +44,6 @@ class FlatMap(RegroupStage):
     >>> texts = tp.from_dataset(["a b", "", "c"])
     >>> list(texts.flat_map(str.split))
     ['a', 'b', 'c']
-    >>> list(tp.from_dataset([[1, 2], [3]]).flat_map(list))
-    [1, 2, 3]
     """
 
     role = "pack"
@@ -140,7 +136,7 @@ class _Rows:
         return Run(block, cursors)
 
     def _take(self, run: Run, number: int, most: int) -> list[Any]:
-        """Up to so many of the rows made of one, after what a state says is used up of it."""
+        """Up to so many rows made of one, after those that a state says are used up."""
         passed = skip = 0
         try:
             if self._made is None:

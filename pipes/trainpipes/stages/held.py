@@ -1,4 +1,4 @@
-"""Rows that wait for others before they are cut into something larger, and where they stand."""
+"""Rows that wait for others, and where they stand."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Held:
         return taken
 
     def gave(self, something: bool, stage: object) -> None:
-        """Say whether rows of an epoch came to something; where none do for many, nothing ever may."""
+        """Note whether an epoch's rows gave anything; raise after many that did not."""
         if something:
             self._rounds.gave()
         else:
@@ -140,8 +140,7 @@ class Held:
 def cursors_in(
     states: tuple[dict[str, Any], dict[str, Any]], first: int, stop: int, items: int
 ) -> Cursors:
-    """Positions before item ``first`` of a window, and after each up to ``stop``; the states are those below
-    at the window's start and end."""
+    """Positions before item ``first`` of a window, and after each up to ``stop``."""
     rows = np.arange(first, stop + 1, dtype=np.int64)
     which = np.zeros(len(rows), dtype=np.int64)
     if stop == items:

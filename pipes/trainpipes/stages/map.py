@@ -1,5 +1,3 @@
-"""``map``: a Python function on each row, or on each batch."""
-
 from __future__ import annotations
 
 import json
@@ -44,8 +42,8 @@ class Map(RunStage):
     """Apply a function to each row; after ``batch`` to each batch.
 
     With ``rng=True`` the function gets a ``numpy.random.Generator`` too: the same for the same row
-    in the same epoch, after any resume, on any number of ranks and workers. A batch has that of its
-    rows, a packed row that of its first token. For torch:
+    in the same epoch, on any number of ranks and workers. A batch has that of its rows, a packed
+    row that of its first token. For torch:
     ``torch.Generator().manual_seed(int(rng.integers(2**63)))``.
 
     With ``num_workers`` several threads or processes call the function ahead of use; rows, order
@@ -56,13 +54,13 @@ class Map(RunStage):
             None.
         rng: give the function a generator.
         seed: for the generators.
-        version: names the function in checkpoints instead of its module and name: change it when
-            what the function does changes.
+        version: names the function in checkpoints instead of its module and name; change it when
+            the function changes.
         num_workers: threads or processes that call it; 0 for the thread that iterates.
         thread_safe: whether several threads may call the function at once. Otherwise only the
             thread that iterates calls it.
-        method: "thread", for a function that several threads may call at once; or "process":
-            function, items and results must pickle.
+        method: "thread", for a thread-safe function; or "process": function, items and results must
+            pickle.
         schema: Arrow types of the columns that it returns, as a ``pyarrow.Schema``. Left out, they
             are found from the first rows when a stage needs columns.
         start_method: how processes start: "forkserver", "spawn" or "fork"; by default the first
@@ -192,8 +190,7 @@ class Calls:
         self._lock = threading.Lock()
 
     def here(self, run: Run) -> Answer:
-        """Call the function for each item, in this thread; one thread at a time, unless it is
-        thread-safe."""
+        """Call the function for each item in this thread; one thread at a time unless thread-safe."""
         with nullcontext() if self._stage.thread_safe else self._lock:
             return self._call.each(run.unroll(), self._words(run))
 

@@ -1,6 +1,3 @@
-"""``map_batches`` and ``with_columns``: a function on whole columns, of any number of rows at a
-time."""
-
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
@@ -64,8 +61,7 @@ class ColumnFunction(RunStage):
         return data
 
     def _type(self, name: str) -> pa.DataType | None:
-        """The type of a column that the function returns as a list of Python values: that of the
-        first rows, as for rows that are Python objects."""
+        """The type of a column that the function returns as a list: that of the first rows."""
         inputs = self.plan_inputs
         key = f"{self.name}-{inputs.chain.stages.index(self)}"
 
@@ -86,17 +82,15 @@ class ColumnFunction(RunStage):
 class MapBatches(ColumnFunction):
     """Apply a function to the columns of many rows at once, which returns the new columns.
 
-    How many rows come at a time is not fixed and may differ between two runs: treat each row by
-    itself.
+    Treat each row by itself: the number of rows in a call may differ between two runs.
 
     Args:
         fn: function of columns that returns columns, one value for each row. With
             ``format="arrow"`` of a ``pyarrow.Table``, returning one or a dict of arrays; with
             "numpy" or "torch" of a dict of arrays or tensors ``[rows, ...]``, returning such a
             dict. Ragged columns come as object arrays of arrays in "numpy", as lists of tensors in
-            "torch"; nulls of floats as NaN. A returned array ``[rows, n, ...]`` becomes a column of
-            fixed-size lists. A DataError with ``row=n``, counted from 0 among the rows given, names
-            that row in its file.
+            "torch"; nulls of floats as NaN. A returned array ``[rows, n, ...]`` becomes fixed-size
+            lists. A DataError with ``row=n`` names row n (from 0) of those given.
         format: "arrow", "numpy" or "torch": what the function takes.
         version: names the function in checkpoints; see ``map``.
         thread_safe: whether several threads may call the function at once; see ``map``.

@@ -1,5 +1,3 @@
-"""``mask_tokens``: tokens hidden for a model to guess, by BERT's rule."""
-
 from __future__ import annotations
 
 import hashlib
@@ -36,23 +34,21 @@ class MaskTokens(TakesTokenizer, RunStage):
     """Mask tokens for masked language modeling (Devlin et al., "BERT", 2019, section 3.1).
 
     Of the chosen tokens, 80 % become the mask token, 10 % a random token, and 10 % stay. A new
-    column "labels" holds the ids of the chosen tokens, and -100 elsewhere. Each token (or whole
-    word) is chosen independently; special tokens never are. The choice depends on seed, epoch, row
-    and place alone.
+    column "labels" holds the chosen tokens' ids, and -100 elsewhere. Each token (or whole word) is
+    chosen by seed, epoch, row and place alone.
 
     Args:
         mlm_probability: of choosing a token, or a word, 0 to 1.
         column: the token ids.
-        whole_words: choose all tokens of a word. The vocabulary tells where words begin: "##"
-            continues a word, "Ġ" and "▁" begin one.
-        tokenizer: knows the mask token and the special tokens; as in ``tokenize``. By default that
+        whole_words: choose all tokens of a word. In the vocabulary "##" continues a word, "Ġ" and
+            "▁" begin one.
+        tokenizer: gives the mask token and the special tokens; as in ``tokenize``. By default that
             of the ``tokenize`` before this stage.
         mask_token_id: the mask token; by default the tokenizer's.
-        special_ids: tokens that are never chosen; by default the tokenizer's special ones.
+        special_ids: tokens never chosen; by default the tokenizer's special ones.
         vocab_size: random tokens are drawn below this; by default the tokenizer's.
         mask_replace_prob: share of the chosen tokens that become the mask token, 0 to 1.
-        random_replace_prob: share of them that become random ones, 0 to 1. The others stay as they
-            are.
+        random_replace_prob: share of them that become random ones, 0 to 1. The others stay.
         seed: for the choice.
 
     Raises:
@@ -164,7 +160,7 @@ class MaskTokens(TakesTokenizer, RunStage):
 
     @cached_property
     def _begins(self) -> npt.NDArray[np.bool_] | None:
-        """Of each token, whether a word begins with it; None where that is not asked."""
+        """Whether a word begins with each token; None where that is not asked."""
         if not self.whole_words:
             return None
         found = begins_word(self._pieces)

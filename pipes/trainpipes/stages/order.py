@@ -1,6 +1,3 @@
-"""``shuffle``, ``sharding_filter``, ``repeat``, ``take``, ``skip``: the items of an epoch and their
-order."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
@@ -29,32 +26,28 @@ from trainpipes.stages.torch_samplers import TorchOrder, reorders
 class Shuffle(ShuffleStage):
     """Shuffle the order of row groups, and rows within buffers.
 
-    A new order every epoch, the same for the same seed in any process and on any number of ranks.
-    Every batch is drawn from at least ``buffer_size`` rows; a buffer holds up to twice as many for
-    each part of the data that is open.
+    A new order every epoch, the same for the same seed in any process and on any number of ranks. A
+    buffer holds up to twice ``buffer_size`` rows for each part of the data that is open.
 
-    With ``scope="global"`` the order is a permutation of all rows, for sources that can be read by
-    row number: ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``. With
-    ``sampler`` the sampler chooses the rows of each epoch and their order, for the same sources.
+    ``scope="global"`` and ``sampler`` need a source that can be read by row number:
+    ``from_dataset``, ``from_arrow``, ``from_tensors``, ``from_memmap``.
 
     Args:
-        buffer_size: the fewest rows that are mixed with each other.
+        buffer_size: the fewest rows that each batch is drawn from.
         seed: for the order. Global seeds are neither read nor changed.
-        max_bytes: the most memory for the pipeline in one process, estimated from the file footers;
-            large rows make buffers smaller than ``buffer_size``. 1 GiB if left out. It shapes the
-            order, so a resume needs the same value.
-        scope: "buffer", or "global" for all rows at once, without a buffer.
-        sampler: one of ``trainpipes.samplers``, one of your own (``RowSampler``), or a torch
-            sampler that has a length and gives row numbers. A torch sampler draws with another seed
-            each epoch; a ``DistributedSampler`` stands for the order over all its replicas.
+        max_bytes: the most memory for the pipeline in one process, estimated from file footers;
+            large rows make buffers smaller. 1 GiB if left out. It shapes the order, so a resume
+            needs the same value.
+        scope: "buffer", or "global" for a permutation of all rows, without a buffer.
+        sampler: chooses the rows of each epoch and their order: one of ``trainpipes.samplers``, one
+            of your own (``RowSampler``), or a torch sampler that has a length and gives row
+            numbers. A torch sampler draws with another seed each epoch; a ``DistributedSampler``
+            stands for the order over all its replicas.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_iterable(lambda: range(6)).shuffle(6, seed=0)
     >>> list(pipe), list(pipe)
     ([5, 0, 4, 2, 1, 3], [5, 0, 1, 2, 4, 3])
-    >>> rows = tp.from_dataset(["a", "b", "c"])
-    >>> list(rows.shuffle(sampler=tp.samplers.WeightedRandomSampler([0, 1, 1], num_samples=5)))
-    ['b', 'c', 'b', 'b', 'b']
     """
 
     buffer_size: Count = 40_960
@@ -118,21 +111,20 @@ class ShardingFilter(ShardStage):
     """Deal the batches of an epoch to logical shards, and these to ranks and workers.
 
     Batch m of the one global sequence belongs to shard ``m % num_shards``; rank r of R takes every
-    m with ``m % R == r``. So the sequence is the same on any number of ranks that divides
+    m with ``m % R == r``. The sequence is the same on any number of ranks that divides
     ``num_shards``, and a state saved on one resumes on another.
 
     Args:
-        num_shards: S, the number of logical shards. Numbers with many divisors fit many world
-            sizes: 24, 48, 96, 240, 960.
+        num_shards: S, the number of logical shards. Many world sizes divide 24, 48, 96, 240 and
+            960.
         split: "spans" cuts the epoch into contiguous ranges, read side by side; "stride" deals
             batches in file order, and every consumer reads all rows: for evaluation.
         balance: "rows" cuts ranges of equal numbers of rows, "bytes" of about equal size by the
-            files' footers, so that shards end nearly together where batches are not counted in
-            advance.
+            files' footers, for batches that are not counted in advance.
         tail: "even" ends an epoch at the same step on all ranks, and leaves out the last few
             batches; "ragged" delivers all, so that ranks may end a step or more apart: for
-            evaluation without collectives in the loop. A state saved at such an end loads on the
-            same number of ranks only.
+            evaluation without collectives in the loop. A state saved at such an end needs the same
+            number of ranks.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_dataset(list(range(8))).sharding_filter(num_shards=2).batch(2)
@@ -153,8 +145,8 @@ class Repeat(RepeatStage):
     """Start the next epoch where one ends, each in its own order.
 
     With ``.repeat().batch()``, a batch may hold rows of two epochs, and none is short; with
-    ``.batch().repeat()``, each epoch ends with its own last batch. An endless pipeline goes on
-    where it stands when it is iterated again.
+    ``.batch().repeat()``, each epoch ends with its own last batch. An endless pipeline that is
+    iterated again goes on where it stands.
 
     Args:
         times: epochs that one ``iter()`` gives; None for no end.

@@ -1,5 +1,3 @@
-"""``pack``: documents of any length to rows of one length."""
-
 from __future__ import annotations
 
 import math
@@ -52,7 +50,7 @@ PIECE_BITS = 40
 class Pack(TakesTokenizer, RegroupStage):
     """Pack documents into rows of one length.
 
-    Each row holds one document or more, in fixed-size lists of int32, ``[max_length]``:
+    Each row holds one or more documents, in fixed-size lists of int32, ``[max_length]``:
 
     - input_ids: the documents' tokens one after the other, then padding
     - labels: input_ids, or the rows' own column "labels"; -100 on the first token of each document
@@ -61,7 +59,7 @@ class Pack(TakesTokenizer, RegroupStage):
     - segment_ids: 1 on the row's first document, 2 on its second, ...; 0 on padding
 
     and the columns that ``along`` names. ``pad_collate`` adds ``cu_seqlens`` and ``max_seqlen``.
-    Unless ``method="concat"``, no document is split that would fit (Ding et al., arXiv 2404.10830),
+    Unless ``method="concat"``, no document that would fit is split (Ding et al., arXiv 2404.10830),
     and the rows of a buffer come in an order drawn with ``seed``: anew every epoch if the chain
     shuffles. With ``.repeat().pack()`` a buffer may hold documents of 8 epochs, or of as many as
     fill 8 rows.
@@ -70,22 +68,19 @@ class Pack(TakesTokenizer, RegroupStage):
         max_length: tokens of a row.
         method: "best_fit": longest first, each into the row that it fills best; about 0.1 % of
             padding. "first_fit": in order, each into the first row with room; about 0.8 %.
-            "concat": one after the other, split wherever a row is full; no buffer.
+            "concat": one after the other, split where a row is full; no buffer.
         column: the documents' token ids: lists of integers.
-        buffer_size: the most documents that are packed together. A larger buffer leaves less
-            padding and starts later.
+        buffer_size: the most documents packed together. More leave less padding and start later.
         max_documents: the most documents in a row.
-        overflow: documents longer than a row are cut into several ("split"), cut to its length
-            ("truncate"), left out and counted ("drop"), or refused ("raise").
-        along: other columns of lists as long as those of ``column``, packed the same way and padded
-            with 0.
-        on_error: for rows whose labels are all -100, where documents have their own "labels"; as in
-            ``tokenize``.
+        overflow: for documents longer than a row: "split" into several, "truncate", "drop" (and
+            count), or "raise".
+        along: other columns of lists as long as those of ``column``, packed alike and padded with
+            0.
+        on_error: for rows whose own "labels" are all -100; as in ``tokenize``.
         seed: for the order of a buffer's rows.
         pad_token_id: pads input_ids; by default the pad token of the ``tokenize`` before this
             stage, or 0. Must be given if a function tokenizes.
-        tokenizer: that made the ids which the rows hold already: its pad token is taken. As in
-            ``tokenize``.
+        tokenizer: made the ids that the rows hold already; gives the pad token. As in ``tokenize``.
 
     Raises:
         DataError: an id is null or beyond int32, a list is not as long as that of ``column``, a
@@ -99,8 +94,6 @@ class Pack(TakesTokenizer, RegroupStage):
     ...     print(row["input_ids"], row["labels"], row["segment_ids"])
     [4, 5, 6, 0] [-100, 5, 6, -100] [1, 1, 1, 0]
     [1, 2, 3, 7] [-100, 2, 3, -100] [1, 1, 1, 2]
-    >>> [row["input_ids"] for row in rows.pack(4, method="concat")]
-    [[1, 2, 3, 4], [5, 6, 7, 0]]
     """
 
     role = "pack"
@@ -261,7 +254,7 @@ class _Packer(ABC):
         return Run(rows, self._cursors(first, stop))
 
     def _rows_of(self, placing: Placing, first: int, stop: int, table: pa.Table) -> Block:
-        """Rows, each known by its first piece: the document, and its first token in there."""
+        """Rows, each known by its first piece's document and first token."""
         piece = placing.bounds[first:stop]
         whose = self._from.take(placing.document[piece])
         part = whose.part + (placing.start[piece] << PIECE_BITS)
@@ -276,7 +269,7 @@ class _Packer(ABC):
 
     @abstractmethod
     def _place(self) -> None:
-        """Place the documents that come next: one row or more; StopIteration where there are none."""
+        """Place the next documents: one row or more; StopIteration at the end."""
 
     @abstractmethod
     def _cursors(self, first: int, stop: int) -> Cursors:

@@ -1,5 +1,4 @@
-"""Which documents share a row of fixed length, and where in it they stand: functions of lengths
-alone."""
+"""Which documents share a row of fixed length, by their lengths alone."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ Fit = Callable[[IntArray, int, "int | None"], IntArray]
 
 @dataclass(frozen=True)
 class Placing:
-    """Rows made of pieces of documents: document, first token and length of each piece, int64
-    ``[pieces]``; and the first piece of each row and the end, int64 ``[rows + 1]``.
+    """Rows of pieces of documents: document, first token and length of each, int64 ``[pieces]``;
+    and where rows start, int64 ``[rows + 1]``.
     """
 
     document: IntArray
@@ -61,7 +60,7 @@ class Placing:
 
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Documents cut into pieces of at most ``capacity`` tokens: all full but each one's last.
+    """Documents cut into pieces of ``capacity`` tokens; each one's last may be shorter.
 
     >>> [found.tolist() for found in pieces_of(np.array([2, 7, 0]), 3)]
     [[0, 1, 1, 1], [0, 0, 3, 6], [2, 3, 3, 1]]
@@ -74,11 +73,9 @@ def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, Int
 
 
 def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
-    """The row of each piece (lengths 1 to ``capacity``), in order, each in the first row with room for
-    it.
+    """The row of each piece (lengths 1 to ``capacity``): in order, each in the first with room.
 
-    The row is found in a tree of the most room in each half of the rows (Johnson, "Near-optimal bin
-    packing algorithms", 1973).
+    Searches a tree of room (Johnson, "Near-optimal bin packing algorithms", 1973).
 
     >>> first_fit(np.array([6, 5, 4, 3]), 10).tolist()
     [0, 1, 0, 1]
@@ -108,11 +105,10 @@ def first_fit(lengths: IntArray, capacity: int, max_documents: int | None = None
 
 
 def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None) -> IntArray:
-    """The row of each piece: longest first, each in the row that it fills best, the earliest of
-    equals.
+    """The row of each piece: longest first, each in the row it fills best, the first of equals.
 
-    Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, SIAM J. Comput. 3, 1974): never
-    more than 11/9 of the fewest rows possible + 4.
+    Best-fit decreasing (Johnson, Demers, Ullman, Garey and Graham, SIAM J. Comput. 3, 1974): at
+    most 11/9 of the fewest rows possible + 4.
 
     >>> best_fit(np.array([3, 4, 5, 6]), 10).tolist()
     [1, 0, 1, 0]
@@ -142,8 +138,7 @@ def best_fit(lengths: IntArray, capacity: int, max_documents: int | None = None)
 
 
 def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit) -> Placing:
-    """Documents in rows as ``fit`` says, those longer than a row cut; within a row they keep their
-    order."""
+    """Documents in rows as ``fit`` says, longer ones cut; a row keeps their order."""
     document, start, length = pieces_of(lengths, capacity)
     row = np.empty(len(length), dtype=np.int64)
     full = length == capacity
@@ -159,8 +154,8 @@ def placed(lengths: IntArray, capacity: int, max_documents: int | None, fit: Fit
 def best_window(lengths: IntArray, capacity: int, max_documents: int | None) -> tuple[int, Placing]:
     """How many of n documents to pack, and their rows by best-fit.
 
-    From n - n // 16 to n, as many as leave the smallest share of their rows empty, of four numbers
-    that are tried. Otherwise the last row of a window is half empty on average.
+    Of four numbers from n - n // 16 to n, the one that leaves the smallest share empty; else the
+    last row is half empty on average.
     """
     least = len(lengths) - len(lengths) // SPARE + 1
     numbers = np.arange(min(least, len(lengths)), len(lengths) + 1)
@@ -191,8 +186,8 @@ def _share(tokens: int, rows: int) -> float:
 def concat(
     lengths: IntArray, skip: int, capacity: int, max_documents: int | None, ended: bool
 ) -> tuple[Placing, IntArray]:
-    """Documents one after the other, from token ``skip`` on, cut wherever a row is full; and the
-    tokens before each row and at the end. Only if ``ended`` the last row may be short.
+    """Documents joined from token ``skip`` on and cut into full rows (the last may be short if
+    ``ended``); and the tokens before each row and at the end.
 
     >>> rows, edges = concat(np.array([5, 2, 4]), 1, 4, None, True)
     >>> rows.document.tolist(), rows.length.tolist(), rows.bounds.tolist(), edges.tolist()
@@ -226,8 +221,8 @@ def _edges(
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents as flat columns ``[tokens]``, with the start and length of each; and the tokens of
-    those that are left out as too long, 0 for the others (None if there are none).
+    """Documents as flat columns ``[tokens]``, with starts and lengths; and the tokens of those left
+    out as too long (None if none are).
     """
 
     columns: dict[str, Array]

@@ -1,5 +1,3 @@
-"""``pad_collate``: tensors of batches, ragged columns padded."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableSequence, Sequence
@@ -72,27 +70,26 @@ class PadCollate(TakesTokenizer, RunStage):
     L is the length of the longest row of the batch, or ``max_length``, rounded up to
     ``pad_to_multiple_of``. Rows that ``pack`` made get no mask, but ``cu_seqlens`` (int32
     ``[sequences + 1]``) and ``max_seqlen`` (int): where documents start in the B * L tokens. In
-    rows that are Python dicts, integers become int64, floats float64, and arrays of more than one
-    dimension are stacked. Tensors are contiguous, writable and share no memory.
+    rows that are Python dicts, integers become int64, floats float64, and arrays of several
+    dimensions are stacked. Tensors are contiguous, writable and share no memory.
 
     Args:
         max_length: L of every ragged column; longer rows are cut.
         pad_to_multiple_of: L is rounded up to a multiple of it, even beyond ``max_length``.
         padding_side: "right" (the default, unless the tokenizer before pads on the left) or "left".
-        truncation_side: the side on which rows longer than ``max_length`` are cut: "right" (the
-            default) or "left".
+        truncation_side: "right" (the default) or "left": where longer rows are cut.
         value: pads ragged columns. By default token ids get the pad token of the ``tokenize``
             before this stage, "labels" -100, others 0. Must be given if a function tokenizes.
-        mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 where there is a
-            token) unless the rows have one. False for none, or a dict of ragged columns and the
-            names of their masks.
+        mask: left out, "input_ids" gets an "attention_mask" (int64 ``[B, L]``, 1 on tokens) unless
+            the rows have one. False for none, or a dict of ragged columns and the names of their
+            masks.
         columns: other options for some columns, by name: dicts of ``max_length``,
             ``pad_to_multiple_of``, ``padding_side``, ``truncation_side``, ``value``, ``dtype``, or
             ``mask`` (a name).
-        dtype: an integer dtype applies to ragged columns of integers; a float dtype to all columns
-            of floats, while ids stay int64.
-        tokenizer: that made the "input_ids" which the rows hold already: its pad token and padding
-            side are taken. As in ``tokenize``.
+        dtype: an integer dtype for ragged columns of integers, or a float dtype for all columns of
+            floats.
+        tokenizer: made the "input_ids" that the rows hold already; gives pad token and padding
+            side. As in ``tokenize``.
 
     Raises:
         DataError: a null where a number or a list should be, or an integer that ``dtype`` cannot
@@ -194,8 +191,7 @@ class PadCollate(TakesTokenizer, RunStage):
         return run.with_items([self._of_rows(rows[a:b], ids[a:b]) for a, b in pairwise(edges)])
 
     def _of_columns(self, run: Run, bounds: IntArray) -> MutableSequence[Any]:
-        """Batches of Arrow rows, each made when it is taken, where it is small and nothing can be
-        wrong with it."""
+        """Batches of Arrow rows; small sound ones are made when they are taken."""
         writes: list[Sequence[Write]] = []
         places: list[int] = []
         row_bytes = 0.0
@@ -226,8 +222,7 @@ class PadCollate(TakesTokenizer, RunStage):
         return ByTable()
 
     def _try_writers(self, table: pa.Table) -> Writers | None:
-        """What cuts batches out of all rows of a table; None where some rows may be refused, or
-        more than columns is wrong: then each batch is looked at by itself."""
+        """What cuts batches out of all rows of a table; None if each batch must be looked at."""
         try:
             return self._of_arrow(table, None)
         except (TrainpipesError, BadCell):

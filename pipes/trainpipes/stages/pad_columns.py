@@ -1,4 +1,4 @@
-"""What a column of a batch is to ``pad_collate``: ragged, even, or opaque; and what writes it."""
+"""What a column of a batch is to ``pad_collate``, and what writes it."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _of_row_lists(rows: Sequence[Any]) -> Column:
 
 
 def first_unfit(values: Array, dtype: npt.DTypeLike) -> int | None:
-    """Index of the first integer, flat, that an integer type cannot hold; None if there is none."""
+    """Flat index of the first integer that an integer type cannot hold, or None."""
     kind = np.dtype(dtype)
     integers = kind.kind in "iub" and values.dtype.kind in "iu" and values.size
     if not integers or np.can_cast(values.dtype, kind, "safe"):

@@ -1,5 +1,3 @@
-"""What ``pad_collate`` is told of a column: sides, lengths, pad value, dtype, mask."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Who a row is, as a number: of 64 bits, the same in every process and version, whatever reads it."""
+"""A row's identity as a number of 64 bits, the same in every process and version."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ def _null(row: int) -> BadCell:
 
 
 def _hash_values(values: list[Any]) -> HashArray:
-    """The hash of each value of rows that are Python objects, by itself: one that stands beside
-    values of another type is hashed as it is elsewhere."""
+    """The hash of each Python value, whatever types stand beside it."""
     if any(value is None for value in values):
         raise _null(next(k for k, value in enumerate(values) if value is None))
     found = np.empty(len(values), dtype=np.uint64)
@@ -110,8 +109,7 @@ def _hash_values(values: list[Any]) -> HashArray:
 
 
 def hash_column(column: Any) -> HashArray:
-    """The hash of each value of an Arrow column, uint64: numbers by value whatever their width,
-    text and bytes by content."""
+    """The hash of each value of an Arrow column, uint64: numbers of any width by value."""
     array = one_chunk(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -140,7 +138,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _hash_bytes(array: Any) -> HashArray:
-    """Of values of different lengths: the sum of their mixed 8-byte words, and the length, mixed."""
+    """The sum of each value's mixed 8-byte words, and its length, mixed."""
     if not len(array):
         return np.empty(0, dtype=np.uint64)
     content, offsets = apart(array)

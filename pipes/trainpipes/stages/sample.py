@@ -1,5 +1,3 @@
-"""``sample`` and ``split``: parts of the rows, the same ones every time."""
-
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -25,8 +23,7 @@ EVERY = 2.0
 
 
 class Drawn(RunStage):
-    """A stage that keeps rows by a number between 0 and 1, which a hash makes of who the row is,
-    and of the options ``key`` and ``seed``."""
+    """A stage that keeps rows by a hash, as a number from 0 to 1, of the row, ``key`` and ``seed``."""
 
     keeps_rows = False
     by_place = True
@@ -86,13 +83,13 @@ class Sample(Drawn):
     """Keep a fraction of the rows: always the same ones.
 
     A hash of the row's file name, relative to the folder given, and of its number in the file
-    chooses, in any epoch, shard and order. A smaller fraction keeps some of the rows of a larger
-    one; a second ``sample`` or ``split`` in one chain needs another seed.
+    chooses. A smaller fraction keeps some of the rows of a larger one; a second ``sample`` or
+    ``split`` in one chain needs another seed.
 
     Args:
         fraction: of the rows to keep, 0 to 1.
         key: a column, or several, whose values are hashed instead: rows of the same key (a user, a
-            document) are kept or dropped together.
+            document) stay together.
         seed: for the choice.
 
     Raises:
@@ -122,14 +119,14 @@ class Sample(Drawn):
 class Split(Drawn):
     """Keep one of several parts of the rows; each row is in exactly one part.
 
-    The part is chosen by a hash of the row, as in ``sample``. Parts are ranges of this hash in the
-    order given: a new part that is taken from the last one leaves the others as they are.
+    A hash of the row, as in ``sample``, chooses the part. Parts are ranges of this hash in the
+    order given: a new part taken from the last one leaves the others as they are.
 
     Args:
         parts: fraction of each part, by name; they sum to 1.
         part: which one.
-        key: a column, or several, whose values are hashed instead: rows of the same key are in the
-            same part.
+        key: a column, or several, whose values are hashed instead: rows of the same key stay
+            together.
         seed: for the choice.
 
     Raises:

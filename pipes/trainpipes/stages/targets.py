@@ -25,9 +25,7 @@ log = logging.getLogger("trainpipes")
 
 
 class LeftOut:
-    """Counts the rows that a stage leaves out in this process, and logs the first, the 10th, the
-    100th, ..., so that worker processes report too.
-    """
+    """Counts rows left out in this process, and logs the first, the 10th, the 100th, ..."""
 
     def __init__(self, stage: Any, why: str, kind: str = "document", unit: str = "tokens") -> None:
         self._stage, self._why, self._kind, self._unit = stage, why, kind, unit
@@ -77,9 +75,7 @@ def have_target(labels: npt.NDArray[Any], lengths: IntArray) -> Flags:
 
 
 class Targets:
-    """What a stage does with rows that have no target, as its ``on_error`` says: None warns once in a
-    process and keeps them.
-    """
+    """What ``on_error`` does with rows that have no target; None warns once and keeps them."""
 
     def __init__(self, stage: Any, cure: str = "", item: str = "row") -> None:
         self._stage, self._cure, self._item = stage, cure, item

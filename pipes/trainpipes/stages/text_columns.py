@@ -81,8 +81,7 @@ def text_columns(
 
 
 def null_texts(block: Block, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which rows have a null in one of some columns, bool ``[rows]``; none where a column is not
-    there, which ``text_columns`` says."""
+    """Which rows have a null in some columns that are there, bool ``[rows]``."""
     data = block.data
     found = np.zeros(len(block), dtype=np.bool_)
     for name in names:

@@ -1,4 +1,4 @@
-"""Reads a column of rows, whatever these are: an error names the column and the row."""
+"""Reads a column of rows of any kind; errors name the column and the row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cell(row: Any, name: str, asker: object) -> Any:
 
 
 def cells(block: Block, name: str, asker: Stage) -> Any:
-    """A column as it is: of Arrow, a tensor, or a list of a value a row."""
+    """A column as it is: of Arrow, a tensor, or a list."""
     data = block.data
     if isinstance(data, list):
         found: list[Any] = []
@@ -64,7 +64,7 @@ def names_of(block: Block, asker: Stage) -> list[str]:
 
 
 def read(block: Block, name: str, asker: Stage) -> Column:
-    """A column as numbers: a list of them a row, a number or array a row, or something else."""
+    """A column as numbers: lists, numbers or arrays; or something else."""
     column = cells(block, name, asker)
     try:
         if isinstance(column, torch.Tensor):
@@ -75,7 +75,7 @@ def read(block: Block, name: str, asker: Stage) -> Column:
 
 
 def lengths_of(block: Block, name: str, asker: Stage) -> IntArray:
-    """How long each row is by a column: of lists, or of integers that say so. int64 ``[rows]``."""
+    """Each row's length, int64 ``[rows]``, by a column of lists or of lengths."""
     column, found = cells(block, name, asker), None
     if isinstance(column, list):  # each row by itself, whatever its list holds
         found = np.array([_length(value) for value in column], dtype=np.int64)
@@ -111,7 +111,7 @@ def _length(value: Any) -> int:
 
 
 def numbers_of(block: Block, name: str, asker: Stage) -> tuple[npt.NDArray[Any], IntArray]:
-    """A column of lists of numbers: all values one after the other, and each row's length."""
+    """A column of lists of numbers: all values, and each row's length."""
     found = read(block, name, asker)
     if isinstance(found, Ragged) and found.values.ndim == 1:
         return found.values, found.lengths

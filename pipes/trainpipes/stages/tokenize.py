@@ -1,5 +1,3 @@
-"""``tokenize``: text columns to columns of token ids."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -40,12 +38,12 @@ class Tokenize(Tokenizes):
     """Turn text columns into token ids.
 
     Text columns are replaced by columns ``list<int32>`` (in rows that are dicts, by int32 arrays).
-    Put it after ``shuffle`` and ``sharding_filter``, so that each consumer tokenizes only what it
-    trains on. ``max_length`` cuts tokens of the text; special tokens and the end token always stay:
+    Put it after ``shuffle`` and ``sharding_filter``: each consumer then tokenizes only its rows.
+    ``max_length`` cuts tokens of the text; special tokens and the end token stay:
 
         prefix + text tokens, cut to what is left of max_length + suffix + eos
 
-    where prefix and suffix are what the tokenizer's post-processor puts around one text (``<s>``,
+    Prefix and suffix are what the tokenizer's post-processor puts around one text (``<s>``,
     ``[CLS]``, ``[SEP]``), also around several joined columns. Nothing is padded; the tokenizer's
     own settings for truncation and padding have no effect.
 
@@ -63,35 +61,32 @@ class Tokenize(Tokenizes):
 
             Special tokens written out in a text become special tokens, except with tiktoken and
             SentencePiece.
-        columns: a column, whose ids become "input_ids"; a list of them, of which "prompt" becomes
-            "prompt_ids"; or a dict of text columns and the columns that their ids become.
-        concat: instead of ``columns``: several whose ids are joined into "input_ids", each
-            tokenized by itself.
-        pair: encode a list of two columns as a pair, into "input_ids" and "token_type_ids". With
-            ``max_length`` the longer text is cut first.
+        columns: a column, whose ids become "input_ids"; a list, of which "prompt" becomes
+            "prompt_ids"; or a dict from text columns to columns of ids.
+        concat: instead of ``columns``: several, each tokenized by itself, joined into "input_ids".
+        pair: encode a list of two columns as a pair, into "input_ids" and "token_type_ids".
+            ``max_length`` cuts the longer text first.
         template: instead of ``columns``: a text made of columns, ``"Q: {question}\\nA: {answer}"``;
             its ids become "input_ids".
-        max_length: the most tokens in a sequence, special tokens and end token included.
-        truncation_side: "right" cuts the end of the text, "left" its start; joined columns are cut
-            as one text.
+        max_length: the most tokens in a sequence, with special tokens and end token.
+        truncation_side: "right" cuts the end of the text, "left" its start; joined columns count as
+            one text.
         add_special_tokens: put prefix and suffix around the text.
-        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; a
-            token or an id ends it with that.
+        add_eos: True ends each sequence with the tokenizer's end token, unless the suffix does; or
+            a token or id to end it with.
         labels: adds a column "labels": the ids of these columns (some of those of ``concat``) and
             of the end token, and -100 elsewhere; with True all of "input_ids". If the text's end is
-            cut off, the label of the end token is -100, or a model would learn to stop there.
+            cut off, the label of the end token is -100.
         keep_text: keep the text columns.
         on_error: for rows whose labels are all -100, as when the prompt alone fills ``max_length``.
-            None warns of the first in each process and keeps them; "raise" refuses the first;
-            "skip" leaves them out, and rows whose text is null, and logs how many; "keep" keeps
-            them.
+            None warns once in each process and keeps them; "raise" refuses the first; "skip" leaves
+            them out, and rows whose text is null, and logs how many; "keep" keeps them.
         engine: "auto" takes gigatoken, which is faster, if it is installed (extra "fast") and the
-            tokenizer is BPE; it is compared with ``tokenizers`` on the first 64 rows in each
-            process and on every 1,000th, and a difference is an error. "tokenizers" never uses it.
-            A state is resumed with the engine that saved it.
+            tokenizer is BPE, and compares it with ``tokenizers`` on some rows: a difference is an
+            error. "tokenizers" never uses it. A state is resumed with the engine that saved it.
 
     Raises:
-        ConfigError: the tokenizer is not there, or options do not go together.
+        ConfigError: there is no such tokenizer, or options do not go together.
         MissingExtraError: the tokenizer's package is not installed.
         DataError: a text is null, or with ``on_error="raise"`` a row has no target.
         SchemaError: a column is not there, or holds no text.
@@ -100,13 +95,9 @@ class Tokenize(Tokenizes):
     >>> rows = tp.from_arrow(pa.table({"text": ["hi", "é"]}))
     >>> list(rows.tokenize("bytes", add_eos=True))
     [{'input_ids': [104, 105, 256]}, {'input_ids': [195, 169, 256]}]
-    >>> list(rows.tokenize("bytes", max_length=2, add_eos=True, labels=True))[0]
-    {'input_ids': [104, 256], 'labels': [104, -100]}
     >>> sums = tp.from_arrow(pa.table({"prompt": ["1+1"], "response": ["2"]}))
     >>> list(sums.tokenize("bytes", concat=["prompt", "response"], labels="response"))
     [{'input_ids': [49, 43, 49, 50], 'labels': [-100, -100, -100, 50]}]
-    >>> list(sums.tokenize("bytes", ["prompt", "response"]))
-    [{'prompt_ids': [49, 43, 49], 'response_ids': [50]}]
     """
 
     free = frozenset({"engine"})
@@ -269,8 +260,7 @@ class Tokenize(Tokenizes):
         return columns
 
     def _labels(self, ids: Ragged, pieces: Any, names: Sequence[str], whole: Any) -> Ragged:
-        """The ids of labelled columns and of the end token, where the text is ``whole`` up to it;
-        -100 elsewhere."""
+        """Ids of labeled columns, and of the end token where ``whole``; -100 elsewhere."""
         suffix = self._affixes[1]
         ended = bool(suffix) and suffix[-1] in (self._end(), *self._engine.ends().values())
         if self._labelled is True:

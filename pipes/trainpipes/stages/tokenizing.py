@@ -1,4 +1,4 @@
-"""What stages that make token ids share; and ``tokenized_by``, for ids that files hold already."""
+"""What stages that make token ids share, and ``tokenized_by``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tokenizes(TargetStage):
         return ["input_ids"]
 
     def _checked(self, run: Run, columns: Mapping[str, Ragged], bad: Flags | None = None) -> Run:
-        """The run without rows to be left out: those that have no target, and ``bad`` ones."""
+        """The run without ``bad`` rows and those without a target, if these are left out."""
         labels, most = columns.get("labels"), self.options["max_length"]
         if self.options["on_error"] == "keep" or (labels is None and self.keeps_rows):
             return run
@@ -77,14 +77,14 @@ class TokenizedBy(Tokenizes):
     """Say which tokenizer made the ids that rows hold already.
 
     Later stages take its pad token and padding side (``pack``, ``pad_collate``) or its mask token
-    (``mask_tokens``). Rows stay as they are. Labels are looked at: of the first 65,536 rows in each
+    (``mask_tokens``). Rows stay as they are. Labels are checked: of the first 65,536 rows in each
     process, or of all with ``on_error`` "raise" or "skip".
 
     Args:
         tokenizer: as in ``tokenize``.
         columns: the columns of its ids.
-        on_error: as in ``tokenize``, for "labels" beside "input_ids" ("chosen_labels" beside
-            "chosen_input_ids", and so on).
+        on_error: as in ``tokenize``, for "labels" beside "input_ids", "chosen_labels" beside
+            "chosen_input_ids", and so on.
         engine: as in ``tokenize``.
 
     Raises:
@@ -153,7 +153,7 @@ class TakesTokenizer(Stage):
         return None if given is None else TokenizedBy(given)
 
     def tokenizes(self, below: Sequence[Stage]) -> Tokenizes | None:
-        """What made the ids: the option, or the last stage below that makes any."""
+        """What made the ids: the option, or the last stage below."""
         return self._own or next((s for s in reversed(below) if isinstance(s, Tokenizes)), None)
 
     def identity(self) -> dict[str, Any]:

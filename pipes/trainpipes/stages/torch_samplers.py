@@ -1,4 +1,4 @@
-"""Samplers of torch, drawn from seeds of our own: global generators are neither read nor touched."""
+"""Samplers of torch, drawn from our seeds, not from global generators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class TorchOrder:
-    """The order of a sampler that is not ours: drawn whole at an epoch's first row."""
+    """The order of another's sampler: drawn whole at an epoch's first row."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -72,8 +72,7 @@ class TorchOrder:
 
 
 def reorders(sampler: Any) -> bool:
-    """Whether a sampler gives another order every epoch, as far as can be told: one of somebody's
-    own may."""
+    """Whether a sampler may give another order every epoch."""
     if type(sampler) is BatchSampler:
         return reorders(sampler.sampler)
     if type(sampler) in (DistributedSampler, samplers.DistributedSampler):
@@ -83,9 +82,9 @@ def reorders(sampler: Any) -> bool:
 
 
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
-    """All that a sampler gives in an epoch. One of torch's draws from a generator of its own, seeded by the
-    epoch; any other finds torch's global generator seeded, which is put back. A ``DistributedSampler`` gives
-    the keys of all its replicas; one without a length is asked for a few at a time.
+    """All that a sampler gives in an epoch, for all replicas of a ``DistributedSampler``. Torch's
+    samplers draw from their own generators, others from the global one, seeded and then put
+    back.
     """
     seed = int(random_key(0, "sampler", epoch)[0] >> np.uint64(1))
     if isinstance(sampler, DistributedSampler):
@@ -151,7 +150,7 @@ def _seeded_globally(sampler: Any, seed: int) -> Iterator[None]:
 
 
 def _seeded(sampler: Any, seed: int) -> Any:
-    """A copy of a sampler of torch's that draws from a generator of its own; None of any other."""
+    """A copy of torch's sampler with a generator of its own; None for any other."""
     if type(sampler) is BatchSampler:
         inner = _seeded(sampler.sampler, seed)
         if inner is None:

@@ -1,5 +1,3 @@
-"""``truncate``: lists of numbers cut to a length."""
-
 from __future__ import annotations
 
 from dataclasses import KW_ONLY
@@ -29,7 +27,7 @@ class Truncate(TargetStage):
         columns: the columns to cut; by default "input_ids", and "labels", "attention_mask" and
             "token_type_ids" if they are there.
         truncation_side: "right" cuts the end off, "left" the start.
-        on_error: for rows whose "labels" are all -100 once they are cut; as in ``tokenize``.
+        on_error: for rows whose "labels" are then all -100; as in ``tokenize``.
 
     Raises:
         DataError: a null, or with ``on_error="raise"`` a row without a target.

@@ -1,4 +1,4 @@
-"""Text to token ids: one adapter for each kind of tokenizer, behind one small interface."""
+"""Text to token ids: an adapter for each kind of tokenizer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Conversations as the tokenizer's own chat template writes them, and which tokens are the
-assistant's."""
+"""Conversations as the tokenizer's chat template writes them, and the assistant's tokens."""
 
 from __future__ import annotations
 
@@ -153,8 +152,7 @@ class Chat:
     def _spans(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools, text: str, first: int
     ) -> list[tuple[int, int]]:
-        """Where in the text the assistant speaks: from the end of its prompt on, with the mark that
-        ends its turn, without the line's end after that."""
+        """Where the assistant speaks in the text: after its prompt, up to its turn's end mark."""
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant" or number < first:
@@ -178,8 +176,7 @@ class Chat:
         return spans
 
     def _before(self, messages: Sequence[Any], tools: Tools) -> str | None:
-        """What the assistant is prompted with; None if the template has no prompt for these
-        messages."""
+        """The assistant's prompt; None if the template has none for these messages."""
         if messages:
             return self._text(messages, tools, prompt=True)
         try:  # transformers' own method takes no conversation of no message
@@ -189,7 +186,7 @@ class Chat:
 
 
 def _tokens(encoding: Any, start: int, stop: int) -> slice:
-    """The tokens that hold a character of a part of the text, or a piece of one."""
+    """The tokens that hold any of a part of the text."""
     # Some tokenizers leave characters out: of these there is no token.
     found = (encoding.char_to_token(place) for place in range(start, stop))
     first = next((token for token in found if token is not None), None)
@@ -216,8 +213,7 @@ def _refusals() -> Iterator[None]:
 
 
 def messages_of(value: Any, parse_arguments: bool = True) -> list[dict[str, Any]]:
-    """A conversation as transformers takes it, without what is null: a column of dicts has every
-    key that any of its rows has, and null where a row has none."""
+    """A conversation as transformers takes it, without nulls, which Arrow puts in for missing keys."""
     if not isinstance(value, list | tuple) or not value:
         raise DataError(
             f"a conversation is a list of messages, one or more, got {type(value).__name__}"

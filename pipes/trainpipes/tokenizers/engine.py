@@ -72,8 +72,7 @@ class File:
             return file.read()
 
     def beside(self, name: str) -> bytes | None:
-        """The content of a file in the same local directory, as it was first read; None if there is
-        none."""
+        """The content of a file in the same directory, as first read; None if there is none."""
         if name not in self._beside:
             path = os.path.join(os.path.dirname(self.path), name)
             found = None
@@ -131,14 +130,15 @@ class Engine(ABC):
 
     @abstractmethod
     def encode(self, texts: pa.LargeStringArray, numbers: IntArray | None = None) -> Ragged:
-        """Ids of each text, without special tokens; ``texts`` holds no null, and ``numbers``, int64
-        ``[texts]``, are those of their rows."""
+        """Ids of each text, none null, without special tokens; ``numbers``, int64 ``[texts]``, are
+        those of their rows.
+        """
 
     def encode_pairs(
         self, first: pa.LargeStringArray, second: pa.LargeStringArray, special: bool,
         max_length: int | None, side: Side, numbers: IntArray,
     ) -> tuple[Ragged, Ragged]:  # fmt: skip
-        """Ids and type ids of pairs of texts, the longer one cut first, as the tokenizer does it."""
+        """Ids and type ids of pairs of texts, the longer one cut first."""
         raise ConfigError(
             f"pair=True needs a tokenizer that knows how a pair is written, and {self} does not: give a "
             "tokenizer.json or a transformers fast tokenizer, or leave pair out to join the columns"
@@ -152,7 +152,7 @@ class Engine(ABC):
         return 0, None
 
     def ends(self) -> dict[str, int]:
-        """Tokens that may mark the end of a text, by name; one if the tokenizer says which."""
+        """Tokens that may end a text, by name; one if the tokenizer says which."""
         return {}
 
     def pad_id(self) -> int | None:
@@ -174,13 +174,11 @@ class Engine(ABC):
         return sorted({*self.ends().values(), *([] if pad is None else [pad])})
 
     def decode(self, ids: Sequence[int]) -> str | None:
-        """The text that token ids stand for, for people to read: special tokens by their names, ids
-        that no token has as ``<5>``."""
+        """The text of token ids, for people: special tokens by name, unknown ids as ``<5>``."""
         return None
 
     def package(self) -> str | None:
-        """The package that makes the ids, where there are several for this kind of tokenizer: a
-        state says which one was used."""
+        """The package that makes the ids, if several may; states record it."""
         return None
 
     @abstractmethod
@@ -216,8 +214,7 @@ def begins_word(pieces: Mapping[str, int]) -> npt.NDArray[np.bool_] | None:
 
 
 def text_of_bytes(parts: Iterable[bytes | str]) -> str:
-    """The text of tokens, one after the other: bytes of any length, or a text where a token has a
-    name only.
+    """The joined text of tokens: bytes, or the names of those without.
 
     >>> text_of_bytes([b"h", b"\\xc3", b"\\xa9", "<eos>", b"\\xc3"])
     'hé<eos>\\\\xc3'
@@ -234,7 +231,7 @@ def text_of_bytes(parts: Iterable[bytes | str]) -> str:
 def with_unknown(
     ids: Sequence[int], is_known: Callable[[int], bool], decode: Callable[[list[int]], str]
 ) -> str:
-    """The text of token ids, those that are none as ``<5>``.
+    """The text of token ids, unknown ones as ``<5>``.
 
     >>> with_unknown([1, 2, 99, 1], lambda i: i < 9, lambda ids: "".join(map(str, ids)))
     '12<99>1'

@@ -1,8 +1,7 @@
 """gigatoken: the ids of ``tokenizers``, a hundred times as fast on one core.
 
-It writes the regular expressions of published tokenizers out by hand, so it is compared with
-``tokenizers`` while it runs (``Checked``). Its own pool of threads would not survive a fork: it
-works on the thread that calls.
+It writes out the regular expressions of published tokenizers by hand, so ``Checked`` compares it
+with ``tokenizers``. Its own threads would not survive a fork: it runs on the caller's.
 """
 
 from __future__ import annotations
@@ -104,8 +103,9 @@ class Gigatoken:
 
 
 class Checked:
-    """Ids by gigatoken, compared with the reference's on the first texts of a process and then on
-    every 1,000th row by its number."""
+    """Ids by gigatoken, compared with the reference's on a process's first texts, then every
+    1,000th row.
+    """
 
     def __init__(
         self,

@@ -34,8 +34,7 @@ class Frame:
 
     @staticmethod
     def of(probe: Any) -> Frame | None:
-        """From the encoding of two texts of one token each; None if each does not stand there just
-        once."""
+        """From the encoding of two texts of one token; None unless each stands there once."""
         texts = list(probe.sequence_ids)
         once = texts.count(0) == texts.count(1) == 1
         if not once or list(probe.special_tokens_mask).count(0) != 2:
@@ -65,8 +64,9 @@ class Frame:
 
 
 def longest_first(first: Ragged, second: Ragged, room: int, side: Side) -> tuple[Ragged, Ragged]:
-    """Cut pairs to ``room`` tokens together: the longer text down to the other's length, then both.
-    Of an odd number the one that was longer, else the second, keeps one more."""
+    """Cut pairs to ``room`` tokens: the longer text down to the other's length, then both. Of an
+    odd number the one that was longer, else the second, keeps one more.
+    """
     a, b = first.lengths, second.lengths
     short, long = np.minimum(a, b), np.maximum(a, b)
     too_long = short + long > room
@@ -163,7 +163,7 @@ class HuggingFace(Engine):
 
     @cached_property
     def _text(self) -> str:
-        """An object's JSON as it is now; what its owner changes later is not followed."""
+        """An object's JSON now; later changes do not count."""
         inner = getattr(self._tokenizer, "backend_tokenizer", self._tokenizer)
         try:
             return str(inner.to_str())
@@ -344,7 +344,7 @@ class _Copy:
         return Ragged.of_encodings(encode(texts.to_pylist(), add_special_tokens=False))
 
     def probe(self) -> Any:
-        """A tokenizer of texts of one token, "x", with the post-processor of this one."""
+        """A tokenizer of one-token texts, "x", with this one's post-processor."""
         from tokenizers import Tokenizer, models
 
         probe = Tokenizer(models.WordLevel({"x": 0}, unk_token="x"))

@@ -1,8 +1,8 @@
-"""Who works in parallel: the thread pool of the ``tokenizers`` package, or threads of ours.
+"""Who works in parallel: the thread pool of ``tokenizers``, or our threads.
 
 The pool does not survive a fork: a child that uses its parent's hangs. So
-``TOKENIZERS_PARALLELISM`` is set in the parent (to what holds anyway), and "false" in every forked
-child and DataLoader worker. What the user has set stays.
+``TOKENIZERS_PARALLELISM`` is set in the parent, and "false" in forked children and DataLoader
+workers, unless the user has set it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ def settle() -> None:
 
 
 def take_turns(threads: int) -> None:
-    """Say how many threads of ours encode at once in this process; with more than one, the pool is
-    off.
-    """
+    """Say how many of our threads encode at once; more than one turns the pool off."""
     settle()
     if os.environ.get(VARIABLE) == _ours and get_worker_info() is None:
         _set("false" if threads > 1 else "true")

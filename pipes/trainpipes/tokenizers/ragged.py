@@ -1,4 +1,4 @@
-"""Rows of token ids of different lengths: one flat array and where each row starts."""
+"""Rows of token ids of different lengths: a flat array and where rows start."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def assemble(
     room: int | None = None,
     side: str = "right",
 ) -> tuple[Ragged, IntArray]:
-    """Each row's segments joined, cut to ``room`` tokens, between a prefix and a suffix; and the
-    tokens of each piece, int64 ``[rows, pieces]``, prefix and suffix included.
+    """Each row's segments joined, cut to ``room`` tokens, between prefix and suffix; and the tokens
+    of each piece, these included, int64 ``[rows, pieces]``.
     """
     count = len(segments[0])
     lengths = np.stack([segment.lengths for segment in segments], axis=1)

@@ -1,4 +1,4 @@
-"""Tokenizers without a model: UTF-8 bytes, and any function from texts to lists of ids."""
+"""Tokenizers without a model: UTF-8 bytes, and any function of texts."""
 
 from __future__ import annotations
 

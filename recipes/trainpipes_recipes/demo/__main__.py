@@ -1,5 +1,7 @@
-"""Kill a training run twice, resume it, and compare every batch with a run that was left alone:
-``python -m trainpipes_recipes.demo``."""
+"""Kill a training run twice, resume it, and compare every batch with an undisturbed run.
+
+python -m trainpipes_recipes.demo
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def train(
     folder: Path, options: Mapping[str, Any], workers: int = 0, until: int | None = None
 ) -> list[Step]:
-    """One process of a run, on the CPU, which goes on where the last one was."""
+    """A process of a run, on the CPU, that goes on where the last one was."""
     folder.mkdir(exist_ok=True)
     log, output = folder / "log.jsonl", folder / "output.txt"
     command = [*PYTHON, "-m", "trainpipes_recipes.demo.logged", "train_sft", "--scratch"]
@@ -120,7 +122,7 @@ def draw(
     epoch: int,
     comparison: Comparison,
 ) -> Any:
-    """Both loss curves as a Matplotlib figure, with the steps at which the second run was killed."""
+    """Both loss curves as a figure, with the steps at which the second was killed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.9), layout="constrained")

@@ -24,7 +24,7 @@ ROW_GROUPS = (700, 90, 1100, 33, 256)
 
 
 def function_pairs(every: int = 1) -> Iterator[tuple[str, str]]:
-    """Prompt and response of every function of the standard library that has a docstring."""
+    """Prompt and response of each function of the standard library with a docstring."""
     root = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(p for p in root.rglob("*.py") if not LEFT_OUT & set(p.relative_to(root).parts))
     for path in paths[::every]:
@@ -46,7 +46,7 @@ def function_pairs(every: int = 1) -> Iterator[tuple[str, str]]:
 
 
 def write_parquet(pairs: Sequence[tuple[str, str]], directory: Path) -> list[Path]:
-    """Write rows to several files of uneven sizes and row groups, columns "prompt" and "response"."""
+    """Write "prompt" and "response" to files of uneven sizes and row groups."""
     directory.mkdir(parents=True, exist_ok=True)
     table = pa.table(
         {"prompt": [prompt for prompt, _ in pairs], "response": [body for _, body in pairs]}

@@ -1,4 +1,4 @@
-"""Run a training script and log a hash of each batch and each loss, to compare it with another run:
+"""Run a training script and log hashes of batches, and losses, to compare it with another run:
 ``python -m trainpipes_recipes.demo.logged train_sft --output runs/one ...``.
 """
 
@@ -47,7 +47,7 @@ class Log:
 
 
 def read_log(path: Path) -> list[Step]:
-    """The steps of a log; a last line that was cut short is left out."""
+    """The steps of a log, without a last line that was cut short."""
     found = [json.loads(line) for line in _whole_lines(path)]
     return [Step(line["step"], line["batch"], line["loss"]) for line in found]
 
@@ -59,8 +59,9 @@ def _whole_lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a run differs from a reference: the steps in both logs, and the places, from 1, that are not
-    the same in both, to the last bit."""
+    """How a run differs from a reference: the steps in both logs, and the places, from 1, that
+    differ in any bit.
+    """
 
     compared: int
     differs: tuple[int, ...] = ()

@@ -1,1 +1,1 @@
-"""Stages on images: a column of arrays, uint8 or floats ``[C, H, W]``, in rows of any source."""
+"""Stages on a column of images."""

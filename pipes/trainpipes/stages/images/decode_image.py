@@ -1,5 +1,3 @@
-"""``decode_image``: the bytes of image files to pixels."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +45,7 @@ class NoPicture(ValueError):
 
 
 def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
-    """The pixels of an image file, upright, uint8 ``[C, H, W]``; of several frames the first."""
+    """An image file's pixels, upright, uint8 ``[C, H, W]``; of several frames the first."""
     from PIL import Image
 
     try:
@@ -72,7 +70,7 @@ def by_pillow(content: bytes, mode: Mode, least: int | None = None) -> Pixels:
 
 
 def orientation_of(image: Any) -> int:
-    """How the camera was held, by EXIF; 1 where that cannot be read, as other readers take it."""
+    """How the camera was held, by EXIF; 1 where that cannot be read."""
     try:
         return int(image.getexif().get(ORIENTATION, 1))
     except Exception:  # of damaged EXIF, anything
@@ -140,20 +138,19 @@ class DecodeImage(RunStage):
     """Decode images: JPEG, PNG, WebP, GIF, BMP, TIFF, PPM, AVIF and JPEG 2000.
 
     The column holds the files' bytes, or structs with ``bytes``; rows become dicts with an array,
-    uint8 ``[C, H, W]``. Put it after ``shuffle``, so that the shuffle's buffer holds no pixels. An
-    image is turned upright by its EXIF orientation; transparency is dropped unless ``mode="RGBA"``;
-    of 16 bits a channel the upper 8 are kept, of several frames the first.
+    uint8 ``[C, H, W]``. Put it after ``shuffle``, whose buffer then holds no pixels. An image is
+    turned upright by its EXIF orientation; transparency is dropped unless ``mode="RGBA"``; of 16
+    bits a channel the upper 8 are kept, of several frames the first.
 
     Args:
         column: the column of bytes.
         output_column: the column of images, in place of the bytes.
         mode: "RGB", C = 3; "L" for gray, C = 1; "RGBA" for color and alpha, C = 4.
-        on_error: for an image that cannot be decoded, or a null: "raise"; or "skip", which leaves
-            the row out and logs how many.
+        on_error: for an image that cannot be decoded, or a null: "raise"; or "skip" the row and log
+            how many.
         min_size: decode a JPEG at a half, a quarter or an eighth of its size if both sides keep
-            this many pixels: 2 to 4 times as fast for large photos, with other pixel values.
-        decoder: "pillow" or "torchvision" (JPEG, PNG, GIF and WebP only), whose pixels differ a
-            little.
+            this many pixels: faster for large photos, with other pixel values.
+        decoder: "pillow" or "torchvision" (JPEG, PNG, GIF and WebP only); pixels differ a little.
 
     Raises:
         MissingExtraError: Pillow (or torchvision) is not installed.
@@ -236,8 +233,7 @@ class DecodeImage(RunStage):
         return run.block.rows()
 
     def _each(self, rows: Sequence[Any]) -> list[dict[str, Any] | Exception]:
-        """Rows with their images, or why they have none; up to the first error that is to be
-        raised."""
+        """Rows with their images, or why they have none, up to the first error to raise."""
         found: list[dict[str, Any] | Exception] = []
         for row in rows:
             try:
@@ -294,7 +290,7 @@ class DecodeImage(RunStage):
 
 
 def bytes_of(value: Any) -> Any:
-    """The bytes of a file, also where they are in a struct as Hugging Face's datasets have them."""
+    """The bytes of a file, also in a struct as Hugging Face's datasets have them."""
     if isinstance(value, Mapping) and "bytes" in value:
         value = value["bytes"]
     return bytes(value) if isinstance(value, bytearray | memoryview) else value

@@ -1,5 +1,3 @@
-"""``resize``, crops, ``flip``, ``normalize``: images changed row by row, by numbers drawn for each."""
-
 from __future__ import annotations
 
 import math
@@ -112,7 +110,7 @@ def of_bytes(image: Pixels, asker: Stage) -> Pixels:
 
 
 def cropped(image: Pixels, size: tuple[int, int], drawn: Sequence[float] = ()) -> Pixels:
-    """A part of an image, in memory of its own: at the place that is drawn, or its middle."""
+    """A copy of a part of an image, at the place drawn or in the middle."""
     height, width = size
     room = image.shape[1] - height, image.shape[2] - width
     if min(room) < 0:
@@ -180,13 +178,12 @@ class Resize(ImageStage):
 class RandomCrop(RandomImageStage):
     """Crop each image ``[C, H, W]`` at a random place.
 
-    The place depends on seed, epoch and row alone: it differs from epoch to epoch, and is the same
-    after a resume and on any number of ranks.
+    The place depends on seed, epoch and row alone.
 
     Args:
         size: side of a square, or (height, width), in pixels.
-        padding: pixels that are put around the image first.
-        fill: the value of these pixels, in all channels.
+        padding: pixels put around the image first.
+        fill: the value of these pixels.
         column: the image.
         seed: for the places.
 
@@ -217,7 +214,7 @@ class RandomCrop(RandomImageStage):
 
 
 class CenterCrop(ImageStage):
-    """Crop the middle out of each image ``[C, H, W]``: for evaluation.
+    """Crop the middle out of each image ``[C, H, W]``.
 
     Args:
         size: side of a square, or (height, width), in pixels.
@@ -247,9 +244,8 @@ TRIES = 10
 class RandomResizedCrop(RandomImageStage):
     """Crop a part of random size and shape out of each image, uint8 ``[C, H, W]``, and resize it.
 
-    The usual augmentation for photos (Szegedy et al., "Going deeper with convolutions", 2015,
-    section 6), by the rule of torchvision's ``RandomResizedCrop``. Draws depend on seed, epoch and
-    row alone.
+    Follows torchvision's ``RandomResizedCrop`` (Szegedy et al., "Going deeper with convolutions",
+    2015, section 6). Draws depend on seed, epoch and row alone.
 
     Args:
         size: side of a square, or (height, width), in pixels.
@@ -347,8 +343,7 @@ class Normalize(ImageStage):
     """Turn pixels into float32: ``(x / 255 - mean) / std``, by channel.
 
     Takes rows with an image ``[C, H, W]``, or after ``collate`` batches ``[B, C, H, W]``, which is
-    faster. Floats are not divided; other integers are divided by the largest of their type. If a
-    GPU waits for data, normalize in the model: bytes cost a quarter of the copy of floats.
+    faster. Floats are not divided; other integers are divided by the largest of their type.
 
     Args:
         mean: of each channel, for values from 0 to 1, or one for all; by default those of ImageNet.
@@ -363,8 +358,6 @@ class Normalize(ImageStage):
     >>> rows = tp.from_dataset([{"image": np.array([[[0, 51, 255]]], np.uint8)}])
     >>> next(iter(rows.normalize(0.5, 0.5)))["image"].tolist()
     [[[-1.0, -0.6000000238418579, 1.0]]]
-    >>> next(iter(rows.batch(1).collate().normalize(0.5, 0.5)))["image"].shape
-    torch.Size([1, 1, 1, 3])
     """
 
     mean: float | Sequence[float] = MEAN

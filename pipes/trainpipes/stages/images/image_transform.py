@@ -1,6 +1,3 @@
-"""``image_transform``: a transform of torchvision's, or any other that draws from torch's
-generator."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -23,9 +20,8 @@ class ImageTransform(RunStage):
     """Apply a transform, such as one of ``torchvision.transforms.v2``, to each image ``[C, H, W]``.
 
     torch's global generator is seeded for the row before each call, and put back after it: draws
-    depend on seed, epoch and row alone. So only the thread that iterates, ``num_workers``
-    processes, or the workers of a ``Loader`` call it. For draws from Python's ``random`` or NumPy's
-    global generator use ``map(fn, rng=True)``.
+    depend on seed, epoch and row alone. In a process only the thread that iterates calls it. For
+    draws from Python's ``random`` or NumPy's global generator use ``map(fn, rng=True)``.
 
     Args:
         transform: takes a tensor ``[C, H, W]``, uint8 after ``decode_image``, and returns the new
@@ -33,7 +29,7 @@ class ImageTransform(RunStage):
         column: the image.
         seed: for the draws.
         version: names the transform in checkpoints. Left out, a module is known by how it prints, a
-            function by its module and name.
+            function by module and name.
         num_workers: processes that call it; 0 for none.
 
     Raises:
