@@ -345,13 +345,13 @@ DRAWN: dict[str, tuple[Callable[[], tp.Pipeline], str, str]] = {
         lambda: rows().with_columns(lambda c: {"n": torch.rand(len(c["x"]))}, format="torch"),
         "torch's", "TableStage",
     ),
-    "RowStage": (lambda: rows().then(Noisy()), "Python's", r"use map\(fn, rng=True\) in its place"),
+    "RowStage": (lambda: rows().then(Noisy()), "Python's", r"use map\(fn, rng=True\) instead"),
     "TableStage": (lambda: rows().then(NoisyTable()), "NumPy's", r"define open\(\)"),
     "BatchStage": (
-        lambda: rows().batch(4).then(NoisyBatch()), "torch's", r"map\(fn, rng=True\) in its place",
+        lambda: rows().batch(4).then(NoisyBatch()), "torch's", r"map\(fn, rng=True\) instead",
     ),
     "collate": (
-        lambda: rows().batch(4).collate(lambda b: (b, np.random.rand())), "NumPy's", "in its place",
+        lambda: rows().batch(4).collate(lambda b: (b, np.random.rand())), "NumPy's", "instead",
     ),
     "image_transform": (
         lambda: tp.from_dataset([{"image": np.zeros((1, 1, 1), np.uint8)}] * 9)
