@@ -1,4 +1,4 @@
-"""The files of ``inspect_files``: which reader is for them, what their footers say, and a sample of rows."""
+"""Reads the files of ``inspect_files``: their footers, and a sample of rows."""
 
 from __future__ import annotations
 
@@ -166,7 +166,6 @@ def _open(found: Found, files: FileList) -> None:
 
 
 def _wanted_files(found: Found, files: FileList) -> list[int]:
-    """The files to look at: all, unless too many bytes would be read."""
     most = SCANNED_BYTES
     if found.remote or any(name.lower().endswith((*COMPRESSED, ".tgz")) for name in files.names):
         most //= 4

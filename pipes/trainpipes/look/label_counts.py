@@ -1,4 +1,4 @@
-"""How often each label comes in the data: one pass over one column, the same on all ranks."""
+"""How often each label comes in the data: one pass over one column."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A chain as Mermaid text, https://mermaid.js.org: a box for each stage, below those of what it joins."""
+"""A chain as Mermaid text, https://mermaid.js.org: a box for each stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The named values of an item; of each its type, its shape, and the range of its numbers or its text."""
+"""The named values of an item, each with its type, shape, and range or text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_mapping(value: Any) -> Mapping[str, Any] | None:
 
 def leaves(item: Any, of_row: bool = False) -> tuple[list[tuple[str, Any]], bool]:
     """The values of an item with their names, ``0.input`` for one within another, and whether there are
-    more. A value by itself has the name "".
+    more.
 
     >>> leaves(({"x": 1, "y": "a"}, 2))
     ([('0.x', 1), ('0.y', 'a'), ('1', 2)], False)
