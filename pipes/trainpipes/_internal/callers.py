@@ -1,6 +1,5 @@
-"""Who asks for rows: read from the stack, for what other libraries say in no other way.
-
-Each name below is of another library, and a test of the installed version fails where it is gone.
+"""Who asks for rows: read from the stack. A test of the installed versions fails where a name below is
+gone.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def warn_without_data_module() -> None:
 
 
 def refuse_prepared_by_ray() -> None:
-    """Raise if Ray prepares a loader: it deals rows out again and takes a batch ahead."""
+    """Raise if Ray prepares a loader: it deals rows out again."""
     if not any(module in sys.modules for module in RAY):
         return
     if any(module in RAY and function in PREPARES for module, function in callers()):

@@ -1,7 +1,5 @@
-"""Errors of other packages as they are passed on: what is printed of them holds no secret.
-
-Packages that speak to servers put whole URLs into their errors. What stands for such an error has its kind,
-its text without secrets, and its traceback.
+"""Errors of other packages as they are passed on: with their kind and traceback, without secrets such as
+URLs with credentials.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Secrets in texts that others read: in a ``repr``, an error, a log, and in what a state knows options by."""
+"""Secrets in texts that others read: a ``repr``, an error, a log, a state."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ def without_url_secrets(text: str) -> str:
 
 
 def known_name(url: str) -> str:
-    """A URL as what is at it is known by: without user, without signature and what else lets somebody in, and
-    with a digest of the rest of its query.
+    """What a URL is known by: without user and signature, with a digest of the rest of its query.
 
     >>> known_name("https://me:pw@host/a.csv?X-Amz-Signature=abc&sig=c#d")
     'https://host/a.csv'
@@ -132,7 +131,7 @@ def _split(url: str) -> tuple[str, str, str]:
 
 
 def stand_in(text: str) -> str:
-    """What stands for a secret in a state: the same for the same one, and nothing that it can be read from.
+    """What stands for a secret in a state: equal for equal ones.
 
     >>> stand_in("hunter2") == stand_in("hunter2") != stand_in("hunter3")
     True
@@ -177,7 +176,7 @@ def _url(scheme: str, rest: str, users: set[str]) -> str:
 
 
 def _query_start(scheme: str, rest: str) -> int:
-    """Where a query or a fragment begins; over other schemes a ``?`` may belong to a glob."""
+    """Where a query or a fragment begins; a ``?`` may belong to a glob."""
     by_http = scheme.lower().rpartition("::")[2].startswith("http")
     start = re.search("[?#]", rest) if by_http else _NAMED.search(rest)
     return len(rest) if start is None else start.start()

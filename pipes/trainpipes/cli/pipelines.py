@@ -1,4 +1,4 @@
-"""A pipeline as a command line names it: a recipe with options, a config with changes, or files."""
+"""A pipeline as a command line names it: a recipe, a config, or files."""
 
 from __future__ import annotations
 

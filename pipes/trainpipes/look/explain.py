@@ -63,9 +63,9 @@ class Explanation:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Types of the columns of the rows, before they are batched: Arrow's, torch's, or else Python's. Empty
-        if rows have no names, or if there are none. May read the first row, and call the pipeline's functions
-        for it.
+        """Types of the columns of the rows, before they are batched: Arrow's, torch's, or else Python's.
+        Empty if rows have no names, or if there are none. May read the first row, and call the pipeline's
+        functions for it.
 
         >>> import trainpipes as tp
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns

@@ -157,8 +157,8 @@ class Place:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and lock it: at a URL by an object that its holder renews, free after ``LEASE`` seconds
-        without, or when the process on this machine is gone.
+        """Make the folder, and lock it: at a URL by an object that its holder renews, free after ``LEASE``
+        seconds without, or when the process on this machine is gone.
         """
         with self._locked_here() if self.is_local else _Lease(self).held():
             yield
@@ -248,8 +248,8 @@ class _Lease:
                 self._write(mode="overwrite")
 
     def _is_over(self, found: dict[str, Any]) -> bool:
-        """Whether its process is gone from this machine, or gives no sign of life: another container's process
-        may have the same number.
+        """Whether its process is gone from this machine, or gives no sign of life: another container's
+        process may have the same number.
         """
         if found["host"] == self._me["host"]:
             try:

@@ -97,8 +97,8 @@ def _opened(job: Job) -> tuple[Callable[[Any, Any], Any], Any]:
 
 
 def end_tasks(job: Job, references: list[Any]) -> None:
-    """Ask the tasks of a job to end, and cancel those that go on: Ray (2.60) may abort this process where a task
-    is cancelled as it ends.
+    """Ask the tasks of a job to end, and cancel those that go on: Ray (2.60) may abort this process where a
+    task is cancelled as it ends.
     """
     import ray
 

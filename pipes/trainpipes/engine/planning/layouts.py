@@ -148,7 +148,9 @@ class Layouts:
         return range(first + start, first + stop)
 
     def stretches(self, key: WindowKey, first: int = 0) -> list[tuple[int, int, int]]:
-        """The blocks of a window's rows from ``first`` on, each with its first row and the row after its last."""
+        """The blocks of a window's rows from ``first`` on, each with its first row and the row
+        after its last.
+        """
         blocks, places = self.inputs.blocks, self.places(key)
         starts, order = blocks.order(key.epoch, self.block_order)
         parts = segments(starts, order, places.start + first, places.stop)

@@ -201,7 +201,9 @@ class ShardIterator:
                 self._result = partial(self._pool.result, self._pool.submit(self._result))
 
     def _start_again(self, error: BaseException) -> None:
-        """Go back to the last item given, and raise, unless smaller runs may put the error where it is due."""
+        """Go back to the last item given, and raise, unless smaller runs may put the error where it
+        is due.
+        """
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
         start = self._position()

@@ -31,7 +31,9 @@ THERE = "trainpipes:there"
 
 
 class DropHoles(RunStage):
-    """Leaves out rows that a stage below the cache has dropped: rows are dealt by their places in the files."""
+    """Leaves out rows that a stage below the cache has dropped: rows are dealt by their places in the
+    files.
+    """
 
     keeps_rows = False
 
@@ -201,7 +203,9 @@ class BlockCache:
         return Block(table.drop_columns(NUMBER), first + numbers)
 
     def _obtain(self, file: _File, reader: Reader, wait: bool) -> Block | None:
-        """At least the wanted rows of a file, made if it is not there; None if another makes it and not to ``wait``."""
+        """At least the wanted rows of a file, made if it is not there; None if another makes it and not to
+        ``wait``.
+        """
         path = entry_path(self._root, file.digest)
         patience = time.monotonic() + PATIENCE
         while True:
