@@ -87,7 +87,7 @@ class Loader:
             for a debugger. By default one for each core (at most 8, shared with the other ranks of
             the machine; the environment variable ``TRAINPIPES_THREADS`` sets another number), and
             the thread that trains calls your functions. With a number, these threads do all work;
-            only one, if there are functions of yours.
+            only one, if there are functions of yours. The order of batches is always the same.
         epoch: for evaluation, the epoch that each ``iter()`` is, wherever the pipeline stands, so
             that the same batches come each time. The pipeline does not move. After
             ``load_state_dict`` the next iteration continues there, and the one after it is this
@@ -311,9 +311,9 @@ class Loader:
             state: a state of this pipeline. Where batches are counted, that of any rank; otherwise
                 that of all ranks merged, or this rank's own if the number of ranks is the same.
             allow_changes: what may differ from the pipeline that saved the state. "batch_size":
-                batches have the new size from here on; a few rows at the end of this epoch may be left
-                out. "pack_length": packed rows have the new length; only for states from the start of an
-                epoch. "mix": sources of ``mix`` may come and go, and their weights, schedule and
+                batches have the new size from here on; each row comes at most once in this epoch, and
+                a few at its end may be left out. "pack_length": packed rows have the new length; only for
+                states from the start of an epoch. "mix": sources of ``mix`` may come and go, and their weights, schedule and
                 max_epochs may change; sources that stay continue where they stand.
 
         Raises:

@@ -546,9 +546,10 @@ class Pipeline(IterableDataset[Any]):
     def to_ray(self, *, epoch: int = 0) -> Dataset:
         """Make a ``ray.data.Dataset`` of the rows of one epoch. Nothing is read before Ray reads it.
 
-        Where rows are counted, each read task reads a range of them; otherwise (``filter``, ``flat_map``,
-        ``mix``) there is a task for each shard, or one without a ``sharding_filter``. Ray keeps the order of
-        tasks if ``execution_options.preserve_order`` of its ``ray.data.DataContext.get_current()`` is True.
+        Where rows are counted, each read task reads a range of them, in the order without
+        ``sharding_filter``; otherwise (``filter``, ``flat_map``, ``mix``) there is a task for each shard. Ray
+        keeps the order of tasks if ``execution_options.preserve_order`` of its
+        ``ray.data.DataContext.get_current()`` is True.
 
         The nodes need this library: ``ray.init(runtime_env={"py_modules": [trainpipes]})`` ships
         it.

@@ -131,7 +131,7 @@ def _split(url: str) -> tuple[str, str, str]:
 
 
 def stand_in(text: str) -> str:
-    """What stands for a secret in a state: equal for equal ones.
+    """What stands for a secret in a state: equal for equal ones, and the secret can't be read from it.
 
     >>> stand_in("hunter2") == stand_in("hunter2") != stand_in("hunter3")
     True

@@ -85,8 +85,8 @@ class _Short(reprlib.Repr):
 def escaped(text: str, most: int | None = None) -> str:
     """A text in one line, with control characters as escapes.
 
-    >>> escaped("red: \x1b[31m, line\n")
-    'red: \\x1b[31m, line\\n'
+    >>> escaped("red: \\x1b[31m, line\\n")
+    'red: \\\\x1b[31m, line\\\\n'
     >>> escaped("x" * 1000, 9)
     'xxxx…xxxx'
     """

@@ -232,7 +232,9 @@ class Layout:
         return max(1, min(MAX_CHUNK, (stop - start) // (16 * self.sharers)))
 
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
-        """Positions in a window's order that belong to shard ``sharer`` of the span, int64, ascending."""
+        """Positions in a window's order that belong to shard ``sharer`` of the span, int64,
+        ascending. ``epoch``: from the start of the run, if rolling.
+        """
         if self.sharers == 1:
             return np.arange(rows, dtype=np.int64)
         if not self.whole:
@@ -261,7 +263,9 @@ def _pieces(
 
 
 def _dealt(rows: int, first: int, size: int, sharers: int, sharer: int) -> IntArray:
-    """Positions of ``rows`` rows whose chunk, of ``size`` rows, is one sharer's."""
+    """Positions of ``rows`` rows whose chunk, of ``size`` rows, is one sharer's; row 0 is the
+    ``first`` of all.
+    """
     low, high = first // size, (first + rows - 1) // size
     chunks = np.arange(low + (sharer - low) % sharers, high + 1, sharers, dtype=np.int64)
     positions: IntArray = (chunks[:, None] * size + np.arange(-first, size - first)).ravel()

@@ -89,7 +89,7 @@ class Pool:
     """Threads, started when there is something to do.
 
     Args:
-        shares: whether whoever waits may work at the same time.
+        shares: whether whoever waits may work too; not where functions are made for one thread.
         within: whether tasks of other pools wait for tasks of this one.
     """
 

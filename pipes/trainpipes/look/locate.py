@@ -145,8 +145,9 @@ def locate(
     >>> import trainpipes as tp
     >>> pipe = tp.from_dataset(["one", "two", "three", "four"]).shuffle(4).batch(2)
     >>> found = tp.locate(pipe, 1, epoch=7)
-    >>> print(found.batch, found, sep="\n")
+    >>> found.batch
     ['two', 'one']
+    >>> print(found)
     batch m = 1 of epoch 7, one rank
     in batch  row  epoch
     0         1    7

@@ -286,7 +286,7 @@ def _no_pickle(said: str, what: str, found: str, error: Exception) -> ConfigErro
 
 
 def _preload(context: Any) -> None:
-    """Import what workers need once, in the fork server."""
+    """Import what workers need once, in the fork server, unless the program has set its preload."""
     if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:
         context.set_forkserver_preload(["__main__", work.__module__])
 

@@ -65,7 +65,9 @@ class RowKey(ISeedSequence):  # a Philox asks it for its key
 
 
 def words_of(run: Run) -> Words:
-    """Upper counter words of each item, uint64 ``[items, 3]``; of a batch a digest over its rows."""
+    """Upper counter words of each item, uint64 ``[items, 3]``: a row's part, number and epoch; of a
+    batch a digest over its rows.
+    """
     places = row_words(run.block)
     if run.bounds is None:
         return places
@@ -92,7 +94,9 @@ class RowCall:
     watch: DrawWatch
 
     def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
-        """Call the function for each item, up to the first at which it raises or returns None."""
+        """Call the function for each item, up to the first at which it raises or returns None.
+        ``at.value`` is the number of the item at work.
+        """
         results: list[Any] = []
         counters = None if words is None else words.tolist()
         fn = self.watch.around(self.fn)

@@ -140,7 +140,9 @@ class EpochCounter:
         self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
-        """Let the next pass start from a loaded position. Returns the number of this load."""
+        """Let the next pass start from a loaded position, ``within`` an epoch or not. Returns this
+        load's number.
+        """
         with self._lock:
             now = self.now
             now.loads += 1

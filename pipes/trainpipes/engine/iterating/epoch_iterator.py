@@ -78,8 +78,8 @@ class EpochIterator:
                 self._current.close()  # its workers go with it
 
     def is_last(self) -> bool:
-        """Whether the last item given ends this pass, for loops that accumulate gradients. The state does not
-        move. Never true under an endless ``repeat``.
+        """Whether the last item given ends this pass, for loops that accumulate gradients. May make
+        and keep the next item; the state does not move. Never true under an endless ``repeat``.
 
         >>> import trainpipes as tp
         >>> batches = iter(tp.Loader(tp.from_dataset(range(5)).filter(lambda x: x < 3).batch(2)))

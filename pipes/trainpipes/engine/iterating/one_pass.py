@@ -20,7 +20,9 @@ from trainpipes.state.format import Position, render
 
 
 class IteratorLock:
-    """Held while an iterator makes an item, or gives a state. A second thread that asks is refused."""
+    """Held while an iterator makes an item, or gives a state. A second thread that asks is refused;
+    Ctrl-C does not leave it held.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

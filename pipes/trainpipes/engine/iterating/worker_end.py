@@ -29,10 +29,11 @@ SENDER = "QueueFeederThread"
 
 
 def end_in_peace() -> None:
-    """In a worker: end with the process that started it, after the thread that sends batches.
+    """In a worker: end with the process that started it, but not before the thread that sends
+    batches.
 
     torch's own worker, when its parent is gone, waits forever until its batches are sent. And where a
-    loader is left in mid-epoch, a spawned worker ends below its sending thread, and the C++ runtime
+    loader is left in mid-epoch, a spawned worker ends before its sending thread, and the C++ runtime
     aborts ("terminate called without an active exception").
     """
     if get_worker_info() is not None:

@@ -205,7 +205,7 @@ def _least(found: int | None, stop: int) -> int:
 
 
 def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
-    """The chain where rows are read by number."""
+    """The chain where rows are read by number: what stood below the sampler follows it."""
     opener = chain.opener
     if not opener.random_access:
         raise ConfigError(

@@ -35,7 +35,9 @@ searching = ForkLock()
 
 
 class Schemas:
-    """The schemas of rows that are Python objects, one for each place where rows become columns."""
+    """The schemas of rows that are Python objects, one for each place where rows become columns.
+    Any thread may ask.
+    """
 
     def __init__(self) -> None:
         self._found: dict[str, pa.Schema | None] = {}

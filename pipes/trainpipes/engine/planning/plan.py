@@ -52,8 +52,8 @@ class Plan:
         return plan
 
     def in_lanes(self, lanes: int) -> Plan:
-        """This plan with so many lanes in place of each shard, which take turns at its batches. The order
-        stays the same.
+        """This plan with so many lanes in place of each shard, which take turns at its batches. The
+        order stays the same; no state knows of lanes.
         """
         return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
 

@@ -135,7 +135,7 @@ class ShardItems:
         return item
 
     def _make_ahead(self, m: int, pool: Pool) -> None:
-        """Have the pool make the items after batch ``m`` that are made late."""
+        """Have the pool make items after batch ``m`` that else are made when they are taken."""
         first = max(m + self._stride, self._made_to)
         if not self._stride or first > m + MADE_AHEAD // 2 * self._stride:
             return

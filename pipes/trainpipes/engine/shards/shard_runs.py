@@ -39,7 +39,9 @@ class PlacedRun:
 
 
 class ShardRuns:
-    """The runs of one shard, epoch after epoch; as small as can be if ``singly``."""
+    """The runs of one shard, epoch after epoch; as small as can be if ``singly``. For one thread at
+    a time.
+    """
 
     def __init__(
         self,
@@ -202,7 +204,7 @@ class ShardIterator:
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to the last item given, and raise, unless smaller runs may put the error where it
-        is due.
+        is due. No row is lost.
         """
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
