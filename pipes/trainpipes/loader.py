@@ -165,7 +165,6 @@ class Loader:
         )
 
     def _given(self) -> list[str]:
-        """Options that differ from their defaults, as code."""
         own = inspect.signature(Loader).parameters
         return [f"{k}={show(v)}" for k, v in self._options.items() if v != own[k].default]
 
@@ -311,10 +310,11 @@ class Loader:
             state: a state of this pipeline. Where batches are counted, that of any rank; otherwise
                 that of all ranks merged, or this rank's own if the number of ranks is the same.
             allow_changes: what may differ from the pipeline that saved the state. "batch_size":
-                batches have the new size from here on; each row comes at most once in this epoch, and
-                a few at its end may be left out. "pack_length": packed rows have the new length; only for
-                states from the start of an epoch. "mix": sources of ``mix`` may come and go, and their weights, schedule and
-                max_epochs may change; sources that stay continue where they stand.
+                batches have the new size from here on; each row comes at most once in this
+                epoch, and a few at its end may be left out. "pack_length": packed rows have the
+                new length; only for states from the start of an epoch. "mix": sources of
+                ``mix`` may come and go, and their weights, schedule and max_epochs may change;
+                sources that stay continue where they stand.
 
         Raises:
             StateError: the state does not fit the pipeline.
@@ -332,7 +332,6 @@ class Loader:
 
 
 def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
-    """Raise ConfigError unless each iteration of a pipeline can be this epoch."""
     whole_number(epoch, 0, "Loader(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
     if pipeline._iteration.plan.chain.endless:
         raise ConfigError(
@@ -342,7 +341,6 @@ def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
 
 
 def _pinned(pipeline: Pipeline) -> Pipeline:
-    """Add ``pin()``, before ``to()`` if the pipeline has that."""
     stages = pipeline.stages
     if any(isinstance(stage, Pin) for stage in stages):
         return pipeline

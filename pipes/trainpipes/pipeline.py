@@ -201,13 +201,11 @@ class Pipeline(IterableDataset[Any]):
         return reading_ranks(ranks or data_parallel(), self._batching)
 
     def _batching(self) -> Stage | None:
-        """The stage that makes batches, if one does."""
         first = self._iteration.plan.chain.stages[0]
         source = first if getattr(first, "makes_batches", False) else None
         return self._iteration.plan.chain.batch or source
 
     def _need_batches(self, option: str, way: str = "end it with .batch(32).pad_collate()") -> None:
-        """Raise ConfigError if this gives single rows."""
         if self._batching() is None:
             raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
 

@@ -150,8 +150,6 @@ class _Epoch:
 
 
 class _Driver:
-    """One way to iterate and to take and load states, for all that can be checked."""
-
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
 

@@ -84,7 +84,6 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
 
 
 def _who_shares() -> str | None:
-    """The name of the class on the stack that shares out rows."""
     for module, function in callers():
         owner = function.partition(".")[0]
         if owner in SHARING and module.partition(".")[0] in ("accelerate", "transformers"):

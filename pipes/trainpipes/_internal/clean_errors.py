@@ -1,6 +1,4 @@
-"""Errors of other packages as they are passed on: with their kind and traceback, without secrets such as
-URLs with credentials.
-"""
+"""Errors of other packages as they are passed on: with their kind and traceback, without secrets."""
 
 from __future__ import annotations
 
@@ -49,7 +47,6 @@ def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseExcepti
 
 
 def _stand_in(error: BaseException, known: dict[int, BaseException]) -> BaseException:
-    """The same without secrets, and without what led to it."""
     if isinstance(error, BaseExceptionGroup):
         inner = [_clean(one, known) for one in error.exceptions]
         return BaseExceptionGroup(hidden(error.message), inner)

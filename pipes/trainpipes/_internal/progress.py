@@ -108,7 +108,6 @@ def counted(items: Iterable[T], job: str, total: int | None, unit: str) -> Itera
 
 
 def _may_show() -> bool:
-    """Whether this process is rank 0, and no worker of another process."""
     started = dist.is_available() and dist.is_initialized()
     if (dist.get_rank() if started else os.environ.get("RANK", "0")) not in (0, "0"):
         return False

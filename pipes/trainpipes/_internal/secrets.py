@@ -120,7 +120,6 @@ def _with_digest(bare: str, more: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """A URL without secrets, its user, and its query."""
     if "://" not in url:
         return url, "", ""
     scheme, rest = url.split("://", 1)
@@ -156,7 +155,6 @@ def _user(scheme: str, rest: str) -> str:
 
 
 def _quoted(found: re.Match[str], users: set[str]) -> str:
-    """A URL in quotes, also one with spaces."""
     quote = found["q"]
     return f"{quote}{found['chain']}{_url(found['scheme'], found['rest'], users)}{quote}"
 

@@ -66,7 +66,6 @@ def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
 
 
 def _counts(item: Any, is_batch: bool) -> dict[str, int]:
-    """What one item adds; no targets where it has no labels."""
     named = item if isinstance(item, Mapping) else {}
     masks = masks_of(named)
     labels = [

@@ -182,7 +182,6 @@ class Pool:
         return future.result()
 
     def _put_first(self, future: Future) -> None:
-        """Have a thread do next what somebody waits for."""
         for tasks in self._tasks:
             if future in tasks:
                 tasks.remove(future)

@@ -205,7 +205,6 @@ def _in_folder(folder: Path) -> list[FoundState]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files to look at, by name."""
     found = list(islice(folder.rglob("*"), MOST_FILES + 1))
     if len(found) > MOST_FILES:
         raise StateError(
@@ -256,7 +255,6 @@ def _found(value: Any, path: str, keys: str) -> FoundState | None:
 
 
 def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
-    """The rank whose shards these are, and of how many."""
     if shards and len(shards) < S and S % len(shards) == 0:
         world = S // len(shards)
         if shards == list(range(shards[0], S, world)):

@@ -163,7 +163,6 @@ def _read_index(path: Path) -> Any:
 
 
 def _value(folder: Path, name: str, place: Any) -> Any:
-    """One value of a state, where the index says it is."""
     path = folder / str(place.relative_path)
     inside = path.resolve().is_relative_to(folder.resolve())
     if not inside or place.offset < 0 or not 0 < place.length < MOST_VALUE:

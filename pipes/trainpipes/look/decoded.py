@@ -70,7 +70,6 @@ def known_ids(plan: Plan) -> KnownIds:
 
 
 def _stages(inputs: Inputs) -> Iterator[Stage]:
-    """Stages in the order of the rows, those of joined sources first."""
     for part in [*inputs.mixed.values(), *getattr(inputs.source, "joined_inputs", ())]:
         yield from _stages(part)
     yield from inputs.chain.stages
@@ -144,8 +143,6 @@ def token_grids(
 def _with_labels(
     name: str, prefix: str, ids: Array, values: Mapping[str, Any], known: KnownIds, of_row: bool
 ) -> TokenGrid:
-    """A column of ids with what stands beside it."""
-
     def beside(*names: str) -> Array | None:
         """The first column of these names, after the same prefix, that is as large."""
         grids = (number_grid(values.get(f"{prefix}{one}")) for one in names)

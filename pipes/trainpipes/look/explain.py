@@ -211,7 +211,6 @@ def _window_rows(plan: Plan) -> int | None:
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:
-    """Bytes of windows that each process holds; None where rows have no known size."""
     found = 0
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     window = _window_rows(plan)

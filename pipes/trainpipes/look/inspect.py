@@ -209,7 +209,6 @@ def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
 def _lengths(
     chunks: Columns, names: list[str], engine: Engine | None, max_length: int | None
 ) -> Lengths:
-    """How long rows are in these columns together."""
     found = []
     for name in names:
         measured = _measured(chunks[name], engine)

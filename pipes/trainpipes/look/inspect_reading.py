@@ -133,7 +133,6 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 
 def _open(found: Found, files: FileList) -> None:
-    """Open files together, or each by itself where that fails."""
     wanted = _wanted_files(found, files)
     if found.reader == "read_images":
         empty = np.flatnonzero(files.sizes == 0).tolist()
@@ -232,7 +231,6 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
 
 
 def _places(found: Found, rows: int) -> list[tuple[int, int, int, int]]:
-    """Which rows to read, as source, block, start and stop."""
     blocks = [(n, b) for n, (_, one) in enumerate(found.sources) for b in range(len(one.lengths))]
     lengths, ends = found.lengths, np.cumsum(found.lengths)
     total = int(lengths.sum())

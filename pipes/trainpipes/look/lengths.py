@@ -198,8 +198,6 @@ class _Count:
 
 
 class _Tally(RunStage):
-    """Counts items that pass."""
-
     keeps_rows = False
 
     count: _Count

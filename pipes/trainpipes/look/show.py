@@ -174,7 +174,6 @@ def preview(items: Iterable[Any], plan: Plan, rows: int = 4) -> Preview:
 
 
 def _is_batch(item: Any) -> bool:
-    """Whether an item of unknown origin holds several rows."""
     values = [item] if isinstance(item, list) else [value for _, value in leaves(item)[0]]
     return any(map(_holds_rows, values))
 

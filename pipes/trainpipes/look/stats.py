@@ -174,7 +174,6 @@ def _named_mask(batch: Any, name: str) -> torch.Tensor:
 
 
 def _documents(segments: Array) -> tuple[int, int, int]:
-    """Cells, tokens and documents of a packed row."""
     there = segments[segments > 0]
     return len(segments), len(there), len(np.unique(there))
 
@@ -189,7 +188,6 @@ def _packing(rows: Sequence[tuple[int, int, int]]) -> Packing | None:
 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
-    """Sources of the first rows that a mix draws."""
     stages = pipeline.stages
     chain = Plan.of([stage.fresh() for stage in stages]).chain
     if not chain.mixes:

@@ -169,7 +169,6 @@ def _facts(name: str, value: Any) -> Facts:
 
 
 def _quoted(value: Any, most: int, quotes: bool = False) -> str:
-    """A text, or the ``repr`` of another value, without secrets, cut."""
     if not isinstance(value, str):
         return escaped(shown(value, most), most)
     text = escaped(cut(hidden(cut(value, MOST_OF_URL)), most), most)
@@ -177,7 +176,6 @@ def _quoted(value: Any, most: int, quotes: bool = False) -> str:
 
 
 def _span(value: Any) -> tuple[str | None, str | None, str | None]:
-    """The least and the greatest number, and how many are NaN."""
     numbers = head(value)
     if numbers is None or not numbers.size or numbers.dtype.kind not in "biuf":
         return None, None, None

@@ -299,7 +299,6 @@ def _begin(parent: Any, payload: bytes) -> None:
 
 
 def _end_with(parent: Any) -> None:
-    """End this process as soon as its parent says so or is gone."""
     connection.wait([parent])
     os._exit(1)
 

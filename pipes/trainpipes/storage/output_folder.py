@@ -262,7 +262,6 @@ class OutputFolder:
             self.place.remove(f"{WORK}/{folder}", recursive=True)
 
     def _sweep(self) -> None:
-        """Remove what a killed process left behind."""
         work, ours = self.place.sizes(WORK), filter(OURS.fullmatch, self.place.sizes())
         done = {_stem(name) for name in work if name.endswith(SIDECAR)}
         self.place.remove(

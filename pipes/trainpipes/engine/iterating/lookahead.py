@@ -146,7 +146,6 @@ class Lookahead:
             self._end_at(self.origin + (first - self.origin) // world * world)
 
     def _end_at(self, end: int) -> None:
-        """Drop what was taken from batch ``end`` on: the pass is over there."""
         while self._taken:
             last = self._taken[-1]
             if last.error is not None and last.state.upcoming < end:
@@ -158,7 +157,6 @@ class Lookahead:
         self._last = self.state()._replace(over=True)
 
     def _give(self) -> Any:
-        """The next item that was taken, or the error in its place."""
         if not self._taken:
             raise StopIteration
         coming = self._taken[0]

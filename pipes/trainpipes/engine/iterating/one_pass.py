@@ -143,7 +143,6 @@ class OnePass:
         self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards))
 
     def _other_workers_have_more(self) -> bool:
-        """Whether another worker of this rank has something left where this pass started."""
         topology = self._topology
         if topology.num_workers == 1:
             return False

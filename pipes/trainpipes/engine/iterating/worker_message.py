@@ -150,8 +150,6 @@ class WorkerMemory:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles a batch, and keeps the values of its small tensors apart."""
-
     def __init__(self) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, 5, True, self._beside)

@@ -90,8 +90,8 @@ class ListedLoader(WindowLoader):
                 yield from self._layouts.stretches(after, 0)
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
-        """The reader of a window: another span's where that has just read up to there, to decode no block
-        twice.
+        """The reader of a window. Where another span's has just read up to there, it goes on: no
+        block is decoded twice.
         """
         if place.at != at:
             for other in list(self._places.values()):

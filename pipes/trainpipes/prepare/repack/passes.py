@@ -265,7 +265,7 @@ class Shuffle:
 
 
 def remove_others(place: Place, name: str, beginning: str = "") -> None:
-    """Remove what in a folder begins so, but for that name."""
+    """Remove the files in a folder whose names begin so, except the one of that name."""
     for other in place.sizes():
         if other.startswith(beginning) and other != name:
             place.remove(other, recursive=True)

@@ -1,5 +1,5 @@
-"""Files of pieces between two passes: rows of one bucket each, as Arrow streams (lz4), which the manifest
-lists.
+"""Files of pieces between two passes: rows of one bucket each, as Arrow streams (lz4). The manifest says
+where they are.
 """
 
 from __future__ import annotations

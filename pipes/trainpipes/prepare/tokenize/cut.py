@@ -1,7 +1,7 @@
 """Where a pipeline is cut in two: what is done once, ahead, and what training does in every epoch.
 
 Ahead go stages up to the last one that makes ids, and those after it that only cut, name or choose
-columns.
+columns. What drops rows after the ids stays with training: so blocks and order are the same.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ def _check(stage: Stage, last: Stage) -> None:
 
 
 def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
-    """What tells training which tokenizer made which columns."""
     found: dict[str, Tokenizes] = {}
     for stage in ahead:
         if isinstance(stage, Tokenizes):

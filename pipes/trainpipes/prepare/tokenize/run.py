@@ -243,7 +243,6 @@ def _narrowest(stages: Sequence[Stage]) -> str:
 
 
 def _worthwhile(plan: Plan, missing: list[Task]) -> Executor:
-    """As many processes as are worth the time that they take to start."""
     size = sum(task.rows for task in missing) * (files_of(plan).row_bytes or 1024.0)
     count = int(max(1, min(cores(), len(missing), 1 + size // WORTH_BYTES)))
     return Threads(1) if count == 1 else Processes(count)

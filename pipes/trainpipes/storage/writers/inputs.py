@@ -19,7 +19,7 @@ SERVERS = ("endpoint_url", "host", "port", "account_name")
 
 
 def about_inputs(source: Any) -> dict[str, str]:
-    """ "inputs" of a manifest: a checksum of the sizes of a source's files, and of their times or etags."""
+    """What a manifest says of a source's files: "inputs", a checksum of their sizes and times or etags."""
     stamps: list[object] = []
     for files in file_lists(source):
         for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):

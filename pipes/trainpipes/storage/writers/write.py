@@ -200,7 +200,6 @@ def _write_in_turn(
 def _in_turn(
     reader: _Reader, out: OutputFolder, form: Format, length: Callable[[int], int | None]
 ) -> Iterator[FileTask]:
-    """The files of rows that are read one after the other."""
     start = sum(info.rows for info in out.files.values())
     last = next(reversed(out.files.values()), None)
     reader.rows.open(None if last is None else last.cursor, row=start)
