@@ -92,9 +92,10 @@ class Pipeline(IterableDataset[Any]):
     """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make one; each
     stage method returns a new one, which starts at the beginning.
 
-    Each ``iter()`` starts the next epoch. Iterators read from the first ``next`` on, and have
-    ``state_dict`` and ``load_state_dict``. You can iterate a pipeline as it is, in a ``DataLoader`` or
-    ``StatefulDataLoader`` with ``batch_size=None``, or in ``trainpipes.Loader``.
+    Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators read
+    from the first ``next`` on, and have ``state_dict`` and ``load_state_dict``. You can iterate a
+    pipeline as it is, in a ``DataLoader`` or ``StatefulDataLoader`` with ``batch_size=None``, or in
+    ``trainpipes.Loader``.
 
     Args:
         stages: first one first.
