@@ -1,5 +1,4 @@
-"""Rows from a torchdata node that is not ours, below a chain of nodes that are: its epochs are what torchdata
-makes of it, each begins where the one before was left."""
+"""Rows from a torchdata node that is not ours, below a chain of nodes that are."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ _REMEMBERED = 64
 
 
 class FromNode(Source):
-    """Items of a foreign torchdata node as rows, drawn at most one small lot ahead of use."""
+    """Items of a foreign torchdata node as rows."""
 
     makes_objects = True
     read_once = True
@@ -39,8 +38,7 @@ class NodeStream(RowStream):
     """A foreign node as a stream that can go where its own state says.
 
     A node has one place, and begins its next epoch by ``reset()`` after something was read of the one before.
-    So its place is changed when another reader's turn comes, and the start of an epoch is given by the node's
-    state there, or by that from which ``reset()`` led to it.
+    So its place is changed when another reader's turn comes.
     """
 
     read_once = True
@@ -56,7 +54,7 @@ class NodeStream(RowStream):
         return True
 
     def resume(self, places: dict[int, dict[str, Any]], begun: bool) -> None:
-        """Say where a run stands that goes on from a state, in case that nothing more is read there."""
+        """Say where a run that goes on from a state stands, even if nothing more is read."""
         self._reader = None
         self._left = dict(places)
         self._starts = dict(places) if begun else {}
@@ -107,7 +105,7 @@ class NodeStream(RowStream):
             next(self.node)
 
     def _begin(self, epoch: int, last: NodeReader | None) -> dict[str, Any]:
-        """Have the node begin an epoch, from where it was left in the one before; where that starts."""
+        """Have the node begin an epoch; where that starts."""
         if not self._left:
             self.node.reset(None)
             return dict(plain(self.node.state_dict()))

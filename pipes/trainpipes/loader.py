@@ -64,14 +64,12 @@ def _with_hints(init: Callable[P, None]) -> Callable[P, None]:
 
 
 class Loader:
-    """Runs a pipeline for training, in threads or worker processes, and saves and restores its
-    position.
+    """Runs a pipeline for training, in threads or worker processes, and saves and restores its position.
 
     A ``Loader`` starts where its pipeline stands when it is made. Each ``iter()`` starts the next
-    epoch, in another order; after ``load_state_dict`` the next one continues there. A pass moves
-    the pipeline on, so that a new ``Loader`` begins with the next epoch; using the pipeline does
-    not move the ``Loader``. The state counts delivered batches, not prefetched ones, and loads with
-    any ``num_workers``.
+    epoch; after ``load_state_dict`` the next one continues there. A pass moves the pipeline on, so that
+    a new ``Loader`` begins with the next epoch; using the pipeline does not move the ``Loader``. The
+    state counts delivered batches, not prefetched ones, and loads with any ``num_workers``.
 
     Args:
         pipeline: the pipeline to run.
@@ -167,7 +165,6 @@ class Loader:
         )
 
     def _given(self) -> list[str]:
-        """Options that differ from their defaults, as code."""
         own = inspect.signature(Loader).parameters
         return [f"{k}={show(v)}" for k, v in self._options.items() if v != own[k].default]
 
@@ -183,10 +180,9 @@ class Loader:
         return len(self.pipeline)
 
     def estimate_len(self) -> int:
-        """Estimate ``len()``, for learning rate schedules; exact where the length is known.
-        ``sample`` and ``split`` count by their fraction. Where rows are filtered, made into
-        several, packed or batched by length, the first 2,048 rows go through the pipeline, which
-        calls your functions for them.
+        """Estimate ``len()``, for learning rate schedules; exact where the length is known. ``sample`` and
+        ``split`` count by their fraction. Where other stages change the number of rows, the first 2,048
+        rows go through the pipeline, which calls your functions for them.
 
         Raises:
             TypeError: the pipeline has no end, or its rows cannot be counted.
@@ -236,7 +232,6 @@ class Loader:
     @property
     def wait_seconds(self) -> float:
         """Seconds that loops over this loader have waited for batches, in all epochs together.
-        Where it grows as fast as the clock, training waits for data.
 
         >>> import trainpipes as tp
         >>> loader = tp.Loader(tp.from_tensors(range(8)).batch(4))
@@ -283,9 +278,8 @@ class Loader:
         return merge_states(dict(states).values())  # processes of one rank have the same
 
     def whole_state(self, group: Any = None, *, timeout: float = TIMEOUT) -> dict[str, Any]:
-        """Return a state that any number of ranks can load. Where batches are counted this is
-        ``state_dict()``, and one rank alone may call it; otherwise it is ``gather_state()``, which
-        all ranks must call.
+        """Return a state that any number of ranks can load: ``state_dict()`` where batches are counted,
+        which one rank alone may call; otherwise ``gather_state()``, which all ranks must call.
 
         Args:
             group: as for ``gather_state``.
@@ -310,16 +304,15 @@ class Loader:
     def load_state_dict(
         self, state: dict[str, Any], *, allow_changes: Collection[str] = ()
     ) -> None:
-        """Let the next iteration continue where ``state`` was taken, on any number of ranks and
-        workers.
+        """Let the next iteration continue where ``state`` was taken, on any number of ranks and workers.
 
         Args:
             state: a state of this pipeline. Where batches are counted, that of any rank; otherwise
                 that of all ranks merged, or this rank's own if the number of ranks is the same.
             allow_changes: what may differ from the pipeline that saved the state. "batch_size":
-                batches have the new size from here on; each row still comes at most once in this
-                epoch, and a few rows at its end may be left out. "pack_length": packed rows have
-                the new length; only for states from the start of an epoch. "mix": sources of
+                batches have the new size from here on; each row comes at most once in this
+                epoch, and a few at its end may be left out. "pack_length": packed rows have the
+                new length; only for states from the start of an epoch. "mix": sources of
                 ``mix`` may come and go, and their weights, schedule and max_epochs may change;
                 sources that stay continue where they stand.
 
@@ -339,7 +332,6 @@ class Loader:
 
 
 def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
-    """Raise ConfigError unless each iteration of a pipeline can be this epoch."""
     whole_number(epoch, 0, "Loader(epoch)", "the number of an epoch", MOST_EPOCHS - 1)
     if pipeline._iteration.plan.chain.endless:
         raise ConfigError(
@@ -349,7 +341,6 @@ def _check_epoch(epoch: Any, pipeline: Pipeline) -> None:
 
 
 def _pinned(pipeline: Pipeline) -> Pipeline:
-    """Add ``pin()``, before ``to()`` if the pipeline has that."""
     stages = pipeline.stages
     if any(isinstance(stage, Pin) for stage in stages):
         return pipeline

@@ -1,11 +1,10 @@
 """All stages by their classes, to be put together as torchdata nodes.
 
-Each is a ``torchdata.nodes.BaseNode`` built as ``Stage(source, ...)``: a chain of them gives just what the
+Each is a ``torchdata.nodes.BaseNode`` built as ``Stage(source, ...)``: a chain of them gives what the
 pipeline of the same stages gives, and can come before or after torchdata's own nodes.
 
-The state after an epoch's last item gives no more items, and the ``reset()`` after it begins the next epoch,
-as with torchdata's nodes. The state of a node that is not ours is kept in that of the chain after it. It may
-hold what JSON can, tuples, bytes, NumPy arrays and tensors.
+The state of a node that is not ours is kept in that of the chain after it. It may hold what JSON can, tuples,
+bytes, NumPy arrays and tensors.
 
 >>> import pyarrow as pa
 >>> from torchdata.nodes import Loader
@@ -42,9 +41,8 @@ from trainpipes.state.format import Position
 class StageNode(BaseNode[Any]):
     """A stage as a torchdata node, above another node, ours or not.
 
-    The state after an epoch's last item is of that epoch, as torchdata's ``Unbatcher`` and
-    ``Loader(restart_on_stop_iteration=False)`` count on: loaded, it gives no more items, and the next
-    ``reset()`` begins the next epoch.
+    The state after an epoch's last item is of that epoch, as torchdata counts on: loaded, it gives no more
+    items, and the next ``reset()`` begins the next epoch.
 
     Args:
         source: the node below; None for a stage that rows come from.
@@ -103,14 +101,14 @@ class StageNode(BaseNode[Any]):
 
 
 def farthest(position: Position) -> dict[int, dict[str, Any]]:
-    """By epoch, the state of a foreign node where the shard stands that has read the most of it."""
+    """By epoch, the state of a foreign node of the shard that has read the most."""
     places = [innermost(cursor) for cursor in position.cursors.values()]
     places.sort(key=lambda place: place["window"])
     return {place["epoch"]: place["stream"] for place in places if place.get("stream")}
 
 
 def node_of(kind: Any) -> type[StageNode]:
-    """The class of nodes for a class of stages: its options come after the node below, if there is one."""
+    """The class of nodes for a class of stages: its options come after the node below."""
 
     def start(self: StageNode, *args: Any, **options: Any) -> None:
         StageNode.__init__(self, None, *args, **options)

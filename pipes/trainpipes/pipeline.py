@@ -1,8 +1,7 @@
 """The chain of stages that users build and iterate.
 
 A ``Pipeline`` is an immutable tuple of stages: it prints, compares and pickles as that. Each object
-also knows where its own iteration stands, outside ``==``, hash and ``repr``; a pipeline derived
-from it starts at the beginning.
+also knows where its own iteration stands.
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ if TYPE_CHECKING:
 
 
 class Pipeline(IterableDataset[Any]):
-    """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make one;
-    each stage method returns a new one.
+    """A chain of stages. ``list_files`` and the ``read_...`` and ``from_...`` functions make one; each
+    stage method returns a new one, which starts at the beginning.
 
     Each ``iter()`` starts the next epoch, in another order if the pipeline shuffles. Iterators read
     from the first ``next`` on, and have ``state_dict`` and ``load_state_dict``. You can iterate a
@@ -203,13 +202,11 @@ class Pipeline(IterableDataset[Any]):
         return reading_ranks(ranks or data_parallel(), self._batching)
 
     def _batching(self) -> Stage | None:
-        """The stage that makes batches, if one does."""
         first = self._iteration.plan.chain.stages[0]
         source = first if getattr(first, "makes_batches", False) else None
         return self._iteration.plan.chain.batch or source
 
     def _need_batches(self, option: str, way: str = "end it with .batch(32).pad_collate()") -> None:
-        """Raise ConfigError if this gives single rows."""
         if self._batching() is None:
             raise ConfigError(f"{option} must make batches, got single rows; {way}:\n{self}")
 
@@ -394,9 +391,8 @@ class Pipeline(IterableDataset[Any]):
         return self._iteration.peek()
 
     def show(self, n: int = 3, *, rows: int = 4) -> Preview:
-        """Show the next items, without starting an iteration: types, shapes, ranges and decoded
-        text, with tokens in the loss marked. Long values are cut, and control characters are
-        escaped.
+        """Show the next items, without starting an iteration: types, shapes, ranges and decoded text, with
+        tokens in the loss marked. Long values are cut.
 
         Args:
             n: number of items.
@@ -459,15 +455,13 @@ class Pipeline(IterableDataset[Any]):
         labels: str | Sequence[str] | None = None,
         mask: str | None = None,
     ) -> Stats:
-        """Measure the first batches of an epoch, over all ranks, without starting one: padding, how
-        full packed rows are, the sources of a mix, and how well rows are shuffled.
-
-        Labels are counted over all rows of an epoch instead; of files only these columns are read.
-        Each row counts once; in a column of lists, each value counts.
+        """Measure the first batches of an epoch, over all ranks, without starting one: padding, how full
+        packed rows are, the sources of a mix, and how well rows are shuffled.
 
         Args:
             batches: most batches to look at; 0 to count labels only.
-            labels: columns of texts, integers, bools, or lists of these, whose values are counted.
+            labels: columns of texts, integers, bools, or lists of these, whose values are counted, over all
+                rows of an epoch; in a list, each value counts.
             mask: the tensor that is 0 on padding; "segment_ids" or "attention_mask" by default.
 
         Returns:
@@ -534,9 +528,8 @@ class Pipeline(IterableDataset[Any]):
         return to_map_dataset(self, path)
 
     def to_hf(self) -> IterableRows:
-        """Make an ``IterableDataset`` of Hugging Face's ``datasets``, for TRL and other libraries
-        that take one. Its ``state_dict`` holds the position, also after ``map``, ``filter``,
-        ``remove_columns`` and ``with_format``, and in a ``StatefulDataLoader``.
+        """Make an ``IterableDataset`` of Hugging Face's ``datasets``, for TRL and other libraries that take
+        one. Its ``state_dict`` holds the position, also in a ``StatefulDataLoader``.
 
         It has this pipeline's shards and begins at epoch 0, wherever this pipeline stands.
         ``set_epoch(e)`` changes the order. A row is a dict of Python values.
@@ -550,13 +543,12 @@ class Pipeline(IterableDataset[Any]):
         return to_hf(self)
 
     def to_ray(self, *, epoch: int = 0) -> Dataset:
-        """Make a ``ray.data.Dataset`` of the rows of one epoch. Nothing is read before Ray reads
-        it.
+        """Make a ``ray.data.Dataset`` of the rows of one epoch. Nothing is read before Ray reads it.
 
-        Where rows are counted, each read task reads a range of them, in the order of this pipeline
-        without its ``sharding_filter``. Otherwise (``filter``, ``flat_map``, ``mix``) there is a
-        task for each shard, or one without a ``sharding_filter``. Ray keeps the order of tasks if
-        ``execution_options.preserve_order`` of its ``ray.data.DataContext.get_current()`` is True.
+        Where rows are counted, each read task reads a range of them, in the order without
+        ``sharding_filter``; otherwise (``filter``, ``flat_map``, ``mix``) there is a task for each shard. Ray
+        keeps the order of tasks if ``execution_options.preserve_order`` of its
+        ``ray.data.DataContext.get_current()`` is True.
 
         The nodes need this library: ``ray.init(runtime_env={"py_modules": [trainpipes]})`` ships
         it.
@@ -637,11 +629,11 @@ class Pipeline(IterableDataset[Any]):
         self._iteration.load(state, allow_changes)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter()``, also in workers, for frameworks that call this.
-        Without it, each ``iter()`` is the next epoch.
+        """Set the epoch of the next ``iter()``, also in workers, for frameworks that call this. Without it,
+        each ``iter()`` is the next epoch.
 
         Nothing changes under an endless ``repeat``. A loaded position stays: the first number after
-        a load becomes the name of the loaded epoch, and later numbers count from there.
+        a load names the loaded epoch, and later numbers count from there.
 
         Args:
             epoch: from 0.

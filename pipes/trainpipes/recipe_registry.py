@@ -1,6 +1,6 @@
 """``recipe``: prebuilt pipelines by name; ``recipes``: which there are.
 
-A recipe is a function that returns a ``Pipeline``, offered as an entry point of ``trainpipes.recipes``.
+A recipe is a function, an entry point of ``trainpipes.recipes``, that returns a ``Pipeline``.
 """
 
 from __future__ import annotations

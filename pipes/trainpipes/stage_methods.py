@@ -28,7 +28,7 @@ def written_as(
 
 
 class Method(Generic[P]):
-    """A method that adds a stage: its parameters and its text are those of the stage's class."""
+    """A method that adds a stage, with the parameters and the text of its class."""
 
     def __init__(self, stage: Callable[P, Stage]) -> None:
         self._stage = stage

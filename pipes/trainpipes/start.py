@@ -44,8 +44,7 @@ P = ParamSpec("P")
 
 
 def starting(stage: Callable[P, Source]) -> Callable[P, Pipeline]:
-    """The function that starts a pipeline with a source: its parameters and its text are those of the
-    source's class."""
+    """The function that starts a pipeline with a source: its parameters and text are the source's."""
     kind: Any = stage
 
     def start(*args: Any, **options: Any) -> Pipeline:
@@ -55,7 +54,7 @@ def starting(stage: Callable[P, Source]) -> Callable[P, Pipeline]:
 
 
 def reading(stage: Callable[P, Stage]) -> Callable[Concatenate[Any, P], Pipeline]:
-    """The function that lists files and reads them: its parameters are the files and those of the reader."""
+    """The function that lists files and reads them."""
     kind: Any = stage
 
     def start(files: Any, *args: Any, **options: Any) -> Pipeline:
@@ -133,7 +132,7 @@ def zip(*pipelines: Pipeline) -> Pipeline:
 
 @functools.cache
 def stage_classes() -> dict[str, type[Stage]]:
-    """The class of each stage of ours, by the name that it has in a chain."""
+    """The class of each stage, by its name in a chain."""
     kinds: list[Any] = [one._stage for one in vars(Pipeline).values() if isinstance(one, Method)]
     for module in (Pipeline.__module__, __name__):
         kinds += filter(inspect.isclass, vars(sys.modules[module]).values())

@@ -78,8 +78,8 @@ def check_resume(
 ) -> ResumeReport:
     """Check that a pipeline, loader or node resumes exactly, wherever it was stopped.
 
-    Takes the state before every item, loads each into a fresh object, twice and for some in a process of
-    its own, and compares what comes through the end of the epoch and in the epochs after it.
+    Takes the state before every item, loads each into a fresh object, twice, and compares what comes through
+    the end of the epoch and in the epochs after it.
 
     Args:
         subject: a pipeline; or a function that makes a fresh pipeline, ``Loader`` or node, the same each
@@ -128,14 +128,14 @@ def check_resume(
 
 @dataclass
 class _Epoch:
-    """Digests of items, and the states before each and after the last; some of the items themselves."""
+    """Digests of items, some of the items, and the states before each and after the last."""
 
     items: list[str] = field(default_factory=list)
     states: list[Any] = field(default_factory=list)
     kept: dict[int, Any] = field(default_factory=dict)
 
     def add(self, item: Any, left: int) -> int:
-        """Add an item, which is kept if it has ``left`` bytes at most; gives how many are left."""
+        """Add an item, kept if it has ``left`` bytes at most; gives how many are left."""
         found, size = digest_and_size(item)
         if size <= left:
             self.kept[len(self.items)] = item
@@ -150,8 +150,6 @@ class _Epoch:
 
 
 class _Driver:
-    """One way to iterate and to take and load states, for all that can be checked."""
-
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
 
@@ -185,7 +183,7 @@ def _maker(subject: Any) -> Callable[[], Subject]:
 def _walk(
     driver: _Driver, epochs: int, limit: int | None, begun: int = 0, states: bool = True
 ) -> list[_Epoch]:
-    """Items, and the state before each one and after the last; ``begun`` items came before them."""
+    """Items, and the state before each one and after the last; ``begun`` items came before."""
     found: list[_Epoch] = []
     left = KEPT_BYTES
     for number in range(epochs):
@@ -232,8 +230,9 @@ def _compare(
     where: str = "",
 ) -> None:
     """What a resumed run gave (or ``part`` of it), against the rest. A state at an epoch's end may go on
-    with the next. Before an epoch's first item the state is that of the end of the epoch before, of which,
-    where it gave nothing, nothing comes once more."""
+    with the next. Before an epoch's first item the state is that of the end of the epoch before; if that
+    epoch gave nothing, nothing comes once more.
+    """
     expected = [(epoch, k), *((number, 0) for number in range(epoch + 1, len(reference)))]
     rest = reference[epoch].items[k:]
     if not rest and (not found or found[0].items):

@@ -1,6 +1,5 @@
-"""Who asks for rows: read from the stack, for what other libraries say in no other way.
-
-Each name below is of another library, and a test of the installed version fails where it is gone.
+"""Who asks for rows: read from the stack. A test of the installed versions fails where a name below is
+gone.
 """
 
 from __future__ import annotations
@@ -85,7 +84,6 @@ def reading_ranks(ranks: tuple[int, int], batching: Callable[[], Any]) -> tuple[
 
 
 def _who_shares() -> str | None:
-    """The name of the class on the stack that shares out rows."""
     for module, function in callers():
         owner = function.partition(".")[0]
         if owner in SHARING and module.partition(".")[0] in ("accelerate", "transformers"):
@@ -113,7 +111,7 @@ def warn_without_data_module() -> None:
 
 
 def refuse_prepared_by_ray() -> None:
-    """Raise if Ray prepares a loader: it deals rows out again and takes a batch ahead."""
+    """Raise if Ray prepares a loader: it deals rows out again."""
     if not any(module in sys.modules for module in RAY):
         return
     if any(module in RAY and function in PREPARES for module, function in callers()):

@@ -90,8 +90,7 @@ def flag(value: Any, option: str) -> bool:
 
 
 def byte_count(value: Any, option: str, least: int = 1) -> int:
-    """A number of bytes, given as one or as text with a unit; raises ConfigError otherwise, or if it is less
-    than ``least``.
+    """A number of bytes, given as one or as text with a unit; raises ConfigError below ``least``.
 
     >>> byte_count("1.5 GB", "x"), byte_count("4MiB", "x"), byte_count(10, "x")
     (1500000000, 4194304, 10)

@@ -1,8 +1,4 @@
-"""Errors of other packages as they are passed on: what is printed of them holds no secret.
-
-Packages that speak to servers put whole URLs into their errors. What stands for such an error has its kind,
-its text without secrets, and its traceback.
-"""
+"""Errors of other packages as they are passed on: with their kind and traceback, without secrets."""
 
 from __future__ import annotations
 
@@ -51,7 +47,6 @@ def _clean(error: BaseException, known: dict[int, BaseException]) -> BaseExcepti
 
 
 def _stand_in(error: BaseException, known: dict[int, BaseException]) -> BaseException:
-    """The same without secrets, and without what led to it."""
     if isinstance(error, BaseExceptionGroup):
         inner = [_clean(one, known) for one in error.exceptions]
         return BaseExceptionGroup(hidden(error.message), inner)

@@ -1,4 +1,4 @@
-"""Messages about names that are not there, and warnings that a process gives once."""
+"""Messages about unknown names, and warnings that a process gives once."""
 
 from __future__ import annotations
 

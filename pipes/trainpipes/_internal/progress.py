@@ -1,7 +1,7 @@
-"""A progress bar for long jobs, by tqdm, and nothing for short ones.
+"""A progress bar for long jobs, by tqdm.
 
 Without a terminal or a notebook, or without tqdm, the logger ``trainpipes`` gets a line every 10 seconds at
-level INFO. Only rank 0 shows anything, and no worker process. ``TQDM_DISABLE=1`` turns the bars off.
+level INFO. Only rank 0 shows anything. ``TQDM_DISABLE=1`` turns the bars off.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ EVERY_LOGGED = 10.0
 
 
 class Progress:
-    """Counts how much of a job is done. Threads may share one; an ``advance`` costs less than 1 µs.
+    """Counts how much of a job is done. Threads may share one.
 
     >>> with Progress("reading footers", total=3, unit="files") as progress:
     ...     for _ in range(3):
@@ -108,7 +108,6 @@ def counted(items: Iterable[T], job: str, total: int | None, unit: str) -> Itera
 
 
 def _may_show() -> bool:
-    """Whether this process is rank 0, and no worker of another process."""
     started = dist.is_available() and dist.is_initialized()
     if (dist.get_rank() if started else os.environ.get("RANK", "0")) not in (0, "0"):
         return False

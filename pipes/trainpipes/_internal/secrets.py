@@ -1,4 +1,4 @@
-"""Secrets in texts that others read: in a ``repr``, an error, a log, and in what a state knows options by."""
+"""Secrets in texts that others read: a ``repr``, an error, a log, a state."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ def without_url_secrets(text: str) -> str:
 
 
 def known_name(url: str) -> str:
-    """A URL as what is at it is known by: without user, without signature and what else lets somebody in, and
-    with a digest of the rest of its query.
+    """What a URL is known by: without user and signature, with a digest of the rest of its query.
 
     >>> known_name("https://me:pw@host/a.csv?X-Amz-Signature=abc&sig=c#d")
     'https://host/a.csv'
@@ -121,7 +120,6 @@ def _with_digest(bare: str, more: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """A URL without secrets, its user, and its query."""
     if "://" not in url:
         return url, "", ""
     scheme, rest = url.split("://", 1)
@@ -132,7 +130,7 @@ def _split(url: str) -> tuple[str, str, str]:
 
 
 def stand_in(text: str) -> str:
-    """What stands for a secret in a state: the same for the same one, and nothing that it can be read from.
+    """What stands for a secret in a state: equal for equal ones, and the secret can't be read from it.
 
     >>> stand_in("hunter2") == stand_in("hunter2") != stand_in("hunter3")
     True
@@ -157,7 +155,6 @@ def _user(scheme: str, rest: str) -> str:
 
 
 def _quoted(found: re.Match[str], users: set[str]) -> str:
-    """A URL in quotes, also one with spaces."""
     quote = found["q"]
     return f"{quote}{found['chain']}{_url(found['scheme'], found['rest'], users)}{quote}"
 
@@ -177,7 +174,7 @@ def _url(scheme: str, rest: str, users: set[str]) -> str:
 
 
 def _query_start(scheme: str, rest: str) -> int:
-    """Where a query or a fragment begins; over other schemes a ``?`` may belong to a glob."""
+    """Where a query or a fragment begins; a ``?`` may belong to a glob."""
     by_http = scheme.lower().rpartition("::")[2].startswith("http")
     start = re.search("[?#]", rest) if by_http else _NAMED.search(rest)
     return len(rest) if start is None else start.start()

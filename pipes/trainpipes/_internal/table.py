@@ -55,7 +55,7 @@ def table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
 
 
 def folded(text: str, width: int) -> list[str]:
-    """A text in lines of at most so many columns, cut before words, and within words that are longer.
+    """A text in lines of at most so many columns, cut before words if possible.
 
     >>> folded("one two three", 8)
     ['one two', 'three']

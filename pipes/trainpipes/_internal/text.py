@@ -1,4 +1,4 @@
-"""Values and data as text: short, without secrets, and with nothing in it that a terminal would obey."""
+"""Values and data as text: short, without secrets or control characters."""
 
 from __future__ import annotations
 
@@ -34,8 +34,7 @@ def cut(text: str, most: int = MOST) -> str:
 
 
 def shown(value: Any, most: int = MOST) -> str:
-    """``repr(value)`` without secrets, cut where it is long; what is left out of a long value is not even
-    looked at.
+    """``repr(value)`` without secrets, cut where it is long.
 
     >>> shown([1, "b"])
     "[1, 'b']"
@@ -84,7 +83,7 @@ class _Short(reprlib.Repr):
 
 
 def escaped(text: str, most: int | None = None) -> str:
-    """A text in one line. Characters that a terminal would obey, or would not show, become escapes.
+    """A text in one line, with control characters as escapes.
 
     >>> escaped("red: \\x1b[31m, line\\n")
     'red: \\\\x1b[31m, line\\\\n'

@@ -1,5 +1,6 @@
-"""The command ``trainpipes``. Modules import the library, and torch with it, in the functions that need it,
-so that help answers at once."""
+"""The command ``trainpipes``. Modules import torch in the functions that need it, so that help answers at
+once.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def main() -> None:
 
 
 def _open_what_is_closed() -> None:
-    """Let streams that the shell closed lead nowhere: a new file would take their numbers."""
+    """Let streams that the shell closed lead nowhere."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

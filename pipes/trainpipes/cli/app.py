@@ -27,8 +27,6 @@ MOST = 2000
 
 
 class _InOrder(click.Group):
-    """Commands in the order in which one uses them."""
-
     def list_commands(self, context: click.Context) -> list[str]:
         return list(self.commands)
 
@@ -115,7 +113,6 @@ def said(error: BaseException) -> str:
 
 
 def _without_trace(error: BaseException) -> str:
-    """The text of an error, without a worker's traceback."""
     text = str(error)
     if "Original Traceback (most recent call last):" not in text:
         return text

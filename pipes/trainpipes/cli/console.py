@@ -1,7 +1,4 @@
-"""What the command prints: results to stdout; notes, warnings and errors to stderr.
-
-Control characters in texts of files and errors are spelt out.
-"""
+"""What the command prints: results to stdout; notes, warnings and errors to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline run as a trainer would run it, and counted: batches, rows, tokens, padding, waiting."""
+"""A pipeline run as a trainer would run it, and counted."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def _items(loader: Loader, epochs: int | None) -> Iterator[Any]:
 
 
 def _counts(item: Any, is_batch: bool) -> dict[str, int]:
-    """What one item adds; no targets where it has no labels."""
     named = item if isinstance(item, Mapping) else {}
     masks = masks_of(named)
     labels = [
@@ -89,7 +88,7 @@ def _counts(item: Any, is_batch: bool) -> dict[str, int]:
 def report(
     total: Mapping[str, Any], first: Mapping[str, Any], warm: Mapping[str, Any], step_seconds: float
 ) -> dict[str, Any]:
-    """What a run came to; rates and the share of waiting leave out the start and the warm-up."""
+    """What a run came to; rates leave out the start and the warm-up."""
     seconds = total["seconds"] - warm["seconds"]
     rates = {
         name: (total[name] - warm[name]) / seconds if seconds > 0 and total[name] else None

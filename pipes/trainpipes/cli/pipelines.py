@@ -1,4 +1,4 @@
-"""A pipeline as a command line names it: a recipe with options, a config with changes, or files."""
+"""A pipeline as a command line names it: a recipe, a config, or files."""
 
 from __future__ import annotations
 
@@ -118,7 +118,6 @@ def recipe_or_config(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _named(text: str, flag: str) -> tuple[str, Any]:
-    """The name and the value of NAME=VALUE, the value as in YAML."""
     if "=" not in text:
         example = "batch_size=16" if flag == "option" else "options.batch_size=16"
         raise click.UsageError(f"--{flag} must be NAME=VALUE, such as {example}, got {text!r}")

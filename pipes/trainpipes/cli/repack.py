@@ -14,7 +14,6 @@ from trainpipes.cli.options import option
 
 
 def _names(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> list[str] | None:
-    """Names of columns, written as lines of CSV."""
     names = [name for line in csv.reader(given, skipinitialspace=True) for name in line]
     if "" in names:
         raise click.BadParameter(f"must be names with commas between them, as a,b, got {given}")

@@ -92,7 +92,6 @@ def command(
 
 
 def _train(done: Tokenized, folder: str, recipe: str | None, given: Mapping[str, Any]) -> str:
-    """Python that trains on the files, and gives the same batches."""
     if done.format == "bin":
         shared = ("max_length", "batch_size", "epochs", "seed", "num_shards")
         options = {name: given[name] for name in shared if name in given}

@@ -1,5 +1,4 @@
-"""Waits that Ctrl-C ends: a signal just before an instruction that waits in C is seen only when
-that wait ends, so these wait a little at a time."""
+"""Waits that Ctrl-C ends: they wait a little at a time, as a signal is not seen during a wait in C."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def random_key(seed: int, *path: int | str) -> npt.NDArray[np.uint64]:
 
 
 def permutation(n: int, seed: int, *path: int | str) -> IntArray:
-    """A permutation of ``range(n)``, int64 ``[n]``. About 60 ns a row.
+    """A permutation of ``range(n)``, int64 ``[n]``.
 
     >>> permutation(5, 0, "rows").tolist()
     [0, 1, 3, 4, 2]
@@ -99,12 +99,11 @@ class Layout:
         window_rows: least rows in a window: the shuffle's buffer.
         span_rows: least rows in a span: the buffer again, or 1 without a shuffle.
         window_limit: most rows in a window.
-        whole: whether spans are cut and dealt in whole batches, since row counts are known; else by
-            rows.
+        whole: whether spans are cut and dealt in whole batches; else by rows.
         rolling: whether batches go on over the joint of two epochs (``.repeat().batch()``).
         stride: whether there is one span over all rows: file order.
         cuts: first row of each span, and N, where spans hold equal numbers of bytes.
-        changes: number in the epoch of the first batch of each new size, and that size.
+        changes: first batch of each new size, by its number in the epoch, and that size.
         lanes: that take turns at each shard's batches (only with ``whole``).
     """
 
@@ -211,8 +210,9 @@ class Layout:
         return row + (chunk - first) * size
 
     def count(self, drop_last: bool) -> int:
-        """Batches in an epoch (``by_batches`` only). After a change of their size the spans no
-        longer end together, and the epoch ends at the first that is missing."""
+        """Batches in an epoch (``by_batches`` only). After a change of their size the epoch ends at the first
+        batch that is missing.
+        """
         if not self.changes:
             return count_batches(self.rows, self.batch_size, drop_last)
         if self.num_spans == 1:
@@ -233,7 +233,8 @@ class Layout:
 
     def owned(self, span: int, sharer: int, window: int, rows: int, epoch: int) -> IntArray:
         """Positions in a window's order that belong to shard ``sharer`` of the span, int64,
-        ascending. ``epoch``: from the start of the run, if rolling."""
+        ascending. ``epoch``: from the start of the run, if rolling.
+        """
         if self.sharers == 1:
             return np.arange(rows, dtype=np.int64)
         if not self.whole:
@@ -263,7 +264,8 @@ def _pieces(
 
 def _dealt(rows: int, first: int, size: int, sharers: int, sharer: int) -> IntArray:
     """Positions of ``rows`` rows whose chunk, of ``size`` rows, is one sharer's; row 0 is the
-    ``first`` of all."""
+    ``first`` of all.
+    """
     low, high = first // size, (first + rows - 1) // size
     chunks = np.arange(low + (sharer - low) % sharers, high + 1, sharers, dtype=np.int64)
     positions: IntArray = (chunks[:, None] * size + np.arange(-first, size - first)).ravel()
@@ -278,8 +280,8 @@ def _chunk_at(rows: IntArray, pieces: Sequence[tuple[int, int, int]]) -> IntArra
 
 
 def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> tuple[int, ...]:
-    """Where to cut an epoch so that all spans hold about the same number of bytes: the first row of
-    each, and N. ``starts`` as in ``segments``; ``sizes``: bytes of each block, float64.
+    """The first row of each of several spans of about as many bytes, and N. ``starts`` as in ``segments``;
+    ``sizes``: bytes of each block.
 
     >>> even_cuts(np.array([0, 10, 20]), np.array([30.0, 10.0]), 2)
     (0, 7, 20)
@@ -293,8 +295,7 @@ def even_cuts(starts: IntArray, sizes: npt.NDArray[np.float64], spans: int) -> t
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """How a stream of unknown length is dealt: one span, whose window w starts at row ``w *
-    window_rows``; the last one may be longer or shorter."""
+    """How a stream is dealt: one span, whose window w starts at row ``w * window_rows``."""
 
     batch_size: int
     num_shards: int

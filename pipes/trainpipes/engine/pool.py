@@ -1,7 +1,7 @@
-"""Threads that work ahead of the one that trains. Arrow, NumPy and the tokenizers release the GIL.
+"""Threads that work ahead of the one that trains.
 
-Whoever waits for a task that nobody has begun does it itself. So a pool whose threads are gone, in
-a forked child, still gets everything done.
+Whoever waits for a task that nobody has begun does it itself: so a pool without threads, in a
+forked child, still gets everything done.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ PATIENCE = 30.0
 
 
 def default_threads() -> int:
-    """Cores of this process, shared with the other ranks of the machine, at most 8, or
-    ``TRAINPIPES_THREADS``."""
+    """Cores of this process, shared with the machine's other ranks, at most 8, or ``TRAINPIPES_THREADS``."""
     asked = os.environ.get("TRAINPIPES_THREADS", "").strip()
     if asked.isdecimal():
         return int(asked)
@@ -48,7 +47,7 @@ class Priority(IntEnum):
 
 
 class Future:
-    """A task of a pool, and its result. Who waits runs it, unless a thread has begun."""
+    """A task of a pool, and its result."""
 
     __slots__ = ("_done", "_result", "_work", "begun", "error")
 
@@ -90,8 +89,7 @@ class Pool:
     """Threads, started when there is something to do.
 
     Args:
-        shares: whether whoever waits may work at the same time; False where tasks call functions
-            made for one thread.
+        shares: whether whoever waits may work too; not where functions are made for one thread.
         within: whether tasks of other pools wait for tasks of this one.
     """
 
@@ -184,7 +182,6 @@ class Pool:
         return future.result()
 
     def _put_first(self, future: Future) -> None:
-        """Have a thread do next what somebody waits for, even if it then waits itself."""
         for tasks in self._tasks:
             if future in tasks:
                 tasks.remove(future)
@@ -209,8 +206,7 @@ class Pool:
         return self._paused
 
     def pause(self) -> None:
-        """Wait until nothing runs, before a fork: a child must not inherit a lock held by a thread
-        that it lacks."""
+        """Wait until nothing runs, before a fork: a child must not inherit a held lock."""
         own = threading.current_thread() in self._alive
         with self._lock:
             self._paused = True
@@ -232,8 +228,7 @@ class Pool:
         self._paused = False
 
     def join(self) -> None:
-        """Close, and wait for the threads: one that returns from native code after the interpreter
-        is gone would abort the process."""
+        """Close, and wait for the threads: one that outlives the interpreter would abort the process."""
         self.close()
         for thread in self._alive:
             if thread.ident is not None:  # it was started

@@ -9,8 +9,7 @@ from trainpipes.errors import TopologyError
 
 @dataclass(frozen=True)
 class Topology:
-    """Worker ``worker`` of W on rank ``rank`` of R. ``members``: global ranks of the data-parallel
-    group, if not all."""
+    """Worker ``worker`` of W on rank ``rank`` of R. ``members``: the group's global ranks, if not all."""
 
     rank: int = 0
     world_size: int = 1
@@ -45,8 +44,7 @@ class Topology:
         return m + (self.rank - m) % self.world_size
 
     def next_slot(self, m: int, origin: int) -> int:
-        """The first batch of this consumer at or after ``m``; workers take turns from ``origin``
-        on."""
+        """The first batch of this consumer at or after ``m``; workers take turns from ``origin`` on."""
         stride = self.world_size * self.num_workers
         first = self.first(origin) + self.world_size * self.worker
         return max(m, origin) + (first - max(m, origin)) % stride
@@ -57,8 +55,7 @@ class Topology:
 
 
 def data_parallel() -> tuple[int, int]:
-    """Rank and world size: of ``torch.distributed`` if initialized, else ``RANK`` and
-    ``WORLD_SIZE``, else 0 of 1."""
+    """Rank and world size: of ``torch.distributed``, else ``RANK`` and ``WORLD_SIZE``, else 0 of 1."""
     import torch.distributed as dist
 
     set_rank, set_world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")

@@ -39,7 +39,7 @@ class FoundState:
     Args:
         path: the file, or the folder of ``torch.distributed.checkpoint``.
         keys: where in it, as in Python: ``["loader"]``; "" for the whole file.
-        state: as ``Loader.load_state_dict`` takes it; empty where there is a ``problem``.
+        state: for ``Loader.load_state_dict``; empty where there is a ``problem``.
         problem: why it cannot be read, or what else to load it into.
     """
 
@@ -95,7 +95,7 @@ class Fit:
 def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     """The trainpipes states in a checkpoint, in the order in which they are stored.
 
-    Reads files of ``torch.save`` (``weights_only=True``) and of JSON, with states under any keys; folders of
+    Reads files of ``torch.save`` and of JSON, with states under any keys; folders of
     ``torch.distributed.checkpoint``; and folders with such files, as transformers, TRL, Accelerate and
     Lightning write them. Runs no code that a file names, and reads no weights.
 
@@ -108,7 +108,7 @@ def read_states(path: str | os.PathLike[str]) -> list[FoundState]:
     Raises:
         StateError: there is none, or the file is damaged or would run code.
         MissingFilesError: the path is not there.
-        UnreadableError: it is neither file nor folder, or may not be read.
+        UnreadableError: it may not be read, or is neither file nor folder.
     """
     if "://" in str(path) or not os.fspath(path):
         raise MissingFilesError(
@@ -157,8 +157,8 @@ def fits(
     world_size: int = 1,
     allow_changes: Collection[str] = (),
 ) -> list[Fit]:
-    """Whether each state loads into a pipeline on every rank. States that several ranks saved at one step
-    are tried together. The pipeline does not move.
+    """Whether each state loads into a pipeline on every rank; states of one step are tried together. The
+    pipeline does not move.
 
     Args:
         found: what ``read_states`` gave.
@@ -205,7 +205,6 @@ def _in_folder(folder: Path) -> list[FoundState]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The files to look at, by name."""
     found = list(islice(folder.rglob("*"), MOST_FILES + 1))
     if len(found) > MOST_FILES:
         raise StateError(
@@ -256,7 +255,6 @@ def _found(value: Any, path: str, keys: str) -> FoundState | None:
 
 
 def _rank(shards: list[int], S: int) -> tuple[int, int] | None:
-    """The rank whose shards these are, and of how many."""
     if shards and len(shards) < S and S % len(shards) == 0:
         world = S // len(shards)
         if shards == list(range(shards[0], S, world)):
@@ -284,7 +282,6 @@ def _whole(group: Sequence[FoundState]) -> dict[str, Any]:
 def _load(
     state: dict[str, Any], pipeline: Pipeline, world_size: int, allow_changes: Collection[str]
 ) -> float | None:
-    """Load a state on every rank; the share of the epoch that is done."""
     iteration = pipeline.distributed(rank=0, world_size=world_size)._iteration
     iteration.topology()
     iteration.load(state, allow_changes)

@@ -1,7 +1,4 @@
-"""What checkpoint files hold: of ``torch.save``, of JSON, and folders of ``torch.distributed.checkpoint``.
-
-Nothing that a file names is imported or run, and tensors stay on disk.
-"""
+"""What checkpoint files hold. Nothing that a file names is imported or run; tensors stay on disk."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def read_file(path: Path) -> Any:
 
 
 def mentions_us(path: Path) -> bool:
-    """Whether a file may hold a state of ours. Weights are not read."""
+    """Whether a file may hold a state of ours."""
     try:
         if not path.is_file():
             return False
@@ -166,7 +163,6 @@ def _read_index(path: Path) -> Any:
 
 
 def _value(folder: Path, name: str, place: Any) -> Any:
-    """One value of a state, where the index says it is."""
     path = folder / str(place.relative_path)
     inside = path.resolve().is_relative_to(folder.resolve())
     if not inside or place.offset < 0 or not 0 < place.length < MOST_VALUE:

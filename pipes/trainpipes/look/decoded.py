@@ -6,7 +6,7 @@ Labels stand to the ids beside them in one of these layouts:
   token of a row is never in the loss.
 - ``masked``: a label is the token that was hidden at its place.
 - ``own``: labels are a text of their own, such as that of an encoder-decoder.
-- ``mask``: there are no labels; a mask says which tokens are in the loss, and else it is ``aligned``.
+- ``mask``: no labels; a mask may say which tokens are in the loss.
 
 Other labels, such as classes of tokens, have no text. The loss ignores negative labels.
 """
@@ -55,7 +55,7 @@ class KnownIds:
     masked: bool = False
 
     def engine(self, name: str) -> Engine | None:
-        """The tokenizer of a column; of a new name, the only one that there is."""
+        """The tokenizer of a column; of a new name, the only one."""
         if name in self.engines:
             return self.engines[name]
         different = {id(engine): engine for engine in self.engines.values()}
@@ -70,7 +70,6 @@ def known_ids(plan: Plan) -> KnownIds:
 
 
 def _stages(inputs: Inputs) -> Iterator[Stage]:
-    """Stages in the order of the rows, those of joined sources first."""
     for part in [*inputs.mixed.values(), *getattr(inputs.source, "joined_inputs", ())]:
         yield from _stages(part)
     yield from inputs.chain.stages
@@ -144,8 +143,6 @@ def token_grids(
 def _with_labels(
     name: str, prefix: str, ids: Array, values: Mapping[str, Any], known: KnownIds, of_row: bool
 ) -> TokenGrid:
-    """A column of ids with what stands beside it."""
-
     def beside(*names: str) -> Array | None:
         """The first column of these names, after the same prefix, that is as large."""
         grids = (number_grid(values.get(f"{prefix}{one}")) for one in names)
@@ -208,7 +205,7 @@ def _starts(begins: Array, there: Array) -> Array:
 
 
 def _unpadded(ids: Array, engine: Engine | None) -> Array:
-    """All but pad tokens at the ends of rows; where they also end texts, the first of them does."""
+    """All but pad tokens at the ends of rows; where they also end texts, the first stays."""
     pad = None if engine is None else engine.pad_id()
     if pad is None or engine is None:
         return np.ones(ids.shape, dtype=np.bool_)
@@ -268,7 +265,7 @@ class Piece(NamedTuple):
 
 
 def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
-    """A row in pieces, each of tokens that are the same to the loss, at most so many decoded."""
+    """A row in pieces of tokens that are the same to the loss, at most so many decoded."""
     ids, there, engine = grid.ids[row], grid.there[row], grid.engine
     in_loss = np.zeros_like(there) if grid.in_loss is None else grid.in_loss[row]
     starts = np.zeros_like(there) if grid.starts is None else grid.starts[row]
@@ -305,7 +302,7 @@ def pieces_of(grid: TokenGrid, row: int, most: int = ROW) -> list[Piece]:
 
 
 def _text(engine: Engine | None, ids: Array, start: int, stop: int) -> str:
-    """The text of tokens as they stand after those before them, so that no space or part is lost."""
+    """The text of tokens after those before them, so that no space or part is lost."""
     context = max(0, start - 8)
     whole = None if engine is None else engine.decode(ids[context:stop].tolist())
     before = None if engine is None else engine.decode(ids[context:start].tolist())

@@ -1,4 +1,4 @@
-"""What a pipeline will do, said before it does it: ``Pipeline.explain`` and ``Loader.explain``."""
+"""What a pipeline will do: ``Pipeline.explain`` and ``Loader.explain``."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Explanation:
         num_batches: items that each rank gets in an epoch; None where that is not known in advance.
         num_shards: that ranks and workers share.
         world_sizes: numbers of ranks that a run can have.
-        window_rows: rows that a shuffle mixes with each other; None where that is not known.
-        window_bytes: most memory for such rows in one process, estimated; None where rows have no known size.
+        window_rows: rows that a shuffle mixes with each other, or None.
+        window_bytes: most memory for such rows in one process, estimated, or None.
         lines: the text, as label and text.
         notes: what you may want to change.
     """
@@ -63,9 +63,9 @@ class Explanation:
 
     @property
     def columns(self) -> dict[str, str]:
-        """Types of the columns of the rows, before they are batched, by name: Arrow's, torch's, or else
-        Python's. Empty if rows have no names, or if there are no rows. Found in files' footers or headers,
-        else in the first row in file order, for which the pipeline's functions are called.
+        """Types of the columns of the rows, before they are batched: Arrow's, torch's, or else Python's.
+        Empty if rows have no names, or if there are none. May read the first row, and call the pipeline's
+        functions for it.
 
         >>> import trainpipes as tp
         >>> tp.from_tensors(x=range(3), y=range(3)).rename({"y": "label"}).explain().columns
@@ -75,7 +75,7 @@ class Explanation:
 
     @property
     def mermaid(self) -> str:
-        """The stages as a diagram in the language ``mermaid``, which GitHub, GitLab and mkdocs draw."""
+        """The stages as a diagram in ``mermaid``, which GitHub, GitLab and mkdocs draw."""
         return mermaid(self._pipeline)
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,14 +83,14 @@ class Explanation:
 
         - ``fingerprint``: equal for pipelines that take each other's states, and for no others.
         - ``pipeline``: the stages as text, with the options that were given.
-        - ``stages``: each as a state knows it, with the options that batches depend on. Functions by module
-          and name, tokenizers and arrays by their content.
+        - ``stages``: each with the options that batches depend on. Functions by module and name, tokenizers
+          and arrays by their content.
         - ``data``: files, rows, a fingerprint, and what it is made of.
-        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where that is not
-          known in advance. ``num_shards``, ``batch_size``, ``world_size``.
+        - ``epoch_rows``, ``epoch_batches``: read in an epoch, and given to each rank; None where unknown in
+          advance. ``num_shards``, ``batch_size``, ``world_size``.
         - ``loader``: its options, if a ``Loader`` was asked.
-        - ``position``: rank, epoch, m, and the ``state`` to load; None where the pipeline does not know its
-          position: a ``Loader`` does, and in a DataLoader's worker its iterator.
+        - ``position``: rank, epoch, m, and the ``state`` to load; None where only the ``Loader``, or a
+          worker's iterator, knows it.
         - ``versions``: of the library, its states, Python, and packages that it works with.
 
         There are no ``storage_options``, no credentials of a URL, and no values under names such as
@@ -211,7 +211,6 @@ def _window_rows(plan: Plan) -> int | None:
 
 
 def _window_bytes(plan: Plan, processes: int) -> int | None:
-    """Bytes of windows that each process holds; None where rows have no known size."""
     found = 0
     layout, row_bytes = plan.layouts.usual, plan.layouts.window_row_bytes
     window = _window_rows(plan)

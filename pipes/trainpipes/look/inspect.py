@@ -46,12 +46,11 @@ def inspect_files(
     fix, each with the command or code that fixes it.
 
     Reads Parquet, Arrow, JSON lines, CSV, text, NumPy, tar archives, images and folders of
-    ``write_memmap``; of several formats the one with most bytes. Files that cannot be read are named.
+    ``write_memmap``; of several formats the one with most bytes.
 
     Nulls, sizes, lengths and duplicates are those of a sample: 256 MB at most, 32 MB with a tokenizer or
-    of remote files. Rows are counted from the footers of Parquet files. JSON, CSV, text and tar files are
-    read once: all of them up to 256 MB (64 MB if compressed or remote), else some, and the number of rows
-    is an estimate.
+    of remote files. Of JSON, CSV, text and tar files above 256 MB (64 MB if compressed or remote) only some
+    are read, and the number of rows is an estimate.
 
     Args:
         files: a path, folder, glob or URL, or a list of them.
@@ -210,7 +209,6 @@ def _measured_columns(chunks: Columns, max_length: int | None) -> list[str]:
 def _lengths(
     chunks: Columns, names: list[str], engine: Engine | None, max_length: int | None
 ) -> Lengths:
-    """How long rows are in these columns together."""
     found = []
     for name in names:
         measured = _measured(chunks[name], engine)

@@ -162,7 +162,7 @@ def _of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
 
 
 def _alike(chunks: Sequence[pa.Array]) -> tuple[float, float]:
-    """The chance that near rows have the same value, and any two; (0, 0) if values are no labels."""
+    """The chance that near rows have the same value, and any two; (0, 0) for no labels."""
     kinds, types = {chunk.type for chunk in chunks}, pa.types
     if len(kinds) != 1 or not any(
         is_label(*kinds)

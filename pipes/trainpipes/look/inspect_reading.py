@@ -1,4 +1,4 @@
-"""The files of ``inspect_files``: which reader is for them, what their footers say, and a sample of rows."""
+"""Reads the files of ``inspect_files``: their footers, and a sample of rows."""
 
 from __future__ import annotations
 
@@ -133,7 +133,6 @@ def find_files(urls: Sequence[str], storage_options: Mapping[str, Any] | None) -
 
 
 def _open(found: Found, files: FileList) -> None:
-    """Open files together, or each by itself where that fails."""
     wanted = _wanted_files(found, files)
     if found.reader == "read_images":
         empty = np.flatnonzero(files.sizes == 0).tolist()
@@ -166,7 +165,6 @@ def _open(found: Found, files: FileList) -> None:
 
 
 def _wanted_files(found: Found, files: FileList) -> list[int]:
-    """The files to look at: all, unless too many bytes would be read."""
     most = SCANNED_BYTES
     if found.remote or any(name.lower().endswith((*COMPRESSED, ".tgz")) for name in files.names):
         most //= 4
@@ -233,7 +231,6 @@ def read_sample(found: Found, rows: int, small: bool) -> list[pa.Table]:
 
 
 def _places(found: Found, rows: int) -> list[tuple[int, int, int, int]]:
-    """Which rows to read, as source, block, start and stop."""
     blocks = [(n, b) for n, (_, one) in enumerate(found.sources) for b in range(len(one.lengths))]
     lengths, ends = found.lengths, np.cumsum(found.lengths)
     total = int(lengths.sum())

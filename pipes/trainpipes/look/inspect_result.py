@@ -80,8 +80,8 @@ class Inspection:
         rows: rows of all files that can be read.
         rows_counted: whether all rows were counted; else ``rows`` is an estimate.
         memory_bytes: estimated bytes of all rows in memory.
-        row_groups: of Parquet files: their "count", and the "least", "median" and "most" rows of one; None
-            for other formats.
+        row_groups: of Parquet files: their "count", and the "least", "median" and "most" rows of one; else
+            None.
         columns: all columns, in the order of the first file.
         sampled_rows: number of rows in the sample.
         shown: some rows of the sample, each value in short, by column.

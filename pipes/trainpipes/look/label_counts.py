@@ -1,4 +1,4 @@
-"""How often each label comes in the data: one pass over one column, the same on all ranks."""
+"""How often each label comes in the data: one pass over one column."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ def _parts(stages: Sequence[Stage]) -> list[Sequence[Stage]]:
 
 
 def _needed(stages: Sequence[Stage], column: str) -> list[Stage]:
-    """The stages that it takes to read one column."""
     left = [stage for stage in stages if stage.role not in ORDERING]
     above: list[Stage] = []
     while True:

@@ -1,7 +1,4 @@
-"""How many items an epoch has: exact, estimated, or why neither.
-
-Where counts do not follow by arithmetic, some rows are read and put through the stages to estimate them.
-"""
+"""How many items an epoch has: exact, estimated from some rows, or why neither."""
 
 from __future__ import annotations
 
@@ -126,7 +123,7 @@ def expected_items(plan: Plan, made: Mapping[Stage, float] | None = None) -> flo
 
 
 def _batches(plan: Plan, rows: float, several: bool) -> float:
-    """Batches where each shard ends with its own: for each, how likely there are rows for it."""
+    """Batches where each shard ends with its own, by how likely each has rows."""
     chain, size = plan.chain, plan.chain.batch_size
     mean = rows / chain.num_shards
     if mean > 100 * size:
@@ -201,8 +198,6 @@ class _Count:
 
 
 class _Tally(RunStage):
-    """Counts items that pass."""
-
     keeps_rows = False
 
     count: _Count

@@ -38,7 +38,7 @@ class RowPlace(Place):
     Attributes:
         path: the file; None where rows are of no file.
         row_group: of a Parquet file, from 0; of rows in memory, their block.
-        row: in the file, or in the data set or stream, from 0; None for an image.
+        row: in the file, data set or stream, from 0; None for an image.
         source: its name in a ``mix``, or its number in a ``zip``.
         index: the row of the batch, from 0.
         epoch: from 0; in a ``mix`` that of its source.
@@ -53,8 +53,9 @@ class RowPlace(Place):
 
 
 class Provenance(list[RowPlace]):
-    """Where the rows of a batch come from: a ``RowPlace`` for each, in the batch's order; of a packed row one
-    for each document, of a row of ``zip`` one for each source. Prints as a table."""
+    """Where the rows of a batch come from: a ``RowPlace`` for each, in order; for each document of a packed
+    row, and each source of a row of ``zip``. Prints as a table.
+    """
 
     def __init__(self, rows: ItemRows, inputs: Inputs) -> None:
         super().__init__()
@@ -121,16 +122,17 @@ def locate(
     rank: int | None = None,
     world_size: int | None = None,
 ) -> LocatedBatch:
-    """Find a batch of a run, past or to come: make it again, and say where its rows come from. Moves nothing.
+    """Find a batch of a run, past or to come: make it again, and say where its rows come from. The run does
+    not move.
 
     Where batches are counted, it reads at most the shuffle windows of its rows. Others are made again one
     after the other, from the epoch's start or from a state.
 
     Args:
         run: the pipeline, or its loader; with any number of workers and threads.
-        at: the batch's number among those of its rank in the epoch, from 0, as ``enumerate(loader)`` counts
-            them; or a state, for the batch after it. For several ranks and batches that are not counted, a
-            state with the shards of that rank.
+        at: the batch's number among those of its rank in the epoch, from 0, as ``enumerate(loader)`` counts;
+            or a state, for the batch after it. For several ranks and uncounted batches, a state with the
+            shards of that rank.
         after: with a state, so many batches later; less than 0 (-1 is the last one before the state) where
             batches are counted.
         epoch: that ``at`` counts in; if left out, the one under way in ``run``, or the next.

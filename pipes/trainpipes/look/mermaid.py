@@ -1,4 +1,4 @@
-"""A chain as Mermaid text, https://mermaid.js.org: a box for each stage, below those of what it joins."""
+"""A chain as Mermaid text, https://mermaid.js.org: a box for each stage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def _pipelines(stage: Stage) -> list[tuple[str, Pipeline]]:
 
 
 def _joined(value: Any) -> list[tuple[str, Pipeline]]:
-    """The pipelines in an option, by name where they have one."""
     named = list(value.items()) if isinstance(value, Mapping) else []
     if isinstance(value, tuple | list):
         named = [("", one) for one in value]
@@ -51,7 +50,6 @@ def _legible(text: str) -> str:
 
 
 def _draw(pipeline: Pipeline, nodes: list[str], edges: list[str]) -> str:
-    """Draw a chain; gives its last box."""
     last = ""
     for stage in pipeline.stages:
         ends = [("", last)] if last else []

@@ -1,7 +1,4 @@
-"""What a run trained on, as one record of plain JSON types: ``explain().to_dict()``.
-
-Values are named by what a state knows them by, without what could hold a secret.
-"""
+"""What a run trained on, as plain JSON types without secrets: ``explain().to_dict()``."""
 
 from __future__ import annotations
 
@@ -105,7 +102,7 @@ def _versions() -> dict[str, Any]:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """A value as JSON types, without what may be a credential; other objects as a state knows them.
+    """A value as JSON types, without what may be a credential.
 
     >>> without_secrets({"urls": ["https://me:pw@host/a.csv?sig=abc"], "api_key": "x"})
     {'urls': ['https://…@host/a.csv?sig=…'], 'api_key': '(left out)'}

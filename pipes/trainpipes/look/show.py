@@ -108,7 +108,7 @@ class Preview:
         return "\n\n".join([*blocks, *(_block(view, width) for view in self.items)])
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types: of each item its values, its tokens, and its text in pieces."""
+        """The same as plain JSON types."""
         return {"items": [dataclasses.asdict(view) for view in self.items]}
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ def show(item: Any, *, tokenizer: Any = None, rows: int = 4) -> Preview:
     """A batch, or a row, for people to read: names, types, shapes, the least and the greatest number, and
     token ids as text with the tokens in the loss marked. Long values are cut.
 
-    For items of any origin; ``pipe.show()`` and ``loader.show()`` know the tokenizer by themselves.
+    ``pipe.show()`` and ``loader.show()`` know the tokenizer by themselves.
 
     Args:
         item: a batch: a dict or tuple of tensors or arrays, a tensor, an Arrow table, a list of rows;
@@ -174,7 +174,6 @@ def preview(items: Iterable[Any], plan: Plan, rows: int = 4) -> Preview:
 
 
 def _is_batch(item: Any) -> bool:
-    """Whether an item of unknown origin holds several rows."""
     values = [item] if isinstance(item, list) else [value for _, value in leaves(item)[0]]
     return any(map(_holds_rows, values))
 

@@ -30,7 +30,7 @@ READING = ("files", "reader", "source", "shard", "shuffle")
 
 @dataclass(frozen=True)
 class ShuffleQuality:
-    """How well an order is shuffled. Printed, each number stands beside that of a random order.
+    """How well an order is shuffled. Prints each number beside that of a random order.
 
     Attributes:
         rows: rows looked at.
@@ -81,7 +81,7 @@ def shuffle_quality(
 ) -> ShuffleQuality:
     """Measure the order in which a pipeline reads its rows, or any order. Reads no rows.
 
-    Rows that stages drop or make do not count; for the order of what a pipeline delivers, give row numbers.
+    Rows that stages drop or make do not count.
 
     Args:
         order: a pipeline; or numbers of rows, counted over all files, in the order in which they come.

@@ -78,7 +78,7 @@ class Mixing:
         rows: its rows.
         amounts: its rows, or tokens where the mix counts these.
         shares: its part of all, 0 to 1.
-        targets: what the weights say, on average over the rows that were looked at, 0 to 1.
+        targets: what the weights say, on average over these rows, 0 to 1.
     """
 
     unit: str
@@ -100,11 +100,11 @@ class Stats:
     """What the first batches of an epoch are like, over all ranks. Prints as text.
 
     Attributes:
-        batches: looked at for padding and packing; 0 where the first one says nothing about these.
+        batches: looked at for padding and packing.
         padding: None where batches have no mask.
         packing: how documents fill packed rows; None where there are none.
         mixture: which sources of a mix rows are from; None without a mix.
-        shuffle: how well as many rows are shuffled, as they are read; None where rows have no numbers.
+        shuffle: how well rows are shuffled, as they are read; None where rows have no numbers.
         labels: of each column that was asked for, rows of each label, over all rows of an epoch.
     """
 
@@ -174,7 +174,6 @@ def _named_mask(batch: Any, name: str) -> torch.Tensor:
 
 
 def _documents(segments: Array) -> tuple[int, int, int]:
-    """Cells, tokens and documents of a packed row."""
     there = segments[segments > 0]
     return len(segments), len(there), len(np.unique(there))
 
@@ -189,7 +188,6 @@ def _packing(rows: Sequence[tuple[int, int, int]]) -> Packing | None:
 
 
 def _mixing(pipeline: Pipeline, batches: int) -> Mixing | None:
-    """Sources of the first rows that a mix draws."""
     stages = pipeline.stages
     chain = Plan.of([stage.fresh() for stage in stages]).chain
     if not chain.mixes:

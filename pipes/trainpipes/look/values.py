@@ -1,4 +1,4 @@
-"""The named values of an item; of each its type, its shape, and the range of its numbers or its text."""
+"""The named values of an item, each with its type, shape, and range or text."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def as_mapping(value: Any) -> Mapping[str, Any] | None:
 
 def leaves(item: Any, of_row: bool = False) -> tuple[list[tuple[str, Any]], bool]:
     """The values of an item with their names, ``0.input`` for one within another, and whether there are
-    more. A value by itself has the name "".
+    more.
 
     >>> leaves(({"x": 1, "y": "a"}, 2))
     ([('0.x', 1), ('0.y', 'a'), ('1', 2)], False)
@@ -169,7 +169,6 @@ def _facts(name: str, value: Any) -> Facts:
 
 
 def _quoted(value: Any, most: int, quotes: bool = False) -> str:
-    """A text, or the ``repr`` of another value, without secrets, cut."""
     if not isinstance(value, str):
         return escaped(shown(value, most), most)
     text = escaped(cut(hidden(cut(value, MOST_OF_URL)), most), most)
@@ -177,7 +176,6 @@ def _quoted(value: Any, most: int, quotes: bool = False) -> str:
 
 
 def _span(value: Any) -> tuple[str | None, str | None, str | None]:
-    """The least and the greatest number, and how many are NaN."""
     numbers = head(value)
     if numbers is None or not numbers.size or numbers.dtype.kind not in "biuf":
         return None, None, None

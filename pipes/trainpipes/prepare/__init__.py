@@ -1,8 +1,4 @@
-"""What prepares data for training: files written once, for many runs.
-
-repack     rows as Parquet files: shuffled, sorted, without duplicates
-tokenize   token ids, so that training reads numbers only
-"""
+"""What prepares data for training: files written once, for many runs."""
 
 from trainpipes.prepare.repack.repack import Repacked, repack
 from trainpipes.prepare.tokenize.ready import tokenized_rows

@@ -73,8 +73,7 @@ def is_count(value: Any, least: int = 0) -> bool:
 
 
 def cursor_text(cursor: dict[str, Any], shard: int, tag: str, epoch: int) -> str:
-    """A shard's cursor as it stands in a state; ``tag`` is the checksum of the pipeline's
-    identity."""
+    """A shard's cursor in a state; ``tag`` is the checksum of the pipeline's identity."""
     text = json.dumps(cursor, separators=(",", ":"))
     return sealed(text, checksum(text, shard_key(shard), tag, epoch))
 

@@ -11,8 +11,8 @@
       …
     }
 
-Where each shard of a *counted* pipeline stands follows from m (``Plan.counted``): its state has no
-cursors, and is whole on every rank. In all others a rank's state has the cursors of its own shards.
+The state of a *counted* pipeline (``Plan.counted``) has no cursors, and is whole on every rank. In all
+others a rank's state has the cursors of its own shards.
 
 A flat dict of integers and strings passes through JSON, ``torch.load`` with ``weights_only=True``
 and ``torch.distributed.checkpoint``. Each cursor ends with a checksum of its own, "pipeline" with
@@ -107,8 +107,7 @@ class Position:
             )
 
     def require(self, shards: Collection[int]) -> None:
-        """Raise StateError unless the cursors of these shards are here, if they have delivered
-        something."""
+        """Raise StateError unless the cursors of these shards are here."""
         lacking = [s for s in shards if s not in self.cursors]
         lacking = [s for s in lacking if slots_before(self.m, s, self.num_shards) > 0]
         if lacking:
@@ -211,8 +210,7 @@ def unrecognized_state_error(state: Any) -> StateError:
 def render(
     position: Position, identity: str, texts: Mapping[int, str] | None = None
 ) -> dict[str, Any]:
-    """The state of a position; ``texts`` are its cursors, already sealed with the checksum of
-    ``identity``."""
+    """The state of a position; ``texts`` are its cursors, already sealed."""
     tag = checksum(identity)
     if texts is None:
         cursors, epoch = position.cursors, position.epoch

@@ -1,5 +1,4 @@
-"""What a state says of its pipeline, JSON of "data" and "stages", compared with the one that loads
-it."""
+"""What a state says of its pipeline, compared with the one that loads it."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def check_identity(saved: str, present: str) -> None:
 
 
 def other_file(before: Any, now: Any, path: str) -> str:
-    """Which file differs, where each has a digest of its own: of the same number of files, 16 at most."""
+    """Which file differs, where there are as many files, each with a digest of its own."""
     for key in path.split("/")[:-1]:
         if isinstance(before, dict) and "digests" in before:
             break

@@ -30,15 +30,13 @@ def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     whole.
 
     Args:
-        states: states of ``Loader``s or pipelines in any order, one of each rank, saved after the
-            same step.
+        states: of ``Loader``s or pipelines in any order, one of each rank, saved after the same step.
 
     Returns:
         One state with the cursors of all shards.
 
     Raises:
         StateError: the states are of different runs or steps, or a shard comes twice or is missing.
-            The message names the states and ranks.
 
     >>> import trainpipes as tp
     >>> pipe = tp.from_tensors(range(8)).batch(2)
@@ -149,8 +147,7 @@ _world: list[Any] = []
 
 
 def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> list[Any]:
-    """The values of some ranks, in their order. A collective; ``value`` is of JSON's types,
-    ``what`` is for messages.
+    """The values of some ranks, in their order. A collective; ``value`` is of JSON's types.
 
     Raises:
         StateError: a rank did not come in time. The call does not count then.
@@ -188,8 +185,7 @@ def gather(value: Any, ranks: tuple[int, ...], timeout: float, what: str) -> lis
 
 
 def _decision(store: Any, place: str, ranks: int, timeout: float) -> bytes:
-    """Wait for the decision of the last rank that comes, or of the first that gives up. The count
-    says which was first."""
+    """Wait for the decision of the last rank that comes, or of the first that gives up."""
     end = monotonic() + timeout
     while (left := end - monotonic()) > 0:
         try:

@@ -1,7 +1,4 @@
-"""What is kept and written: files of rows, memory maps, the cache; and what does the work of writing.
-
-``executor=`` of whatever writes is one of ``Threads(n)``, ``Processes(n)`` and ``Ray(address)``.
-"""
+"""What is kept and written: files of rows, memory maps, the cache; and what does the work of writing."""
 
 from trainpipes.storage.executor import Executor, Processes, Threads
 from trainpipes.storage.ray_cluster import Ray

@@ -1,7 +1,7 @@
 """The rows of ``cache()`` and ``to_map_dataset()`` and the layouts of files, kept from run to run.
 
 All of it can be removed at any time. The folder is that of the environment variable ``TRAINPIPES_CACHE``,
-else ``~/.cache/trainpipes`` on Linux; ``TRAINPIPES_CACHE=off`` keeps nothing. Only its owner may use it.
+else ``~/.cache/trainpipes`` on Linux; ``TRAINPIPES_CACHE=off`` keeps nothing.
 
 >>> import tempfile, trainpipes as tp
 >>> print(tp.cache.info(tempfile.mkdtemp()))  # doctest: +ELLIPSIS
@@ -119,7 +119,7 @@ def _users() -> Path:
 
 
 def owner() -> int | None:
-    """The user that this process makes files as; None where the system knows no owners of files."""
+    """The user that this process makes files as; None where files have no owners."""
     return os.geteuid() if hasattr(os, "geteuid") else None
 
 
@@ -151,7 +151,7 @@ def info(path: str | os.PathLike[str] | None = None) -> CacheInfo:
 def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
     """Remove all that is kept, in the folder of this machine or in ``path``, and say how much it was.
 
-    Only files that a cache made are removed, safely while others read and write.
+    Only files that a cache made are removed; others may read and write meanwhile.
     """
     found = info(path)
     if found.folder is None:
@@ -169,7 +169,7 @@ def clear(path: str | os.PathLike[str] | None = None) -> CacheInfo:
 
 
 def make_room(root: Path, most: int, kind: str = ROWS) -> int:
-    """Remove entries used least recently until the rest has at most ``most`` bytes, and leftovers."""
+    """Remove leftovers, and entries used least recently until ``most`` bytes are left."""
     for below in _folders(root / kind):
         remove_leftovers(below)
     entries = sorted(_entries(root / kind), key=lambda entry: (entry[2], entry[0]))

@@ -1,4 +1,4 @@
-"""Where the tasks of a job run: in threads of this process, in processes of this machine, or on Ray."""
+"""Where the tasks of a job run: in threads, in processes, or on Ray."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def cores() -> int:
 
 
 def use_threads(threads: int) -> None:
-    """Let a worker process use no more threads than it has cores: others work on the rest."""
+    """Let a worker process use no more threads than its share of the cores."""
     import pyarrow as pa
     import torch
 
@@ -299,7 +299,6 @@ def _begin(parent: Any, payload: bytes) -> None:
 
 
 def _end_with(parent: Any) -> None:
-    """End this process as soon as its parent says so or is gone."""
     connection.wait([parent])
     os._exit(1)
 

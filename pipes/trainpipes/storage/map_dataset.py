@@ -1,4 +1,4 @@
-"""``to_map_dataset``: rows that fit in memory, indexed, and kept once for all processes of a machine."""
+"""``to_map_dataset``: rows that fit in memory, indexed, shared by all processes of a machine."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ GLANCE, PATIENCE = 0.05, 600.0
 
 
 class MapDataset(Dataset[dict[str, Any]]):
-    """Rows of an Arrow file, memory-mapped: processes that read it share one copy in memory.
+    """Rows of an Arrow file, memory-mapped: processes that read it share one copy in memory. A row is a dict
+    of Python values.
 
     Args:
         path: an Arrow IPC file.
-
-    A row is a dict of Python values; ``__getitems__`` gives several at once, as ``DataLoader`` asks for.
 
     Raises:
         MissingFilesError: the file is gone, as one in a cache may be.

@@ -1,4 +1,4 @@
-"""Memory-mapped data sets: numbers written once, then read by row number at the speed of memory."""
+"""Memory-mapped data sets: numbers written once, then read by row number."""
 
 from __future__ import annotations
 

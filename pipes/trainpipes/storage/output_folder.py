@@ -122,8 +122,8 @@ class Manifest:
 
 
 class OutputFolder:
-    """A folder that one job writes to. Entered, it is locked and knows what is there: ``files``, and
-    ``finished`` if all are. No later run goes on where the "pipeline" of ``about`` is None.
+    """A folder that one job writes to. Entered, it is locked and knows what is there. No later run goes on
+    where the "pipeline" of ``about`` is None.
     """
 
     def __init__(
@@ -262,7 +262,6 @@ class OutputFolder:
             self.place.remove(f"{WORK}/{folder}", recursive=True)
 
     def _sweep(self) -> None:
-        """Remove what a killed process left behind: parts of files, and files without a sidecar."""
         work, ours = self.place.sizes(WORK), filter(OURS.fullmatch, self.place.sizes())
         done = {_stem(name) for name in work if name.endswith(SIDECAR)}
         self.place.remove(
@@ -349,7 +348,7 @@ def run(
 
 @dataclass
 class _Work:
-    """What workers do. A copy in another process shows nothing: rows count there with whole files."""
+    """What workers do. A copy in another process counts rows with whole files."""
 
     make: Callable[[Any, OutputFile, Any], FileInfo]
     place: Place

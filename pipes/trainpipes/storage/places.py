@@ -1,7 +1,7 @@
-"""A folder that files are put into whole: on this machine, or at a URL of any fsspec file system.
+"""A folder that files are put into whole: on this machine, or at any fsspec URL.
 
-Locally a file is made under ``_unfinished``, flushed and renamed. Stores of objects (S3, GCS, Azure) show
-an upload when it is complete; other file systems get the file under another name, and rename it.
+Locally a file is made under ``_unfinished``, flushed and renamed. Object stores (S3, GCS, Azure) show an
+upload when it is complete; other file systems get the file under another name, and rename it.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Place:
 
     @contextmanager
     def file(self, name: str) -> Iterator[OutputFile]:
-        """A file to be written; it gets its name when it is whole, and is gone if something fails."""
+        """A file to be written; it gets its name when it is whole."""
         part = f"{WORK}/{name.rpartition('/')[2]}.{secrets.token_hex(4)}.part"
         with self._part(part) as path:
             file = OutputFile(path, self.caller)
@@ -157,8 +157,8 @@ class Place:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep others from writing to it: at a URL by an object that its holder renews,
-        free after ``LEASE`` seconds without, or when the process on this machine is gone.
+        """Make the folder, and lock it: at a URL by an object that its holder renews, free after ``LEASE``
+        seconds without, or when the process on this machine is gone.
         """
         with self._locked_here() if self.is_local else _Lease(self).held():
             yield
@@ -248,8 +248,9 @@ class _Lease:
                 self._write(mode="overwrite")
 
     def _is_over(self, found: dict[str, Any]) -> bool:
-        """Whether its process is gone from this machine, or gives no sign of life: the number alone may be
-        that of another one, as in a container that was started again."""
+        """Whether its process is gone from this machine, or gives no sign of life: another container's
+        process may have the same number.
+        """
         if found["host"] == self._me["host"]:
             try:
                 os.kill(int(found["pid"]), 0)

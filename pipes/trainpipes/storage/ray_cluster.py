@@ -1,8 +1,8 @@
 """The executor ``Ray``: a connection to a Ray cluster, and the tasks of a job on it.
 
-A cluster of the process's ``ray.init()`` is used, and left as it is. Else this one connects to
-``address``, ``RAY_ADDRESS`` or a new one, and ships ``trainpipes`` to the nodes. Ship your own modules by
-``ray.init(runtime_env={"working_dir": "."})``; functions of ``__main__`` travel with the pipeline.
+A cluster of the process's ``ray.init()`` is used as it is; to any other one ``trainpipes`` is shipped. Ship
+your own modules by ``ray.init(runtime_env={"working_dir": "."})``; functions of ``__main__`` travel with the
+pipeline.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Tasks on a Ray cluster, in a worker process, and how they are ended.
 
-A user's error is a task's result: as an exception, Ray would log it, and might run the task again. Long
-tasks look now and then whether an actor of the job's name asks all to end.
+A user's error is a task's result: as an exception, Ray would log it, and might run the task again.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Failed:
-    """A task failed by an error of ours or the user's, which another try would not cure."""
+    """A task failed by an error that another try would not cure."""
 
     error: BaseException
 
@@ -98,8 +97,8 @@ def _opened(job: Job) -> tuple[Callable[[Any, Any], Any], Any]:
 
 
 def end_tasks(job: Job, references: list[Any]) -> None:
-    """End the tasks of a job. They are asked to; only those that go on are cancelled, since Ray (2.60) may
-    abort this process where a task is cancelled as it ends.
+    """Ask the tasks of a job to end, and cancel those that go on: Ray (2.60) may abort this process where a
+    task is cancelled as it ends.
     """
     import ray
 

@@ -1,6 +1,6 @@
-"""Worker processes for ``map(method="process")``, each with a thread of the parent that gives it
-rows. They start with the first rows, and end after a minute without any, or with the pipeline or
-their parent. Any thread may submit rows."""
+"""Worker processes for ``map(method="process")``, each fed by a thread of the parent. They start with
+the first rows, and end with the pipeline, their parent, or after an idle minute.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +128,7 @@ class ProcessMap:
         return None
 
     def lost(self, worker: _Worker, error: BaseException, task: Task | None = None) -> None:
-        """Note that a worker's process has died; ``task`` goes to another. If none is left, all
-        that wait get ``error``."""
+        """A worker's process has died: give ``task`` to another, or ``error`` to all if none is left."""
         with self._lock:
             self._workers.remove(worker)
             if task is not None:
@@ -167,15 +166,13 @@ class ProcessMap:
                 worker.join(3 * PATIENCE)
 
     def forget(self) -> None:
-        """In a fork: close its copies of the connections, so that workers notice the end of their
-        parent."""
+        """In a fork: close its copies of the connections, which would hide the parent's end."""
         for worker in self._workers:
             worker.connection.close()
 
 
 class _Worker(threading.Thread):
-    """One worker process and the thread that gives it rows, which ends when the process has
-    died."""
+    """One worker process and the thread that gives it rows."""
 
     def __init__(
         self, owner: ProcessMap, said: str, context: Any, payload: RowCall | bytes
@@ -289,7 +286,7 @@ def _no_pickle(said: str, what: str, found: str, error: Exception) -> ConfigErro
 
 
 def _preload(context: Any) -> None:
-    """Import what workers need once in the fork server, unless the program has set its preload."""
+    """Import what workers need once, in the fork server, unless the program has set its preload."""
     if getattr(forkserver._forkserver, "_preload_modules", None) == ["__main__"]:
         context.set_forkserver_preload(["__main__", work.__module__])
 

@@ -1,8 +1,6 @@
-"""The worker process of ``ProcessMap`` and its messages: pickles with large arrays out of band (PEP
-574).
+"""The worker process of ``ProcessMap``; its messages are pickles with large arrays out of band.
 
-The main thread calls the function; a second one reads what the parent sends, and ends the process
-with the parent.
+A second thread reads what the parent sends, and ends the process with the parent.
 """
 
 from __future__ import annotations
@@ -95,8 +93,8 @@ def _read(sender: socket.socket, size: int) -> memoryview:
 def work(parent: socket.socket, call: RowCall | bytes, row: Any) -> None:
     """Call a function for the rows that the parent sends, until it hangs up or dies.
 
-    The first answer is None, or why the function can't be used. ``call`` is pickled unless this
-    process is a fork; ``row``, in shared memory, says which row is at work.
+    The first answer is None, or why the function can't be used. ``row``, in shared memory, says which
+    row is at work.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and ends this
     # Copies of one process would draw the same numbers otherwise.
@@ -140,8 +138,7 @@ def _end() -> NoReturn:
 
 
 def _answer(call: RowCall, message: Message, row: Any) -> Message:
-    """Results up to the first row at which the function raised; that error; the global generator
-    that it drew from."""
+    """Results up to the first error; that error; the global generator that it drew from."""
     results: list[Any] = []
     error: BaseException | None
     call.watch.tells = False  # the parent does

@@ -1,9 +1,7 @@
 """Calls a user function for rows, with a random generator for each row if it takes one.
 
-Generators are counter-based: Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2,
-3", SC'11). The 128-bit key is a seed and a name. The upper 192 bits of the counter are the row's
-number, epoch and part; the lower 64 count its draws. So no two rows share numbers, and none depends
-on earlier draws.
+Generators are Philox-4x64 (Salmon et al., SC'11): the key is a seed and a name, the upper 192 bits
+of the counter are the row's number, epoch and part. So no two rows share numbers.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class RowKey(ISeedSequence):  # a Philox asks it for its key
         return self.key
 
     def generator(self, words: Sequence[int]) -> Generator:
-        """The generator of one item, by the three upper words of its counter. About 4 us."""
+        """The generator of one item, by the three upper words of its counter."""
         bits = Philox(self)  # type: ignore[arg-type]  # takes what gives a state, as documented
         state: Any = {
             "bit_generator": "Philox",
@@ -67,8 +65,9 @@ class RowKey(ISeedSequence):  # a Philox asks it for its key
 
 
 def words_of(run: Run) -> Words:
-    """Upper counter words of each item, uint64 ``[items, 3]``: a row's part, number and epoch; a
-    batch's digest of these over its rows."""
+    """Upper counter words of each item, uint64 ``[items, 3]``: a row's part, number and epoch; of a
+    batch a digest over its rows.
+    """
     places = row_words(run.block)
     if run.bounds is None:
         return places
@@ -96,7 +95,8 @@ class RowCall:
 
     def each(self, items: Sequence[Any], words: Words | None, at: Any = None) -> Answer:
         """Call the function for each item, up to the first at which it raises or returns None.
-        ``at.value`` is set to each item's number before its call."""
+        ``at.value`` is the number of the item at work.
+        """
         results: list[Any] = []
         counters = None if words is None else words.tolist()
         fn = self.watch.around(self.fn)
@@ -120,8 +120,7 @@ class RowCall:
 
 
 class ThreadMap:
-    """Threads that call one function, started with the first rows. Only process ``pid`` can use
-    them."""
+    """Threads that call one function; only process ``pid`` can use them."""
 
     def __init__(self, call: RowCall, workers: int) -> None:
         self.pid = os.getpid()

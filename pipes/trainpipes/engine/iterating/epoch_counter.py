@@ -1,18 +1,17 @@
 """Which pass is next, agreed by all processes that iterate one pipeline.
 
-A plain ``DataLoader`` starts workers at ``iter()`` and calls nothing in the parent, so the parent
-cannot count passes; after a ``break`` workers of two passes may start side by side. So all copies
-of a pipeline share a few numbers in memory, and the first worker of a pass to start claims it for
-them all. The numbers move to shared memory just before the first fork or spawn.
+A plain ``DataLoader`` starts workers and calls nothing in the parent, so the parent cannot count
+passes. All copies of a pipeline share these numbers, in shared memory from the first fork or spawn
+on, and the first worker of a pass claims it for all:
 
-    upcoming    0 or more: the number of the next pass
-    loads       0 or more: how many states were loaded
-    loaded      the load that the next pass starts from: 0 for none, else ``2 * loads + within``, so that
-                an odd one is of a state from within an epoch
+    upcoming    the number of the next pass
+    loads       how many states were loaded
+    loaded      the load that the next pass starts from: 0 for none, else ``2 * loads + within``
+                (``within``: 1 for a state from within an epoch)
     named       -1, or what ``set_epoch`` was given for the next pass
-    offset      any: a number given to ``set_epoch`` plus this is the pass's number
+    offset      a number given to ``set_epoch`` plus this is the pass's number
     elsewhere   1 if workers or a ``Loader`` began the last pass, else 0
-    claims      0 or more: how many passes workers claimed; the last 64 of them are kept
+    claims      how many passes workers claimed; the last 64 of them are kept
 
 A claim takes ``upcoming`` and ``loaded``, and leaves ``upcoming + 1`` (or the fixed number), 0 and -1.
 """
@@ -53,8 +52,7 @@ class _Numbers(Structure):
 
 
 class _Lock(ForkLock):
-    """A lock for this process's threads, and from its first fork on for the forked processes
-    too."""
+    """A lock for threads, and after a fork for the forked processes too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,9 +94,8 @@ if hasattr(os, "register_at_fork"):
 def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
     """What all workers of this pass have in common, and no others.
 
-    The base seed is not enough: it repeats if the program sets the global seed before each pass. So
-    the name of the event by which the loader stops its workers is added, or, where unknown, the
-    number of the first process.
+    The base seed may repeat, so the name of the event that stops the workers is added, or the number of
+    the first process.
     """
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_code.co_name != "_worker_loop":
@@ -113,8 +110,8 @@ def shared_by_workers(info: WorkerInfo, iterated: int) -> Shared:
 
 
 class EpochCounter:
-    """The number of the next pass, what it starts from, and the last passes that workers claimed.
-    Forked and spawned processes share it; a plain pickle is a copy.
+    """The next pass's number and start, and the last passes that workers claimed. Forked and spawned
+    processes share it; a plain pickle is a copy.
 
     Args:
         upcoming: the next pass's number.
@@ -143,8 +140,9 @@ class EpochCounter:
         self.now.elsewhere = 0
 
     def load(self, epoch: int, within: bool) -> int:
-        """Let the next pass start from a loaded position, ``within`` an epoch or at its start.
-        Returns the number of this load."""
+        """Let the next pass start from a loaded position, ``within`` an epoch or not. Returns this
+        load's number.
+        """
         with self._lock:
             now = self.now
             now.loads += 1
@@ -154,8 +152,7 @@ class EpochCounter:
             return int(now.loaded)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be number ``epoch`` in the caller's counting. A loaded position stays,
-        and gets that name."""
+        """Name the next pass ``epoch``. A loaded position stays."""
         with self._lock:
             now = self.now
             if not now.loaded:
@@ -168,8 +165,7 @@ class EpochCounter:
             now.named = epoch
 
     def claim(self, own: tuple[int, int] | None = None) -> tuple[int, int]:
-        """The next pass's number and load, for a process that reads by itself; ``own`` where an
-        iterator has its own."""
+        """The next pass's number and load; ``own`` where an iterator has its own."""
         with self._lock:
             self.now.elsewhere = 0
             if own is not None:
@@ -203,7 +199,7 @@ class EpochCounter:
                 now.named = named  # torchdata may drop this pass and begin the one after it
 
     def go_on(self, number: int, shared: Shared | None) -> None:
-        """A pass had nothing left where it started: in all its workers it is ``number`` now."""
+        """A pass had nothing left: in all its workers it is ``number`` now."""
         with self._lock:
             now = self.now
             found = None if shared is None else self._find(shared)

@@ -20,8 +20,7 @@ from trainpipes.state.format import Position
 class EpochIterator:
     """One pass over a pipeline, in a training process or in a DataLoader's worker.
 
-    It starts at the first ``next`` or ``state_dict``, and counts as the next epoch from the first
-    ``next`` on. Use it from one thread at a time.
+    It starts at the first ``next`` or ``state_dict``. Use it from one thread at a time.
     """
 
     def __init__(self, iteration: IterationState, options: RunOptions) -> None:
@@ -79,9 +78,8 @@ class EpochIterator:
                 self._current.close()  # its workers go with it
 
     def is_last(self) -> bool:
-        """Whether the last item given ends this pass, for loops that accumulate gradients. Makes
-        and keeps the next item where the end is not known in advance; the state does not move.
-        Never true under an endless ``repeat``.
+        """Whether the last item given ends this pass, for loops that accumulate gradients. May make
+        and keep the next item; the state does not move. Never true under an endless ``repeat``.
 
         >>> import trainpipes as tp
         >>> batches = iter(tp.Loader(tp.from_dataset(range(5)).filter(lambda x: x < 3).batch(2)))
@@ -130,7 +128,6 @@ class EpochIterator:
         return item
 
     def _begin(self) -> OnePass:
-        """The pass as it is, or as it would be if it was taken now."""
         if self._is_taken and self._current is not None:
             return self._current
         iteration, own = self._iteration, self._own

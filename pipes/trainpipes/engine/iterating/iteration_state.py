@@ -102,7 +102,7 @@ class IterationState:
         self.place(state)
 
     def place(self, state: Any) -> tuple[int, Position]:
-        """Let the next pass start at a state. Returns the number of this load, and its position."""
+        """Let the next pass start at a state. Returns this load's number and position."""
         position = self.parse(state)
         if get_worker_info() is None:
             position.require_all_workers()
@@ -134,8 +134,7 @@ class IterationState:
                 self.last = None  # another epoch comes next
 
     def claim(self, own: tuple[int, Position] | None = None) -> Position:
-        """Where the pass that begins now starts; ``own``: load and position of an iterator that was
-        given a state."""
+        """Where the pass that begins now starts; ``own``: an iterator's load and position."""
         self._warn_of_rest()
         if own is not None:
             position = self.loaded(own[1])
@@ -149,8 +148,7 @@ class IterationState:
         return position
 
     def _warn_of_rest(self) -> None:
-        """Warn once where a loop ended before its epoch did and the next epoch begins. A first look
-        at one item does not count."""
+        """Warn once where a loop ended before its epoch did, unless it looked at one item only."""
         last, now, chain = self.last, self.passes.now, self.plan.chain
         starts_elsewhere = now.loaded or now.named >= 0 or self.passes.fixed is not None
         if last is None or starts_elsewhere or chain.endless:
@@ -185,12 +183,11 @@ class IterationState:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the next pass continues where the last one stands: an endless pipeline's does."""
+        """Whether the next pass continues the last one: an endless pipeline's does."""
         return self.last is not None and self.plan.chain.endless and not self.passes.now.loaded
 
     def start(self, number: int, load: int) -> Position:
-        """Where a pass starts, given its load; raises StateError if that was loaded after this
-        process had started."""
+        """Where a pass starts; raises StateError if its load came after this process had started."""
         if self.pending is not None and self.pending[0] == load:
             return self.loaded(self.pending[1])
         if load % 2:
@@ -205,7 +202,7 @@ class IterationState:
         return Position(number, 0, self.plan.chain.num_shards)
 
     def loaded(self, position: Position) -> Position:
-        """A loaded position for a pass of its own: stages may change what they are opened with."""
+        """A copy of a loaded position: stages may change what they are opened with."""
         return deepcopy(position)
 
     def start_of_epoch_at_hand(self) -> Position:
@@ -269,8 +266,7 @@ class IterationState:
                 return
 
     def state(self) -> dict[str, Any] | None:
-        """The state after the last item given, or at the next pass's start. None in a worker, whose
-        iterator has it."""
+        """The state after the last item given, or at the next pass's start; None in a worker."""
         if get_worker_info() is not None:
             return None
         last = self.last

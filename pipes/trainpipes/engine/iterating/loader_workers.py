@@ -1,9 +1,7 @@
-"""The worker processes of a ``Loader``: started for a pass, and kept for the next one if they may
-be.
+"""The worker processes of a ``Loader``, each for the batches of its own shards.
 
-A worker makes the batches of its own shards. Each message covers a stretch of the rank's batches,
-the same for all workers, and may hold none: so any number of workers will do, and a queue's cost is
-paid once for several batches. Stretches start short, so that the first batch comes soon.
+Each message covers a stretch of the rank's batches, the same for all workers, and may hold none: so
+any number of workers will do. Stretches start short, so that the first batch comes soon.
 
 ``LoaderWorkers`` must not refer to who iterates: in a cycle of references, processes would outlive
 their loader.
@@ -38,8 +36,7 @@ MOST_BATCHES = 8
 
 
 def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, int]:
-    """The worker of each shard: shards of one span, which share what is read, stay together if
-    there are enough spans.
+    """The worker of each shard; shards of one span stay together if there are enough spans.
 
     >>> share_out([0, 1, 2, 3], num_spans=2, workers=2)
     {0: 0, 1: 1, 2: 0, 3: 1}
@@ -52,8 +49,7 @@ def share_out(shards: Sequence[int], num_spans: int, workers: int) -> dict[int, 
 
 @dataclass(eq=False)
 class WorkerDataset(IterableDataset[WorkerMessage]):
-    """One rank's pass as its workers make it; with ``identity`` they need not read all data for
-    it."""
+    """One rank's pass as its workers make it."""
 
     stages: Sequence[Stage]
     source: RowSource | RowStream
@@ -127,8 +123,7 @@ class WorkerDataset(IterableDataset[WorkerMessage]):
 
 @dataclass(eq=False)
 class LoaderWorkers:
-    """Starts a ``Loader``'s workers, at most ``most``. ``check`` raises if the stages can't be sent
-    to a process that is not forked."""
+    """Starts a ``Loader``'s workers. ``check`` raises if stages can't be sent to processes not forked."""
 
     stages: Callable[[], Sequence[Stage]]
     check: Callable[[], None]
@@ -147,8 +142,9 @@ class LoaderWorkers:
     def start(
         self, plan: Plan, ranks: tuple[int, int], workers: int, position: Position
     ) -> tuple[WorkerMemory, Generator[WorkerMessage]]:
-        """The memory that the workers of a pass share, and their messages. Throw errors in
-        unpacking at the generator: a dead worker may be why."""
+        """The workers' memory and messages. Throw errors in unpacking at the generator: a dead worker may be
+        why.
+        """
         idle, self._idle = self._idle, None
         watch = None
         if idle is not None and not position.m and idle[2].is_well:
@@ -219,8 +215,7 @@ _INTERRUPTED = (
 
 
 class WorkerReceiver:
-    """One rank's items, made by workers. A worker's error is raised when its batch is due, and on
-    every call from then on."""
+    """One rank's items, made by workers. A worker's error is raised when its batch is due, and ever after."""
 
     def __init__(
         self, workers: LoaderWorkers, plan: Plan, topology: Topology, position: Position

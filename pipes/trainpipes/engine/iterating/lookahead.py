@@ -1,10 +1,9 @@
 """Items taken before they are asked for: to copy them to a device, to know the last one, and to
 agree with other ranks on the end.
 
-Where shards end at unknown steps, each rank looks two steps ahead at first, later up to 16. Before
-what was agreed on is used up, all agree, by one all-reduce of a number, on the first batch that any
-of them lacks. There, in whole steps, the epoch ends for all: otherwise a rank that has ended would
-leave the others waiting in their next collective.
+Where shards end at unknown steps, each rank looks 2 to 16 steps ahead, and all agree, by one
+all-reduce of a number, on the first batch that any of them lacks. There the epoch ends for all:
+otherwise a rank that has ended would leave the others waiting in their next collective.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ _NONE_MISSING = (1 << 62) - 1
 
 @dataclass(slots=True, eq=False)
 class _Taken:
-    """An item, or the error or ``StopIteration`` that came in its place; the state after it; what
-    gives it once it is on its way."""
+    """An item, or the error or ``StopIteration`` in its place; the state after it; what gives it."""
 
     item: Any
     error: Exception | None
@@ -47,9 +45,8 @@ class _Taken:
 class Lookahead:
     """The items of one consumer; its state is that of the last one given.
 
-    Errors and the end are given in their turn; asked again after one, the source is asked again.
-    Where ranks end together, an error is raised only after they have agreed, and on every later
-    call: the other ranks have gone on.
+    Where ranks end together, an error is raised only after they have agreed, and on every later call:
+    the other ranks have gone on.
 
     Args:
         origin: the batch from which steps are counted.
@@ -89,8 +86,7 @@ class Lookahead:
         return self._give()
 
     def is_last(self, alone: bool) -> bool:
-        """Whether the item given last is the last of the pass. Takes one more item where arithmetic
-        does not tell; asks no other rank. ``alone``: this is the only consumer."""
+        """Whether the item given last ends the pass; asks no other rank. May take one more item."""
         if self._agrees:
             return self._last is not None and self._last.over
         if self._last is None:
@@ -106,7 +102,6 @@ class Lookahead:
         return self._last.over
 
     def _look_ahead(self) -> None:
-        """Take at least what comes next, and start it on its way."""
         if self._agrees:
             self._agree()
         else:
@@ -132,7 +127,7 @@ class Lookahead:
             self._taken.append(_Taken(item, error, self.source.state()))
 
     def _agree(self) -> None:
-        """Take what comes next, and agree where that is due: for all ranks before the same item."""
+        """Take what comes next, and agree where that is due."""
         if self._ends:
             return
         held = max(self._depth + 1, min(self._held + 2, AHEAD))
@@ -151,7 +146,6 @@ class Lookahead:
             self._end_at(self.origin + (first - self.origin) // world * world)
 
     def _end_at(self, end: int) -> None:
-        """Drop what was taken from batch ``end`` on: the pass is over there."""
         while self._taken:
             last = self._taken[-1]
             if last.error is not None and last.state.upcoming < end:
@@ -163,8 +157,6 @@ class Lookahead:
         self._last = self.state()._replace(over=True)
 
     def _give(self) -> Any:
-        """The next item that was taken, or the error in its place. An item that can't be placed
-        stays."""
         if not self._taken:
             raise StopIteration
         coming = self._taken[0]
@@ -262,9 +254,9 @@ def agreement_over(topology: Topology) -> Agreement:
 
 
 def _group(members: tuple[int, ...]) -> dist.ProcessGroupGloo:
-    """A gloo group that only its members have to make:
-    ``dist.new_group(use_local_synchronization=True)`` hangs where members are in different numbers
-    of groups."""
+    """A gloo group that only its members make, since ``new_group(use_local_synchronization=True)`` hangs
+    where members are in different numbers of groups.
+    """
     name = "trainpipes/agreement/" + "-".join(map(str, members))
     store, rank = PrefixStore(name, _get_default_store()), members.index(dist.get_rank())
     return dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT)

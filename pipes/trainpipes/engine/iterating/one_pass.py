@@ -20,16 +20,16 @@ from trainpipes.state.format import Position, render
 
 
 class IteratorLock:
-    """Held while an iterator makes an item, or gives a state. A second thread that asks meanwhile is
-    refused, as by a generator. Signal handlers run after calls, so Ctrl-C does not leave it held."""
+    """Held while an iterator makes an item, or gives a state. A second thread that asks is refused;
+    Ctrl-C does not leave it held.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._gives_state = False
 
     def run(self, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives. Waits for a state that is being taken; raises RuntimeError if an item is
-        being made."""
+        """What ``make`` gives; raises RuntimeError if an item is being made."""
         held = True
         try:
             if not self._lock.acquire(False):
@@ -143,7 +143,6 @@ class OnePass:
         self._open(Position(self._after(self.epoch), 0, self._plan.chain.num_shards))
 
     def _other_workers_have_more(self) -> bool:
-        """Whether another worker of this rank has something left where this pass started."""
         topology = self._topology
         if topology.num_workers == 1:
             return False
@@ -155,14 +154,12 @@ class OnePass:
         return True
 
     def state(self, turn: bool = False, ends: bool = False) -> dict[str, Any]:
-        """The state after the last item given; of an uncounted pipeline with the cursors of this
-        consumer's shards.
+        """The state after the last item given; of an uncounted pipeline with this consumer's cursors.
 
         Args:
             turn: whether it says which of the workers that take turns this consumer is.
             ends: whether the state after the last item is that of the pass's end, not of the next
-                one's start: for nodes, and for workers, which can't know whether the others have
-                ended.
+                one's start: for nodes and workers.
         """
         topology, extra = self._topology, {}
         if turn:
@@ -180,7 +177,6 @@ class OnePass:
             return render(position, plan.identity, cursors)
 
     def was_left_unfinished(self) -> bool:
-        """Whether the iterator is gone and did not reach the end."""
         if not self.left or self.ended:
             return False
         return not (self._plan.counts.known and self.items.state().over)

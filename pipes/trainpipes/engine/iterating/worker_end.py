@@ -29,12 +29,11 @@ SENDER = "QueueFeederThread"
 
 
 def end_in_peace() -> None:
-    """In a worker: end with the process that started it, and not before the thread that sends
-    batches is done.
+    """In a worker: end with the process that started it, but not before the thread that sends
+    batches.
 
-    torch's own worker, when its parent is gone, waits forever until its batches are sent: other
-    workers keep the pipe open. And torch does not wait for the sending thread where a loader is
-    left in mid-epoch: a spawned worker takes its interpreter down below it, and the C++ runtime
+    torch's own worker, when its parent is gone, waits forever until its batches are sent. And where a
+    loader is left in mid-epoch, a spawned worker ends before its sending thread, and the C++ runtime
     aborts ("terminate called without an active exception").
     """
     if get_worker_info() is not None:
@@ -81,8 +80,7 @@ GRACE = 0.5
 
 
 class WorkerWatch:
-    """A thread that ends all workers where one dies: that one may hold a lock that they share, or
-    have sent half a message."""
+    """A thread that ends all workers where one dies: that one may hold a lock that they share."""
 
     def __init__(self, batches: Any) -> None:
         self._batches = batches

@@ -1,5 +1,4 @@
-"""The items of one worker of one rank, in global order. Owns the threads that work ahead; used by
-the thread that iterates."""
+"""The items of one worker of one rank, in global order, and the threads that work ahead."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from trainpipes.state.format import Position
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How items are made. The items are the same with any of these.
+    """How items are made; they are the same with any of these.
 
     Args:
         threads: that work ahead; None for one per core, without user functions.
@@ -46,7 +45,7 @@ class ConsumerPosition(NamedTuple):
     Args:
         m: batches of the pass that all ranks together have taken.
         upcoming: number of the next batch; at the end, of the first missing one.
-        over: whether the pass is over, so that the state is the next one's start.
+        over: whether the pass is over.
         moved: JSON cursors of the shards that moved since the last call; first all.
     """
 
@@ -57,8 +56,7 @@ class ConsumerPosition(NamedTuple):
 
 
 class WorkerIterator:
-    """What one worker of one rank gets, in order, from a position on. Workers took turns from batch
-    ``origin``."""
+    """What one worker of one rank gets, in order. Workers took turns from batch ``origin``."""
 
     def __init__(
         self,
@@ -181,8 +179,7 @@ def _warn_if_all_empty(plan: Plan, topology: Topology) -> None:
 
 
 def _cause(plan: Plan, world: int) -> str | None:
-    """Which stages left nothing of how many rows; None where there was nothing, or nothing was
-    asked for."""
+    """Which stages left nothing of how many rows; None if unknown."""
     source = plan.inputs.source
     rows = int(source.lengths.sum()) if isinstance(source, RowSource) else None
     stages = [s for p in (*plan.mixed.values(), plan) for s in p.chain.stages if _drops(s)]

@@ -1,9 +1,8 @@
 """What a ``Loader``'s worker sends: several batches in one message, of at most 8 MiB.
 
-Each batch is pickled by itself. Tensors below 1 MiB leave their values out of band (pickle protocol
-5), in memory that forked workers share with their parent: nothing is opened, mapped or faulted in.
-Without such memory, or room in it, the values travel with the message. Larger tensors travel as
-torch sends them.
+Tensors below 1 MiB leave their values in memory that forked workers share with their parent, or,
+without such memory or room, in the message (pickle protocol 5). Larger ones travel as torch sends
+them.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ _EPOCH, _DUE, _UNPACKED = range(3)
 
 
 class Packed(NamedTuple):
-    """A batch on its way. ``values``: bytes of each small tensor, or their place in shared
-    memory."""
+    """A batch on its way. ``values``: of each small tensor, or their place in shared memory."""
 
     pickled: bytes
     values: list[Any]
@@ -48,7 +46,7 @@ class Packed(NamedTuple):
 
 @dataclass
 class WorkerMessage:
-    """What a worker sends at a time: perhaps nothing, so that any number of workers may take turns.
+    """What a worker sends at a time, perhaps nothing.
 
     Args:
         items: in order: number; batch, None where the shard has ended, or an exception; JSON cursor
@@ -73,9 +71,9 @@ class WorkerMessage:
 
 
 class WorkerMemory:
-    """Numbers that a ``Loader`` shares with its workers, and room for batches, which only forked
-    workers see. A worker fills its places in turn; one is free again once the parent has unpacked
-    its message."""
+    """Numbers that a ``Loader`` shares with its workers, and room for batches. A worker fills its places in
+    turn; one is free again once the parent has unpacked its message.
+    """
 
     def __init__(self, workers: int, ahead: int) -> None:
         self.workers = workers
@@ -124,8 +122,7 @@ class WorkerMemory:
         return None if m < 0 else m
 
     def place(self, message: WorkerMessage, number: int) -> None:
-        """Put the values of the tensors of a worker's message ``number`` in shared memory, as far
-        as there is room."""
+        """Put the tensors of message ``number`` in shared memory, as far as there is room."""
         worker, each = message.worker, self.ahead + 1
         room = self._room if number - self.unpacked(worker) < each else None
         at = (worker * each + number % each) * MOST_BYTES
@@ -153,8 +150,6 @@ class WorkerMemory:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles a batch, and keeps the values of its small tensors apart."""
-
     def __init__(self) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, 5, True, self._beside)

@@ -1,5 +1,4 @@
-"""Sorts the stages of a pipeline into a ``Chain``, from the bottom up, or says why they do not make
-one."""
+"""Sorts the stages of a pipeline into a ``Chain``, or says why they do not make one."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ S = TypeVar("S", bound=Stage)
 
 
 def arrange(written: Sequence[Stage]) -> Chain:
-    """The chain of some stages, whose instances then belong to it. Raises ConfigError where they
-    make no pipeline."""
+    """The chain of some stages, which then belong to it. Raises ConfigError where they make no pipeline."""
     stages: list[Any] = []
     for stage in written:
         stages.append(stage.resolve(stages))
@@ -105,8 +103,7 @@ def _check(chain: Chain) -> None:
 
 
 def _above(chain: Chain, stage: Stage, cut_later: bool) -> Chain:
-    """The chain with a stage above it. ``cut_later``: whether this one, or one above it, makes new
-    batches or packed rows."""
+    """The chain with a stage above it. ``cut_later``: new batches or packed rows are made from here on."""
     after = (*chain.after, stage)
     if isinstance(stage, ShuffleStage):
         return _shuffled(chain, stage)
@@ -208,7 +205,7 @@ def _least(found: int | None, stop: int) -> int:
 
 
 def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
-    """The chain where rows are read by number: what stood below the sampler now follows it."""
+    """The chain where rows are read by number: what stood below the sampler follows it."""
     opener = chain.opener
     if not opener.random_access:
         raise ConfigError(
@@ -228,8 +225,7 @@ def _draw(chain: Chain, stage: ShuffleStage) -> Chain:
 
 
 def _move_up(chain: Chain) -> Chain:
-    """Move stages that treat and keep each row by itself above the dealing: each consumer then
-    works on its own rows only. Stages below a cache stay."""
+    """Move stages that treat and keep each row by itself above the dealing, but not above a cache."""
     stay = chain.cached or 0
     if chain.shuffle is None:
         before, after = chain.after[:stay], chain.after[stay:]

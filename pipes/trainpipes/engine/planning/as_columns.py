@@ -22,8 +22,7 @@ from trainpipes.kinds.stage_kinds import RunStage, Source, TableStage, put_throu
 
 
 class AsColumns(RunStage):
-    """Turns rows that are dicts into Arrow columns, below each stage that works on columns. Its
-    schema is given, or found once: every block of every run has it. Called by any thread.
+    """Turns rows that are dicts into Arrow columns of one schema, given or found once. Called by any thread.
 
     Args:
         caller: the stage that needs columns, for messages.
@@ -54,8 +53,7 @@ class AsColumns(RunStage):
 
     @property
     def kept(self) -> pa.Schema | None:
-        """The schema; None where rows stay as they are. Raises SchemaError if none was given or
-        found."""
+        """The schema; None where rows stay as they are. Raises SchemaError if there is none."""
         found: pa.Schema | None = self.plan_inputs.schemas.get(self.key, self._find)
         return found
 
@@ -155,8 +153,7 @@ def gives_objects(stages: Sequence[Stage]) -> bool:
 
 
 def with_columns(stages: Sequence[Stage]) -> tuple[list[Stage], bool]:
-    """The stages, with ``AsColumns`` where Python objects must become columns; and whether they give
-    objects."""
+    """The stages, with ``AsColumns`` where objects must become columns; and whether they give objects."""
     found: list[Stage] = []
     objects = batched = False
     number = 0

@@ -1,4 +1,4 @@
-"""Which stage of a pipeline stands where. Immutable; nothing is opened. Any thread may ask it."""
+"""Which stage of a pipeline stands where. Immutable; nothing is opened."""
 
 from __future__ import annotations
 

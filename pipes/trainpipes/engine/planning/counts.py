@@ -1,5 +1,4 @@
-"""How many batches there are, and where each begins: arithmetic, where counts are known. Reads no
-row. Any thread may ask it.
+"""How many batches there are, and where each begins: arithmetic, where counts are known.
 
 Batches of a pass are numbered m = 0, 1, ...; batch m belongs to shard ``m % S``. Each epoch numbers its
 own batches i = 0, 1, ... anew, with those that ``skip`` leaves out: ``i = m + shift``.
@@ -56,8 +55,7 @@ class Counts:
         """Whether the first row of a batch follows from its number: the number of rows is known,
         and all stages keep them one to one, in batches of a fixed size.
 
-        Then a state needs only m, and resuming reads nothing before it. In all other pipelines only
-        whoever has read that far knows a shard's position, and a state keeps it.
+        Then a state needs only m; in all other pipelines it keeps each shard's position.
         """
         return self.known and isinstance(self.layouts.usual, Layout)
 
@@ -106,7 +104,7 @@ class Counts:
         return start if epoch <= known else after + (epoch - known - 1) * self.batches_in_epoch
 
     def epoch_of(self, m: int, first_epoch: int) -> int:
-        """The epoch of batch ``m`` of a pass; the first where epochs are not batched one by one."""
+        """The epoch of batch ``m`` of a pass."""
         if not self._by_epoch:
             return first_epoch
         times, (epoch, _, after) = self.chain.times, self._known_epoch(first_epoch)
@@ -115,8 +113,7 @@ class Counts:
         return epoch if times is None else min(epoch, first_epoch + times - 1)
 
     def _known_epoch(self, first_epoch: int) -> tuple[int, int, int]:
-        """An epoch whose batches can be numbered: of a change of the batch size, or the first; its
-        first batch, and the one after its last."""
+        """An epoch whose batches can be numbered; its first batch, and the one after its last."""
         sizes = self.layouts.sizes
         if sizes is None:
             return first_epoch, 0, self.batches_in_epoch
@@ -131,8 +128,7 @@ class Counts:
         return layout.count(self.chain.drop_last)
 
     def end(self, world_size: int, origin: int = 0) -> float:
-        """The batch after the last of a pass; inf where unknown. Several ranks deliver the same
-        number each from ``origin`` on."""
+        """The batch after the last of a pass; inf where unknown."""
         chain = self.chain
         if self.known:
             total = self.batches_in_pass
@@ -156,8 +152,7 @@ class Counts:
         return self.chain.skip_batches - start
 
     def slot(self, shard: int, epoch: int, first_epoch: int) -> Slot:
-        """The slot of an epoch that a shard takes: epochs of K batches follow each other, and K
-        need not be a multiple of S."""
+        """The slot of an epoch that a shard takes; an epoch's batches need not be a multiple of S."""
         number = (shard + self.shift(epoch, first_epoch)) % self.num_shards
         spans = self.layouts.of(epoch).num_spans
         return Slot(epoch, number, number % spans, number // spans)

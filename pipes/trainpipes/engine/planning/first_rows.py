@@ -1,7 +1,7 @@
 """The schema of rows that are Python objects, found from the first of them.
 
-It must be the same wherever a run starts, on every rank and in every worker. So the rows are read
-once more from the start, with the random choices of epoch 0, and put through the stages below.
+It must be the same wherever a run starts. So the rows are read once more from the start, with the
+random choices of epoch 0, and put through the stages below.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def find_schema(
 
     Args:
         caller: who needs columns, for messages.
-        cure: what to do where types are not found; their schema goes in.
+        cure: what to do where types are not found.
         typed: columns whose types are known from elsewhere.
-        whole: the mix that the pipeline is part of, for row numbers in messages.
+        whole: the mix that the pipeline is part of, for messages.
 
     Raises:
         UnfitRows: a row makes no columns, or does not fit those before it.

@@ -35,8 +35,9 @@ searching = ForkLock()
 
 
 class Schemas:
-    """The schemas of rows that are Python objects, one for each place in a chain where rows become
-    columns. Any thread may ask; one is looked for at a time."""
+    """The schemas of rows that are Python objects, one for each place where rows become columns.
+    Any thread may ask.
+    """
 
     def __init__(self) -> None:
         self._found: dict[str, pa.Schema | None] = {}
@@ -79,8 +80,9 @@ class Schemas:
 
 
 class BlockTable:
-    """A source's blocks as arrays, without rows before ``skip``, from ``stop`` on, and of
-    ``unread`` blocks: number of each block's first row, first row used, and rows used."""
+    """A source's blocks as arrays, without rows before ``skip``, from ``stop`` on, and of ``unread``
+    blocks: each block's first row, first row used, and rows used.
+    """
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""How each epoch is cut, and in which order its blocks come. Reads the source's listing, no row.
-Any thread may ask it."""
+"""How each epoch is cut, and in which order its blocks come."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ class Layouts:
         return replace(layout, window_limit=self._window_limit(layout.num_spans))
 
     def of(self, epoch: int) -> Layout | StreamLayout:
-        """The layout of one epoch: a change of the batch size, and spans of even bytes, make it
-        differ from ``usual``."""
+        """The layout of one epoch: changed batch sizes and spans of even bytes differ from ``usual``."""
         usual, sizes = self.usual, self.sizes
         if sizes and self.whole and (epoch == sizes.epoch or self.chain.rolling):
             return self.changed
@@ -151,7 +149,8 @@ class Layouts:
 
     def stretches(self, key: WindowKey, first: int = 0) -> list[tuple[int, int, int]]:
         """The blocks of a window's rows from ``first`` on, each with its first row and the row
-        after its last."""
+        after its last.
+        """
         blocks, places = self.inputs.blocks, self.places(key)
         starts, order = blocks.order(key.epoch, self.block_order)
         parts = segments(starts, order, places.start + first, places.stop)

@@ -1,10 +1,10 @@
 """Adapts a saved state to a pipeline that differs in what may change.
 
-Batch size: each row comes at most once in the current epoch, rows of each span in the order they
-would have had; from m on there is one new sequence, the same on any topology. Each span leaves over
-at most the epoch's first batch size and the largest later one.
+Batch size: each row comes at most once in the current epoch; from m on there is one new sequence,
+the same on any topology. Each span leaves over at most the epoch's first batch size and the largest
+later one.
 
-Pack length: changes where an epoch begins. Documents of one epoch are never packed to two lengths.
+Pack length: changes where an epoch begins.
 
 Mix: see ``MixingSource.migrate``.
 """
@@ -72,8 +72,7 @@ def migrate(state: dict[str, Any], plan: Plan, allow_changes: Collection[str]) -
 
 
 def _pairs(identity: dict[str, Any], plan: Plan, name: str) -> list[tuple[dict[str, Any], Any]]:
-    """The stages of a name in a state, each with that of ``plan``; none where their numbers
-    differ."""
+    """The stages of a name in a state, each with that of ``plan``, if there are as many."""
     both = identity["stages"], json.loads(plan.identity)["stages"]
     before, now = ([stage for stage in stages if stage["stage"] == name] for stages in both)
     return list(zip(before, now, strict=True)) if len(before) == len(now) else []
@@ -148,8 +147,7 @@ def _rebatch(identity: dict[str, Any], position: Position, plan: Plan) -> None:
 
 
 def _sizes(position: Position, plan: Plan, old: Chain) -> BatchSizes | None:
-    """The batch sizes of the epoch that a position stands in, the new one of ``plan`` from there
-    on."""
+    """The batch sizes of a position's epoch, with the new one from there on."""
     chain, m = plan.chain, position.m
     first, was, size = chain.first_epoch(position.epoch), old.batch_size, chain.batch_size
     sizes = position.sizes or BatchSizes(first, 0, ((0, was),))

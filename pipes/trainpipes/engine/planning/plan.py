@@ -1,6 +1,6 @@
 """The plan of a pipeline, in four parts, each of which knows only those before it: ``Chain``,
-``Inputs``, ``Layouts``, ``Counts``. Immutable; reads only the source's listing. Any thread may ask
-it."""
+``Inputs``, ``Layouts``, ``Counts``. Immutable; any thread may ask it.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +36,11 @@ class Plan:
         schemas: Schemas | None = None,
         quiet: bool = False,
     ) -> Plan:
-        """The plan of stages as written, whose instances then belong to it. Raises ConfigError
-        where they make no pipeline."""
+        """The plan of stages, which then belong to it. Raises ConfigError where they make no pipeline."""
         return Plan(Inputs(arrange(stages), source, schemas), quiet)
 
     def resized(self, sizes: BatchSizes | None, m: int | None = None) -> Plan:
-        """This plan for a pass in which the batch size was changed, from batch ``m`` on: before the
-        last change, up to the next one."""
+        """This plan for a pass in which the batch size was changed, from batch ``m`` on."""
         if sizes == self.layouts.sizes:
             return self
         plan = self._cut(sizes, self.layouts.lanes)
@@ -55,7 +53,8 @@ class Plan:
 
     def in_lanes(self, lanes: int) -> Plan:
         """This plan with so many lanes in place of each shard, which take turns at its batches. The
-        order is the same with any number; no state knows of it."""
+        order stays the same; no state knows of lanes.
+        """
         return self if lanes == self.layouts.lanes else self._cut(self.layouts.sizes, lanes)
 
     def _cut(self, sizes: BatchSizes | None, lanes: int) -> Plan:
@@ -91,8 +90,9 @@ class Plan:
 
     @cached_property
     def identity(self) -> str:
-        """What a state must agree on with the pipeline that loads it, as JSON. Stages that may
-        stand before or after the shuffle come after it, wherever they are written."""
+        """What a state must agree on with the pipeline that loads it, as JSON. Stages that may stand on
+        either side of the shuffle come after it.
+        """
         # Where a stage that deals rows stands in a chain changes nothing.
         places = {"reader": 0, "source": 0, "shard": 1}
         shaping = [s for s in self.chain.stages if s.role not in ("place", "files", "cache")]

@@ -1,5 +1,4 @@
-"""Windows of a source that lists its blocks. Each span has a reader, which continues where the
-span's last window ended."""
+"""Windows of a source that lists its blocks. Each span has a reader."""
 
 from __future__ import annotations
 
@@ -91,8 +90,9 @@ class ListedLoader(WindowLoader):
                 yield from self._layouts.stretches(after, 0)
 
     def _reader(self, place: _Place, at: tuple[int, int]) -> Reader:
-        """The reader of a window. Where another span was just read up to there, that span's reader
-        goes on: any other would decode the block again."""
+        """The reader of a window. Where another span's has just read up to there, it goes on: no
+        block is decoded twice.
+        """
         if place.at != at:
             for other in list(self._places.values()):
                 if other.at == at and other.lock.acquire(blocking=False):
@@ -107,8 +107,7 @@ class ListedLoader(WindowLoader):
 
 @dataclass(frozen=True)
 class NumberedRows:
-    """Rows that are read when they are taken. ``first``: the window's place in the epoch's order,
-    where that may have a row twice."""
+    """Rows that are read when they are taken. ``first``: the window's place in the epoch's order."""
 
     source: Taker
     numbers: IntArray
@@ -162,8 +161,7 @@ class NumberedLoader(WindowLoader):
         return NumberedRows(self._source.taker(), chain.skip_rows + drawn, key.epoch, first), None
 
     def _buffered(self, key: WindowKey) -> IntArray:
-        """The numbers of the rows that ``ListedLoader`` would read, in the same order. Announces
-        them to the source."""
+        """The numbers of the rows that ``ListedLoader`` would read; announces them to the source."""
         blocks, stretches = self._layouts.inputs.blocks, self._layouts.stretches(key)
         numbers = blocks.numbers(stretches)
         order = self._layouts.row_order(key, len(numbers))

@@ -1,5 +1,4 @@
-"""Windows of a stream, cut as it comes. There is an open pass over the stream for each epoch that
-is needed."""
+"""Windows of a stream, cut as it comes; there is an open pass for each epoch that is needed."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class _Pass:
 
 
 class StreamLoader(WindowLoader):
-    """Cuts windows from a stream. A shuffled stream is read one window ahead, so that a short end
-    joins the window before it."""
+    """Cuts windows from a stream. A shuffled one is read ahead: a short end joins the window before it."""
 
     most_held = None  # making one again means to read from the start
 

@@ -1,10 +1,8 @@
-"""The shuffle windows of a process: made once, shared by the shards that need them, dropped when
-all are past.
+"""The shuffle windows of a process, shared by the shards that need them.
 
-A window is handed out before it is read, where its number of rows is known: whoever first needs its
-rows reads it. With threads, a span's next window is read ahead as far as memory allows. Memory: one
-window for each open span, two where its shards stand at a window's end or the next one is read
-ahead.
+Whoever first needs a window's rows reads it. With threads, a span's next window is read ahead as far
+as memory allows. Memory: one window for each open span, two where its shards stand at a window's end
+or the next one is read ahead.
 """
 
 from __future__ import annotations
@@ -100,20 +98,19 @@ def _read_if_held(window: ref[Window]) -> None:
 
 
 class WindowLoader(ABC):
-    """Makes windows. Called by one thread at a time; any thread may read its windows. Of each span
-    it holds at most ``most_held``, and one read ahead."""
+    """Makes windows, in one thread at a time; any thread may read them. Of each span it holds
+    ``most_held`` at most, and one read ahead.
+    """
 
     most_held: int | None = 4
 
     @abstractmethod
     def planned(self, key: WindowKey) -> int | None:
-        """Rows in a window before it is read: 0 past the last; None where it must be read to
-        know."""
+        """Rows in a window: 0 past the last; None where it must be read to know."""
 
     @abstractmethod
     def window(self, key: WindowKey, state: dict[str, Any], first: int = 0) -> Window | None:
-        """A window; None past the span's last. ``state`` is an earlier one's ``after``; rows before
-        ``first`` may be left out."""
+        """A window; None past the span's last. ``state`` is an earlier one's ``after``."""
 
     def start(self, epoch: int) -> dict[str, Any]:
         """The source's state at an epoch's start, if it needs one."""
@@ -129,8 +126,8 @@ class WindowLoader(ABC):
 
 @dataclass(eq=False)
 class Windows:
-    """The windows of all spans and epochs. A user is a shard, at one window at a time. A window is
-    dropped once all users of its span are past it, or in other spans.
+    """The windows of all spans and epochs. Each user, a shard, is at one window at a time; a window is
+    dropped once all users of its span are past it.
 
     Args:
         ahead_bytes: that all windows may take for one more to be read ahead.
@@ -158,8 +155,7 @@ class Windows:
             return self.loader.start(epoch)
 
     def expect(self, user: int, key: WindowKey, first: int) -> None:
-        """Note that ``user`` will ask for this window, from a position on, and for later ones of
-        the span."""
+        """``user`` will ask for this window, from a position on, and for later ones of the span."""
         with self._lock:
             self._move(user, key)
             self._firsts[user] = first
@@ -167,8 +163,7 @@ class Windows:
     def get(
         self, user: int, key: WindowKey, state: dict[str, Any], first: int = 0
     ) -> Window | None:
-        """A window; None past the last one. ``user`` needs no earlier ones, and nothing before
-        position ``first``. ``state`` is an earlier window's ``after``."""
+        """A window; None past the last one. ``user`` needs no earlier ones, nor what is before ``first``."""
         with self._lock:
             self._move(user, key)
             self._firsts.pop(user, None)

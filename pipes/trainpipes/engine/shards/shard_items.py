@@ -1,7 +1,7 @@
 """The items of one consumer, in global order: the runs of its shards, some made ahead.
 
-Where positions follow from m, several lanes may take the place of each shard, so that threads make
-more in parallel: lane ``m % L`` of batch m.
+Several lanes may take the place of each shard, so that threads make more in parallel: lane
+``m % L`` of batch m.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ def known_items(run: Run) -> MutableSequence[Any]:
 
 
 class ShardItems:
-    """The items of several shards of one process. ``pool`` makes runs ahead; ``stage_pool`` runs
-    the stages above user functions. One thread calls it; ``WorkerReceiver`` has the same methods."""
+    """The items of several shards of one process, for one thread; ``WorkerReceiver`` has the same
+    methods. ``pool`` makes runs ahead; ``stage_pool`` runs the stages above user functions.
+    """
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class ShardItems:
         self._given = math.inf  # when the last item was given
 
     def begin(self, m: int, stride: int, end: float) -> None:
-        """Have other threads, or workers of a stage, begin: batches from ``m`` on will be asked for."""
+        """Have other threads, or a stage's workers, begin at batch ``m``."""
         if self._pool is None and self._opener.has_workers:
             self._most = SUBMITTED
         self._stride = stride
@@ -134,7 +135,7 @@ class ShardItems:
         return item
 
     def _make_ahead(self, m: int, pool: Pool) -> None:
-        """Have the pool make the items after batch ``m`` that would be made when they are taken."""
+        """Have the pool make items after batch ``m`` that else are made when they are taken."""
         first = max(m + self._stride, self._made_to)
         if not self._stride or first > m + MADE_AHEAD // 2 * self._stride:
             return
@@ -181,7 +182,8 @@ def items_of(
     with_rows: bool = False,
 ) -> ShardItems:
     """The items of some shards of a pass, from a position on. ``alone``: the thread that iterates
-    calls user functions, and the pool does the rest. ``with_rows``: as ``KnownItem``."""
+    calls user functions.
+    """
     if with_rows:
         _keep_pieces(plan)
     makers, stage_pool = (None, pool) if alone else (pool, None)
@@ -192,7 +194,7 @@ def items_of(
 
 
 def _lanes(plan: Plan, shards: int, pool: Pool | None, stage_pool: Pool | None) -> int:
-    """Lanes of each shard: as many as give every thread, or worker of a stage, a run to make."""
+    """Lanes of each shard: enough that every thread, or worker of a stage, has a run to make."""
     chain = plan.chain
     as_they_stand = chain.shuffle is None and all(s is chain.batch for s in chain.after_on_rows)
     if not plan.counted or as_they_stand or not shards:

@@ -1,5 +1,4 @@
-"""The rows of a shard, and the stages that are opened above them at a cursor. Called by the thread that
-makes the shard's next run."""
+"""The rows of a shard, and the stages that are opened above them at a cursor."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ ALL_ROWS = 65_536
 
 
 def rows_at_a_time(plan: Plan, most: int | None = None) -> int:
-    """Rows that are made together: whole batches, where counted; few where Python is called for
-    each row."""
+    """Rows that are made together; few where Python is called for each."""
     rows = RUN_ROWS if most is None else most
     if any(stage.per_row for stage in plan.chain.after):
         counted = plan.chain.batch is not None and plan.chain.batch.keeps_rows
@@ -58,8 +56,7 @@ def has_workers(stages: Sequence[Stage]) -> bool:
 
 
 def stages_to_open(plan: Plan, stage_pool: Pool | None) -> tuple[Stage, ...]:
-    """The stages of a shard. With ``stage_pool``, those straight above the last user function become one
-    stage, which it runs."""
+    """The stages of a shard; ``stage_pool`` runs those straight above the last user function."""
     stages = plan.chain.after
     if stage_pool is None or has_workers(stages):
         return stages
@@ -98,8 +95,7 @@ class PooledStages(RunStage):
 
 @dataclass(eq=False)
 class ShardOpener:
-    """Opens the ``shards`` of one process. ``most_rows``: rows in a run, at most, if a mix asks
-    for fewer."""
+    """Opens the ``shards`` of one process. ``most_rows``: rows in a run, at most."""
 
     plan: Plan
     windows: Windows | MixedWindows
@@ -157,8 +153,7 @@ ROWS_AHEAD = 128
 
 
 class ShardRows:
-    """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first
-    one, which differs between shards. ``shards`` of this process share what is fetched ahead."""
+    """Runs of rows of one shard, below all stages. ``rows``: most rows in a run, and in the first one."""
 
     def __init__(
         self,
@@ -279,8 +274,7 @@ AHEAD_BYTES = 256 << 20
 def open_windows(
     plan: Plan, pool: Pool | None = None, number: int = 0, last: WindowKey | None = None
 ) -> Windows | MixedWindows:
-    """The windows of pass ``number`` for the shards of one process, up to ``last``, by the loader
-    that the source needs."""
+    """The windows of pass ``number`` for the shards of one process, up to ``last``."""
     chain, source = plan.chain, plan.inputs.source
     if isinstance(source, RowMixture):
         return source.windows(plan, pool, number)

@@ -25,8 +25,9 @@ ENDED: Any = object()
 
 @dataclass(frozen=True)
 class PlacedRun:
-    """Items ``first`` to ``last`` of a run, with the shard's position at each, without the rows.
-    ``at``: batches of the epoch's slot before ``first``."""
+    """Items ``first`` to ``last`` of a run, with the shard's position at each. ``at``: batches of the
+    epoch's slot before ``first``.
+    """
 
     cursors: Cursors
     first: int
@@ -38,8 +39,9 @@ class PlacedRun:
 
 
 class ShardRuns:
-    """The runs of one shard, epoch after epoch; as small as can be if ``singly``. Called by one
-    thread at a time."""
+    """The runs of one shard, epoch after epoch; as small as can be if ``singly``. For one thread at
+    a time.
+    """
 
     def __init__(
         self,
@@ -81,8 +83,7 @@ class ShardRuns:
         return dict(self._start) if self._placed is None else self._placed.cursor(self._placed.last)
 
     def next(self) -> tuple[PlacedRun, Run] | None:
-        """The next run with something to give, and its place; None at the end, and then ever
-        after."""
+        """The next run with something to give, and its place; None at the end."""
         chain = self._plan.chain
         while True:
             run = self._next_run()
@@ -203,7 +204,8 @@ class ShardIterator:
 
     def _start_again(self, error: BaseException) -> None:
         """Go back to the last item given, and raise, unless smaller runs may put the error where it
-        is due: no row is lost."""
+        is due. No row is lost.
+        """
         ours = is_about_a_row(error) and not self._opener.plan.runs_user_code
         again = ours and not self._runs.singly and self._opener.divisible
         start = self._position()

@@ -83,7 +83,7 @@ def _readers_below(
 
 
 def kept_metadata(pipeline: Pipeline, source: RowSource | RowStream) -> dict[bytes, bytes] | None:
-    """What the first file's schema says of the meaning of its columns, where all of them are taken."""
+    """The first file's schema metadata, where all columns are taken."""
     files, reader = getattr(source, "files", None), pipeline.stages[-1]
     if not isinstance(files, FileList) or not len(files) or len(pipeline.stages) > 2:
         return None

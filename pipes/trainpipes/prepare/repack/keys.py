@@ -1,7 +1,5 @@
-"""The order of rows that are sorted or without duplicates, found by DuckDB on disk.
-
-DuckDB gets the columns to sort by, and 128-bit hashes of what makes rows equal, so rows may be of any
-type.
+"""The order of rows that are sorted or without duplicates, found by DuckDB on disk. It gets the columns to
+sort by, and 128-bit hashes of what makes rows equal.
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ class Keys:
 
 
 def ranked(keys: int, floats: set[int], descending: bool, once: bool) -> str:
-    """The statement that makes a table of the numbers of the rows that stay, in order.
+    """The statement that numbers the rows that stay, in order.
 
     >>> ranked(1, set(), True, False).split(" ORDER BY ")[1]
     'key0 DESC NULLS LAST, row'

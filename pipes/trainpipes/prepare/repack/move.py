@@ -1,4 +1,4 @@
-"""Rows that come out elsewhere than they went in: what has to be known before they are moved."""
+"""What has to be known of rows before they are moved."""
 
 from __future__ import annotations
 

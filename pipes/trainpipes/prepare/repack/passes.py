@@ -1,6 +1,4 @@
-"""The passes of a shuffle on disk, each a list of tasks that make files; see ``shuffle`` for the
-arithmetic.
-"""
+"""The passes of a shuffle on disk, each a list of tasks that make files."""
 
 from __future__ import annotations
 
@@ -151,8 +149,9 @@ def scatter_group(place: Place, task: Task, file: OutputFile, _: None) -> FileIn
 
 
 class Bucket(NamedTuple):
-    """Rows that come after each other in the result: the places of the first and after the last, and the
-    pieces that they are in, of files in a folder."""
+    """Rows that come after each other in the result, from ``first`` to before ``stop``, and their pieces in
+    files.
+    """
 
     first: int
     stop: int
@@ -231,7 +230,7 @@ class Shuffle:
         folder: OutputFolder,
         executor: Executor,
     ) -> list[Bucket]:
-        """All buckets, once groups are taken apart that hold more than one, or more bytes than expected."""
+        """All buckets, once groups of more than one, or of more bytes than expected, are taken apart."""
         whole, ratio = PieceIndex(made), size_of(made) / made.bytes
         tasks: list[Task] = []
         apart: list[tuple[IntArray, range]] = []
@@ -266,7 +265,7 @@ class Shuffle:
 
 
 def remove_others(place: Place, name: str, beginning: str = "") -> None:
-    """Remove what lies in a folder and begins so, but for what has that name."""
+    """Remove the files in a folder whose names begin so, except the one of that name."""
     for other in place.sizes():
         if other.startswith(beginning) and other != name:
             place.remove(other, recursive=True)

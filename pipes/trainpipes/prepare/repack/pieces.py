@@ -1,6 +1,6 @@
-"""Files of pieces between two passes: rows of one bucket each, as an Arrow stream (lz4).
-
-A file may have several runs of them, as it may hold more than memory does; the manifest says where."""
+"""Files of pieces between two passes: rows of one bucket each, as Arrow streams (lz4). The manifest says
+where they are.
+"""
 
 from __future__ import annotations
 

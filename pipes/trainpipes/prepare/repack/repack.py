@@ -73,8 +73,8 @@ def repack(
     storage_options: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
 ) -> Repacked:
-    """Rewrite data for training, as Parquet files with row groups of one size; if wanted, shuffled, sorted or
-    without duplicates.
+    """Rewrite data for training, as Parquet files with row groups of one size; if wanted, shuffled, sorted
+    or without duplicates.
 
     Files and order depend on the input and the options alone. After a kill the same call goes on; when all is
     there, it does nothing.
@@ -84,7 +84,7 @@ def repack(
             taken without its ``sharding_filter``.
         folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json".
         shuffle: permute all rows. Any order is as likely as any other.
-        seed: of the shuffle, whose order depends on it and the number of rows.
+        seed: of the shuffle.
         sort: columns to sort by, the first one first; equal rows keep their order. NaN comes after all
             numbers, null last. Needs DuckDB: ``pip install duckdb``.
         descending: whether the largest comes first; null and NaN stay at the end.
@@ -98,8 +98,8 @@ def repack(
         compression_level: of zstd, gzip or brotli; if left out, their own.
         memory_limit: bytes for rows that are worked on, such as "4GB", by each task on Ray, else by all;
             Python and reading come on top.
-        temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``; where that
-            is a URL and this machine does the work, the system's temporary folder.
+        temp_dir: a path or URL for temporary files, removed at the end. If left out, ``folder``, or the
+            system's temporary folder where that is a URL and this machine does the work.
         overwrite: whether to remove what was written there before.
         storage_options: for the file systems of ``data`` and ``folder``. If the two need other ones, give
             ``data`` as a pipeline.
@@ -120,8 +120,6 @@ def repack(
     >>> done = repack(rows, tempfile.mkdtemp(), shuffle=True, seed=3, num_files=2)
     >>> done.rows, len(done.files)
     (100, 2)
-    >>> [row["x"] for row in tp.list_files(done.files).read_parquet()][:3]
-    [38, 98, 27]
     """
     began = time.monotonic()
     caller = CALLER

@@ -1,8 +1,8 @@
 """The arithmetic of a shuffle on disk, and its two passes over Arrow tables.
 
-Places in the result are cut into buckets that fit into memory, each within one output file. Scatter writes
-a part of the input bucket by bucket; gather sorts the rows of a bucket. Where its reads would be small,
-scatter writes groups of buckets, which a pass in between takes apart.
+Places in the result are cut into buckets that fit into memory. Scatter writes a part of the input bucket by
+bucket; gather sorts the rows of a bucket. Where its reads would be small, scatter writes groups of buckets,
+which a pass in between takes apart.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACE = "place"
 
 
 def part_edges(rows: int, part_rows: int, blocks: IntArray | None) -> IntArray:
-    """The first row of each part of the input, and the end. Parts begin where a block does if they can."""
+    """The first row of each part of the input, where a block begins if possible, and the end."""
     firsts = _even(0, rows, -(-rows // max(1, part_rows)))[:-1]
     if blocks is not None and blocks.sum() == rows:
         edges = np.concatenate([[0], np.cumsum(blocks)])
@@ -47,7 +47,7 @@ def _even(start: int, stop: int, count: int) -> IntArray:
 
 
 def group_edges(buckets: IntArray, parts: int, size: float, least: int) -> IntArray:
-    """Where groups of buckets begin, and the end: as many as each has buckets, so that reads are few."""
+    """Where groups of buckets begin, and the end: as many groups as each has buckets."""
     count = len(buckets) - 1
     groups = max(1, isqrt(count))
     if size >= least * parts * count or 2 * reads(parts, count, groups) > reads(

@@ -1,1 +1,1 @@
-"""Tokenizing ahead of training: the same rows as on the way, written once."""
+"""Tokenizing ahead of training."""

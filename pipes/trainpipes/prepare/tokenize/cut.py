@@ -1,7 +1,7 @@
 """Where a pipeline is cut in two: what is done once, ahead, and what training does in every epoch.
 
 Ahead go stages up to the last one that makes ids, and those after it that only cut, name or choose
-columns. What drops rows after the ids stays with training, so that blocks and order are the same.
+columns. What drops rows after the ids stays with training: so blocks and order are the same.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ def _always_the_same(stage: Stage) -> bool:
 
 
 def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
-    """Whether a stage below has its place in training: classes are training's."""
     return isinstance(stage, EncodeLabels) and not any(s.calls_function for s in later)
 
 
@@ -112,7 +111,6 @@ def _check(stage: Stage, last: Stage) -> None:
 
 
 def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
-    """What tells training which tokenizer made which columns."""
     found: dict[str, Tokenizes] = {}
     for stage in ahead:
         if isinstance(stage, Tokenizes):

@@ -37,8 +37,9 @@ FIRST_ROWS = 16
 
 @dataclass(frozen=True)
 class Task:
-    """One output file: blocks ``first`` to ``stop`` of an input file, which is ``source_name`` below the
-    folder that was asked for."""
+    """One output file: blocks ``first`` to ``stop`` of an input file, named below the folder that was asked
+    for.
+    """
 
     name: str
     source: str
@@ -81,7 +82,7 @@ def _sizes(plan: Plan) -> IntArray:
 
 
 def _parts(sizes: IntArray, first: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
-    """A file's blocks in parts of about even size, at most ``most`` bytes unless one block has more."""
+    """A file's blocks in even parts, at most ``most`` bytes unless one block has more."""
     whole = int(sizes[first:stop].sum())
     count = -(-whole // most)
     if count <= 1:
@@ -186,7 +187,7 @@ class Maker:
 def rows_of(
     plan: Plan, before: Callable[[Block], Block], reader: Reader, block: int, begin: int, end: int
 ) -> pa.Table:
-    """What the stages make of rows of a block, as a table that holds them and nothing besides."""
+    """What the stages make of rows of a block, as a table of these alone."""
     inputs = plan.inputs
     ids = int(inputs.blocks.firsts[block]) + np.arange(begin, end, dtype=np.int64)
     try:

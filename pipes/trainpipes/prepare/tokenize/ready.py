@@ -1,4 +1,4 @@
-"""Rows of files that ``tokenize`` has written, for a recipe that would make the same ids."""
+"""Rows of files that ``tokenize`` has written."""
 
 from __future__ import annotations
 

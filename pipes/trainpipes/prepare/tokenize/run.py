@@ -1,4 +1,4 @@
-"""``tokenize``: the files of a pipeline as token ids, made once, in several processes or on Ray."""
+"""``tokenize``: the files of a pipeline as token ids, made once."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def tokenize(
     before the ids drops rows. After a kill the same call goes on; when all is there, it does nothing.
 
     Args:
-        pipeline: of files. Shuffling, packing and batching are left to training.
+        pipeline: of files.
         folder: a path or fsspec URL, new or empty, for "part-00000.parquet" and so on, and "_manifest.json".
         format: "parquet"; or "bin", files of nothing but ids, as nanoGPT has them: for
             ``from_memmap(dtype=, length=)`` and the recipe "tokens".
@@ -133,10 +133,8 @@ def tokenize(
     >>> _ = (folder / "a.txt").write_text("one\ntwo\n")
     >>> pipe = tp.list_files(folder / "a.txt").read_text().tokenize("bytes").shuffle(2).batch(2)
     >>> done = tokenize(pipe, folder / "ids")
-    >>> done.rows, done.tokens, done.columns
-    (2, 6, {'input_ids': 'list<item: int32>'})
-    >>> list(done.pipeline) == list(pipe)
-    True
+    >>> done.rows, done.tokens, list(done.pipeline) == list(pipe)
+    (2, 6, True)
     """
     whole_number(bytes_per_file, 1, "tokenize(bytes_per_file)", "bytes of an input file")
     is_pipeline = isinstance(pipeline, Pipeline)
@@ -230,7 +228,7 @@ def _check_bare(schema: pa.Schema) -> None:
 
 
 def _narrowest(stages: Sequence[Stage]) -> str:
-    """The narrowest type that holds every id of the tokenizer; "uint32" where it does not show them."""
+    """The narrowest type that holds every id of the tokenizer, as far as known."""
     most = 0
     for stage in stages:
         if isinstance(stage, Tokenizes):
@@ -245,7 +243,6 @@ def _narrowest(stages: Sequence[Stage]) -> str:
 
 
 def _worthwhile(plan: Plan, missing: list[Task]) -> Executor:
-    """As many processes as are worth the time that they take to start."""
     size = sum(task.rows for task in missing) * (files_of(plan).row_bytes or 1024.0)
     count = int(max(1, min(cores(), len(missing), 1 + size // WORTH_BYTES)))
     return Threads(1) if count == 1 else Processes(count)

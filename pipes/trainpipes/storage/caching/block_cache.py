@@ -31,8 +31,8 @@ THERE = "trainpipes:there"
 
 
 class DropHoles(RunStage):
-    """Leaves out rows that a stage below the cache has dropped. Until then they are holes: rows are dealt by
-    their places in the files.
+    """Leaves out rows that a stage below the cache has dropped: rows are dealt by their places in the
+    files.
     """
 
     keeps_rows = False
@@ -134,7 +134,7 @@ class BlockCache:
         return f"{self._root}: {found:,} of {total:,} blocks kept, {size / 1e6:,.1f} MB"
 
     def schema(self, key: str, find: Callable[[], pa.Schema]) -> pa.Schema:
-        """A schema that is found from the first rows, kept so that functions are not called for it again."""
+        """A schema that is found from the first rows, and kept."""
         digest = digest_of("schema", self._stages, key, self._listed)
         path, about = schema_path(self._root, digest), {"schema": digest}
         table = checked_file.read(path, about)
@@ -203,8 +203,9 @@ class BlockCache:
         return Block(table.drop_columns(NUMBER), first + numbers)
 
     def _obtain(self, file: _File, reader: Reader, wait: bool) -> Block | None:
-        """The wanted rows of a file at least, made if it is not there; None if another is about to make it
-        and not to ``wait``."""
+        """At least the wanted rows of a file, made if it is not there; None if another makes it and not to
+        ``wait``.
+        """
         path = entry_path(self._root, file.digest)
         patience = time.monotonic() + PATIENCE
         while True:
@@ -273,8 +274,7 @@ class BlockCache:
         return True
 
     def _go_without(self, error: OSError) -> None:
-        """Keep nothing for a while: what fails may pass, as a full disk does, and a try costs little beside
-        what it would save."""
+        """Keep nothing for a while: what fails, such as a full disk, may pass."""
         self._failures += 1
         self._untried = min(2**self._failures, MOST_UNTRIED)
         said = error.strerror or str(error)

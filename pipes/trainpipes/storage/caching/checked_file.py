@@ -1,5 +1,6 @@
-"""Arrow streams with a checksum behind them, memory-mapped: whole, or as good as not there. Damaged files
-are removed, with one warning; another user's are not used."""
+"""Arrow streams with a checksum, memory-mapped. Damaged files are removed, with one warning; another
+user's are not used.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def read(
     known: Marks | None = None,
     trusted: bool = False,
 ) -> pa.Table | None:
-    """The rows of a file, which lie in it; None if there is no such file, or it is not whole."""
+    """The rows of a file; None if it is not there, or not whole."""
     try:
         handle = open_file(path, own=own)
     except NotOwnError as error:

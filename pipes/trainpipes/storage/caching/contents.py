@@ -46,8 +46,7 @@ WRAPPED = ("__wrapped__", "__func__", "func", "fget", "fset", "fdel")
 
 @cache
 def is_installed(module: str) -> bool:
-    """Whether a module comes with Python or an installed package, and not from a script, a notebook or
-    a folder of one's own."""
+    """Whether a module comes with Python or an installed package."""
     top = module.partition(".")[0]
     if top == "trainpipes" or top in sys.stdlib_module_names:
         return True
@@ -60,9 +59,7 @@ def is_installed(module: str) -> bool:
 
 
 def used_by(function: FunctionType) -> dict[str, Any]:
-    """The values of the global names that a function reads. Names that it sets itself are left out: they
-    count calls, or keep results.
-    """
+    """The values of the global names that a function reads, but for those that it sets itself."""
     space = function.__globals__
     steps = [step for code in _codes(function.__code__) for step in dis.get_instructions(code)]
     for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):

@@ -1,5 +1,6 @@
-"""Files and locks for their owner alone, in a folder of mode 0700: made beside their place and renamed. Files
-of other users, and links, are not used."""
+"""Files and locks for their owner alone, in a folder of mode 0700. Files of other users, and links, are not
+used.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ def _attempts() -> Iterator[bool]:
 
 
 def _make_own_folder(folder: Path) -> None:
-    """Make a folder of a cache, if the one that keeps others out of all that is below is one's own."""
+    """Make a folder of a cache, if the one above, which keeps others out, is one's own."""
     top = folder.parent if len(folder.name) == 2 else folder  # entries are spread over such
     os.makedirs(top.parent, 0o700, exist_ok=True)
     with suppress(FileExistsError):
@@ -110,8 +111,8 @@ def _make_own_folder(folder: Path) -> None:
 
 
 class FileLock:
-    """Keeps other threads and processes of this machine from doing the same work. It ends with its holder; a
-    file system without locks grants it to all.
+    """Keeps other threads and processes of this machine from doing the same work. Where a file system has no
+    locks, all get it.
     """
 
     def __init__(self, path: Path) -> None:

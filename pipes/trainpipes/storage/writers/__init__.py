@@ -1,1 +1,1 @@
-"""Files that a pipeline's rows are written to: which rows a file has, who makes it, and each format."""
+"""Files that a pipeline's rows are written to, in each format."""

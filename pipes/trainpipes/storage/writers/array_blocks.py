@@ -189,7 +189,7 @@ def _cell(value: Any, name: str, row: int) -> tuple[Array, bool]:
 
 
 def _rounded(values: Iterable[Any]) -> int | None:
-    """The first of some values that is an integer and that a float64 does not hold; None if there is none."""
+    """The first of some values that is an integer and that a float64 does not hold, or None."""
     whole = (int(v) for v in values if isinstance(v, int | np.integer))
     return next((v for v in whole if int(float(v)) != v), None)
 

@@ -1,4 +1,4 @@
-"""Rows as arrays, one for each column: of an epoch of a pipeline, or of blocks that are given."""
+"""Rows as arrays, one for each column."""
 
 from __future__ import annotations
 

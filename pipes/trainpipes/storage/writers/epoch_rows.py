@@ -1,5 +1,6 @@
-"""The rows of one epoch as tables whose cuts depend on the rows alone, so that files have the same bytes also
-after a resume, which cuts runs elsewhere."""
+"""The rows of one epoch as tables whose cuts depend on the rows alone: files have the same bytes after a
+resume.
+"""
 
 from __future__ import annotations
 
@@ -133,8 +134,7 @@ def decoded(table: pa.Table) -> pa.Table:
 
 
 def compact(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one array that holds its rows and nothing besides: no bytes of other rows, nor any where a
-    value is null."""
+    """A column as one array that holds its rows and nothing besides, nor any bytes where a value is null."""
     array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.nulls(0, column.type)
     return array if _is_plain(array) else gathered(array, np.arange(len(array), dtype=np.int64))
 

@@ -1,4 +1,4 @@
-"""The runs of one epoch of a pipeline, in order, from its beginning, from a cursor, or from a row."""
+"""The runs of one epoch of a pipeline, in order, from any place."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class EpochRuns:
         last: WindowKey | None = None,
     ) -> None:
         """Begin at a cursor, or at the first row of an epoch, or of a shard in it, and read no further ahead
-        than the last window, if one is given; ``row`` is the first row's number, for messages.
+        than the last window, if given; ``row`` is the first row's number, for messages.
         """
         threads = default_threads()
         self._pool = Pool(threads) if threads and not self.plan.runs_user_code else None

@@ -66,7 +66,7 @@ def write_parquet(
 
     Raises:
         ConfigError: the pipeline batches, repeats or has no rows; the folder holds other files, is part of
-            the input, or cannot be written; or the executor cannot know which rows are whose.
+            the input, or cannot be written; or ``executor`` does not fit.
         DataChangedError: the input, or a file that was written, has changed.
         SchemaError: rows have no columns, or not all the same.
         WorkerError: a worker process has died.
@@ -76,8 +76,6 @@ def write_parquet(
     >>> written = rows.write_parquet(tempfile.mkdtemp(), rows_per_file=2)
     >>> written.rows, len(written.files)
     (5, 3)
-    >>> list(tp.list_files(written.files).read_parquet())[-1]
-    {'x': 9}
     """
     check_codec(compression, CODECS, "write_parquet")
     check_group(row_group_size, "write_parquet")
@@ -132,7 +130,7 @@ def write_json(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write the rows of one epoch to JSON lines, "part-00000.jsonl" and so on. Dates, times and decimals
-    become text. Compressed files can be read from every 4 MiB. ``orjson`` is used where it is installed.
+    become text. ``orjson`` is used where it is installed.
 
     Args:
         compression: "gzip", "zstd" or None.
@@ -204,8 +202,7 @@ class _Arrow(_TableFile):
 
 
 class _Lines(_TableFile):
-    """One file. Compressed, each group is a gzip member or zstd frame of its own, so that a reader can begin
-    at any of them."""
+    """One file. Compressed, each group is a gzip member or zstd frame of its own, to read from."""
 
     def __init__(self, compression: str | None, file: OutputFile, schema: pa.Schema) -> None:
         super().__init__(schema)

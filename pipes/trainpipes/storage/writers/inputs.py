@@ -1,4 +1,4 @@
-"""Which files rows are read from: what a finished folder is compared with, and may not be written into."""
+"""Which files rows are read from: a folder is compared with them, and may not hold them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ SERVERS = ("endpoint_url", "host", "port", "account_name")
 
 
 def about_inputs(source: Any) -> dict[str, str]:
-    """What a manifest says of the files that a source reads: "inputs", a checksum of their sizes, and of
-    their times or etags.
-    """
+    """What a manifest says of a source's files: "inputs", a checksum of their sizes and times or etags."""
     stamps: list[object] = []
     for files in file_lists(source):
         for size, stamp in zip(files.sizes.tolist(), files.stamps, strict=True):
@@ -55,8 +53,7 @@ def refuse_own_input(
     caller: str,
     suffixes: Sequence[str] | None = None,
 ) -> None:
-    """Raise ConfigError if a folder holds files that are read, or would hold some that are found with
-    them."""
+    """Raise ConfigError if a folder holds, or would hold, files that are read."""
     real = os.path.realpath if place.is_local else str
     root, target = place.root, real(place.path)
     if place.is_local and os.path.isfile(target):

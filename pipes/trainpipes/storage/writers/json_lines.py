@@ -1,4 +1,4 @@
-"""Rows of a table as JSON lines, by ``orjson`` where it is installed, else by ``json``."""
+"""Rows of a table as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a memory map: its header, and beside it an ``.npy`` file for each column."""
+"""A part of a memory map: its header, and an ``.npy`` file for each column."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class ColumnFile:
         return self._values
 
     def _cast(self, rows: Ragged, row: int) -> Array:
-        """The same numbers in the column's dtype, or an error; floats may be narrowed where it was named."""
+        """The same numbers in the column's dtype, or an error."""
         values, dtype = rows.values, np.dtype(self._column.dtype)
         narrowed = self._named is not None and dtype.kind == "f"
         # NumPy calls a cast of int64 to float64 safe, which rounds integers above 2^53.

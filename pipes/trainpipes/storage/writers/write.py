@@ -182,8 +182,7 @@ def write(
 
 
 def write_once(rows: Rows, source: Any, count: int | None, form: Format, out: Output) -> Manifest:
-    """Write rows that can be read once, of the source of a plan if of any: where that fails nothing is left,
-    and no later run goes on."""
+    """Write rows that can be read once: where that fails nothing is left, and no later run goes on."""
     out.check(count, form.caller)
     with out.open(form, source, {"pipeline": None}) as folder:
         return _write_in_turn(rows, count, form, out, folder)
@@ -201,7 +200,6 @@ def _write_in_turn(
 def _in_turn(
     reader: _Reader, out: OutputFolder, form: Format, length: Callable[[int], int | None]
 ) -> Iterator[FileTask]:
-    """The files of rows that are read one after the other, each when the one before it is whole."""
     start = sum(info.rows for info in out.files.values())
     last = next(reversed(out.files.values()), None)
     reader.rows.open(None if last is None else last.cursor, row=start)
@@ -215,7 +213,7 @@ def _in_turn(
 
 
 class _Reader:
-    """Opened in each worker; if that is one alone, it reads on where the file before ended."""
+    """Opened in each worker; a single one reads on where the file before ended."""
 
     def __init__(self, rows: Rows, alone: bool = True) -> None:
         self.rows, self._alone = rows, alone
