@@ -307,7 +307,7 @@ def test_a_permutation_holds_each_number_once_and_is_a_function_of_its_arguments
     assert first.dtype == np.int64
 
 
-def test_keys_of_neighbouring_seeds_and_paths_differ() -> None:
+def test_keys_of_neighboring_seeds_and_paths_differ() -> None:
     paths: list[tuple[int, tuple[int | str, ...]]] = [
         (seed, ("window", epoch, span, window))
         for seed in range(6)

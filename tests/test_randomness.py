@@ -109,7 +109,7 @@ def test_another_seed_is_another_order() -> None:
     assert len({str(given_by(rows.shuffle(100, seed=seed).batch(8))) for seed in range(20)}) == 20
 
 
-def test_neighbouring_windows_spans_and_epochs_are_ordered_independently() -> None:
+def test_neighboring_windows_spans_and_epochs_are_ordered_independently() -> None:
     # Four windows of 8 rows in each of 30 epochs: no two of these 120 orders are the same.
     pipe = tp.from_arrow(table_of_rows(0, 32)).shuffle(8).batch(8)
     orders = [tuple(row % 8 for row in batch) for _ in range(30) for batch in given_by(pipe)]

@@ -30,33 +30,33 @@ def rows(tmp_path_factory):
 def test_file_order_is_the_one_end(rows):
     found = shuffle_quality(rows.batch(50))
     assert (found.rows, found.batch_size, found.files) == (3000, 50, 3)
-    assert found.neighbours_kept == 1
-    assert found.neighbour_distance == 1 / 3000
+    assert found.neighbors_kept == 1
+    assert found.neighbor_distance == 1 / 3000
     assert found.files_per_batch == 1
 
 
-def test_neighbours_of_the_order_turned_around_are_kept():
+def test_neighbors_of_the_order_turned_around_are_kept():
     found = shuffle_quality(np.arange(1000)[::-1])
-    assert found.neighbours_kept == 1
+    assert found.neighbors_kept == 1
 
 
 def test_a_random_order_is_the_other_end():
     order = np.random.default_rng(0).permutation(100_000)
     found = shuffle_quality(order, files=[1000] * 100)
-    assert found.neighbour_distance == pytest.approx(1 / 3, abs=0.005)
-    assert found.neighbours_kept < 0.0001
+    assert found.neighbor_distance == pytest.approx(1 / 3, abs=0.005)
+    assert found.neighbors_kept < 0.0001
     assert found.files_per_batch == pytest.approx(found.random_files_per_batch, rel=0.005)
 
 
 def test_a_global_shuffle_measures_as_random_and_a_small_buffer_does_not():
     rows = tp.from_tensors(x=np.arange(100_000)).sharding_filter(4)
     whole = shuffle_quality(rows.shuffle(scope="global").batch(32))
-    assert whole.neighbour_distance == pytest.approx(1 / 3, abs=0.02)
+    assert whole.neighbor_distance == pytest.approx(1 / 3, abs=0.02)
     small = shuffle_quality(rows.shuffle(64).batch(32))
-    assert small.neighbours_kept > 0.02
+    assert small.neighbors_kept > 0.02
     assert small.files_per_batch < 2
     larger = shuffle_quality(rows.shuffle(20_000).batch(32))
-    assert small.neighbour_distance < larger.neighbour_distance < whole.neighbour_distance
+    assert small.neighbor_distance < larger.neighbor_distance < whole.neighbor_distance
 
 
 @settings(max_examples=30)
@@ -117,7 +117,7 @@ def test_a_sample_has_the_first_rows_of_the_order_in_which_they_are_read(make, s
     found = pipe.stats(12).shuffle
     epoch_rows = shuffle_quality(pipe).rows
     assert (found.rows, found.epoch_rows, found.batch_size) == (12 * size, epoch_rows, size)
-    assert 0 < found.neighbours_kept < 0.5
+    assert 0 < found.neighbors_kept < 0.5
     assert found.files_per_batch >= 1
     assert 1 < found.random_files_per_batch <= 3
     assert f"{12 * size:,} of {epoch_rows:,} of 3 files" in str(found)
@@ -135,21 +135,21 @@ def test_a_sample_reads_no_row(tmp_path):
         rows = tp.read_parquet(tmp_path / "a.parquet", **options).shuffle(50)
         found = shuffle_quality(rows.filter(len).batch(8))
         assert found.batch_size == 8
-        assert found.neighbours_kept < 0.5
+        assert found.neighbors_kept < 0.5
 
 
 def test_a_sample_tells_a_good_shuffle_from_a_poor_one():
     rows = tp.from_tensors(x=np.arange(100_000)).sharding_filter(4)
     good = rows.shuffle(scope="global").batch(32).stats().shuffle
     poor = rows.shuffle(64).batch(32).stats().shuffle
-    assert good.neighbours_kept < 0.002 < 0.02 < poor.neighbours_kept
-    assert good.neighbour_distance == pytest.approx(1 / 3, abs=0.02)
-    assert poor.neighbour_distance < 0.05
+    assert good.neighbors_kept < 0.002 < 0.02 < poor.neighbors_kept
+    assert good.neighbor_distance == pytest.approx(1 / 3, abs=0.02)
+    assert poor.neighbor_distance < 0.05
 
 
 def test_small_and_empty_orders_have_numbers_too():
     assert shuffle_quality([]).rows == 0
-    assert shuffle_quality([0]).neighbours_kept == 0
+    assert shuffle_quality([0]).neighbors_kept == 0
     assert "of 1 file" in str(shuffle_quality([0, 1, 2]))
 
 

@@ -54,7 +54,7 @@ def test_of_batches_without_a_mask_one_is_made():
     found = pipe.stats()
     assert len(made) == 1
     assert (found.batches, found.padding, found.packing) == (0, None, None)
-    assert found.shuffle.neighbours_kept == 1
+    assert found.shuffle.neighbors_kept == 1
 
 
 def test_an_empty_epoch_has_stats_too():

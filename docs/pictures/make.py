@@ -1,6 +1,6 @@
 """Makes the pictures of these pages: ``python docs/pictures/make.py``. A test tells which is out of date.
 
-Figures hold a digest of what they show, so that it can be told whatever version of Matplotlib draws them.
+Figures hold a digest of what they show, so that any version of Matplotlib may draw them.
 """
 
 from __future__ import annotations

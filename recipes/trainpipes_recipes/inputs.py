@@ -225,7 +225,7 @@ class Input:
         if not set(ids) & set(self.columns):  # so that files of texts are not listed twice
             return None
         return tokenized_rows(
-            self.rows(), tokenizer, columns, asker=self.recipe, made_by=made_by, on_error=on_error
+            self.rows(), tokenizer, columns, caller=self.recipe, made_by=made_by, on_error=on_error
         )
 
     def find(
@@ -357,7 +357,7 @@ class Input:
             kinds = ", ".join(reader or "others" for reader in found)
             usual = Counter(filter(None, named)).most_common(1)
             raise tp.ConfigError(
-                f"{self.recipe}: how to read {self._data!r} cannot be told from the names of the "
+                f"{self.recipe}: how to read {self._data!r} is not clear from the names of the "
                 f"files ({kinds}): read them with one of trainpipes' readers, and pass the pipeline, as in "
                 f"{self.recipe}(trainpipes.{usual[0][0] if usual else 'read_json'}(...), ...)"
             )

@@ -178,8 +178,8 @@ def test_files_are_as_well_shuffled_as_a_list(tmp_path: Path) -> None:
     order = [row["n"] for row in read(done.files)]
     found = shuffle_quality(order, files=[4000] * 5)
     assert abs(np.corrcoef(order, np.arange(20_000))[0, 1]) < 0.03
-    assert abs(found.neighbour_distance - 1 / 3) < 0.01
-    assert found.neighbours_kept < 0.001
+    assert abs(found.neighbor_distance - 1 / 3) < 0.01
+    assert found.neighbors_kept < 0.001
     assert found.files_per_batch == pytest.approx(found.random_files_per_batch, rel=0.01)
 
 

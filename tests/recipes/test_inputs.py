@@ -200,7 +200,7 @@ def test_files_of_two_formats_are_refused(tmp_path: Path) -> None:
     write_json(ROWS, tmp_path / "b.jsonl")
     with pytest.raises(
         tp.ConfigError,
-        match=r"cannot be told from the names of the files.*\(read_json, read_parquet\)",
+        match=r"is not clear from the names of the files.*\(read_json, read_parquet\)",
     ):
         sft(tmp_path, "bytes")
 

@@ -303,7 +303,7 @@ def test_what_cannot_be_told_is_refused_unless_a_version_is_given(name: str, kee
     def function(row: dict[str, Any]) -> dict[str, Any]:
         return {"n": row["x"] if thing else 0}
 
-    said = r".*function.* cannot be told: it uses a .*\(map\(fn\), thing.*\).*version=\"\.\.\.\""
+    said = r".*function.* cannot be seen: it uses a .*\(map\(fn\), thing.*\).*version=\"\.\.\.\""
     with pytest.raises(ConfigError, match=said):
         KEEPERS[keeper](rows().map(function))._iteration.plan.inputs.cached_blocks  # noqa: B018
     assert len(list(KEEPERS[keeper](rows().map(function, version="1")))) == 20

@@ -242,7 +242,7 @@ def uniform(row: Row, rng: np.random.Generator) -> Row:
     return {"x": row["x"], "u": rng.random(3), "n": rng.normal(), "k": rng.integers(10)}
 
 
-def test_draws_of_neighbouring_rows_and_epochs_are_independent() -> None:
+def test_draws_of_neighboring_rows_and_epochs_are_independent() -> None:
     rows = 4000
     pipe = source(rows).map(uniform, rng=True)
     epochs = [list(pipe) for _ in range(2)]

@@ -237,7 +237,7 @@ def test_a_value_has_one_hash_whatever_its_type_and_chunks():
 
 
 @given(st.lists(st.binary(max_size=40), unique=True, max_size=60))
-def test_different_texts_have_different_hashes_and_neighbours_have_no_say(values):
+def test_different_texts_have_different_hashes_and_neighbors_have_no_say(values):
     found = hash_column(pa.array(values, pa.binary())).tolist()
     assert len(set(found)) == len(values)
     for value, number in zip(values, found, strict=True):

@@ -26,7 +26,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 
 def need_columns(
-    present: Sequence[str], wanted: Sequence[str], asker: object, path: str | None = None
+    present: Sequence[str], wanted: Sequence[str], caller: object, path: str | None = None
 ) -> None:
     """Raise unless all wanted columns are present."""
     known = frozenset(present)
@@ -36,16 +36,18 @@ def need_columns(
     said = ", ".join(f"{name!r}{nearest(name, present)}" for name in missing)
     where = f" in {path}" if path else ""
     raise SchemaError(
-        f"{asker}: no column {said}{where}; there are {list(present)}", path=path, stage=str(asker)
+        f"{caller}: no column {said}{where}; there are {list(present)}",
+        path=path,
+        stage=str(caller),
     )
 
 
-def no_columns(found: str, asker: object) -> SchemaError:
+def no_columns(found: str, caller: object) -> SchemaError:
     """The error of a stage that works on columns."""
     return SchemaError(
-        f"{asker} works on columns, so that each row must be a dict, got {found}; make dicts with map() "
+        f"{caller} works on columns, so that each row must be a dict, got {found}; make dicts with map() "
         "first",
-        stage=str(asker),
+        stage=str(caller),
     )
 
 

@@ -108,7 +108,7 @@ def without_query(url: str) -> str:
 
 
 def kept_name(url: str) -> str:
-    """A URL as it is written to a file: without secrets, and told apart from others."""
+    """A URL as it is written to a file: without secrets, and distinguished from others."""
     bare, user, query = _split(url)
     return _with_digest(bare, f"{user}?{query}" if user or query else "")
 

@@ -56,9 +56,9 @@ def show(name: str) -> None:
     (found,) = (one for one in recipes() if one.name == name)
     print_table([("recipe", f"{name}: {found.summary}"), ("file", file)])
     rows = [("option", "default", "what it is")]
-    for name, told in _as_json(found)["options"].items():
-        default = "needed" if told["needed"] else told["default"]
-        rows.append((name, default, told["text"]))
+    for name, reported in _as_json(found)["options"].items():
+        default = "needed" if reported["needed"] else reported["default"]
+        rows.append((name, default, reported["text"]))
     out()
     print_table(rows)
 
@@ -97,8 +97,8 @@ def _as_json(one: RecipeSummary) -> dict[str, Any]:
     options = {}
     for text in one.options:
         name, _, default = text.partition("=")
-        told = one.texts.get(name.lstrip("*"), "")
+        reported = one.texts.get(name.lstrip("*"), "")
         options[name.lstrip("*")] = {
-            "default": default or None, "needed": name in one.needs, "text": told,
+            "default": default or None, "needed": name in one.needs, "text": reported,
         }  # fmt: skip
     return {"name": one.name, "summary": one.summary, "columns": one.columns, "options": options}

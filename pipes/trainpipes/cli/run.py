@@ -63,7 +63,7 @@ def command(
     if show and as_json:
         raise click.UsageError("give --show or --json, not both")
     all_files = (*files, *more_files)
-    if re.fullmatch(r"[^\W\d][\w-]*", source):  # whatever files there are
+    if re.fullmatch(r"[^\W\d][\w-]*", source):  # files of this name do not count
         pipe = given.recipe(source, all_files)
     elif source.endswith((".yaml", ".yml")):
         pipe = given.config(source, all_files)
@@ -80,13 +80,13 @@ def command(
     if show:
         print(pipe.show(show), end="\n\n")  # noqa: T201
     report = measure(loader, steps=steps, epochs=epochs, step_seconds=simulate_step)
-    told = advice(report, pipe, num_workers)
+    reported = advice(report, pipe, num_workers)
     if as_json:
-        print_json({**report, "advice": told or None})
+        print_json({**report, "advice": reported or None})
     else:
         print_table(_lines(report, pipe))
-        if told:
-            note(f"! {told}")
+        if reported:
+            note(f"! {reported}")
     return 130 if report["interrupted"] else 0
 
 

@@ -64,24 +64,24 @@ def _show(found: Sequence[FoundState], as_json: bool) -> int:
     from trainpipes.errors import StateError
     from trainpipes.look.checkpoint import summarize
 
-    told: list[dict[str, Any]] = []
+    reported: list[dict[str, Any]] = []
     for one in found:
         place = {"path": one.path, "keys": one.keys}
         try:
             summary = summarize(one)
-            told.append({**place, "problem": None, **vars(summary)})
+            reported.append({**place, "problem": None, **vars(summary)})
             pairs = _lines(summary)
         except StateError as error:
-            told.append({**place, "problem": str(error)})
+            reported.append({**place, "problem": str(error)})
             pairs = [("problem", str(error))]
         if not as_json:
             out(one.where)
             print_table(pairs)
     if as_json:
-        print_json(told)
-    if any(one["problem"] is None for one in told):
+        print_json(reported)
+    if any(one["problem"] is None for one in reported):
         return 0
-    error_line(f"{found[0].where}: {told[0]['problem']}")
+    error_line(f"{found[0].where}: {reported[0]['problem']}")
     return 1
 
 

@@ -229,8 +229,8 @@ def _blamed(step: str, text: str, options: Mapping[str, Any]) -> str | None:
         name = "files" if asked[2] == "urls" and "urls" not in options else asked[2]
         sure = name in options and (asked[1] == step or shown(options[name]) in text)
         return name if sure else None
-    told = re.match(r".*? no option '(\w+)'|(?:\w+ takes|a) (\w+) ", text)
-    if told is not None and (name := told[told.lastindex or 0]) in options:
+    match = re.match(r".*? no option '(\w+)'|(?:\w+ takes|a) (\w+) ", text)
+    if match is not None and (name := match[match.lastindex or 0]) in options:
         return name
     texts = {
         name: re.escape(one)

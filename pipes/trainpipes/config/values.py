@@ -48,7 +48,7 @@ def imported(name: Any, allowed: bool) -> Any:
         if module == "__main__":
             raise ImportError("other programs cannot import what the script itself defines")
         return functools.reduce(getattr, inner.split("."), importlib.import_module(module))
-    except Exception as error:  # whatever a module does when it is imported
+    except Exception as error:  # a module may do anything when it is imported
         said = f"{type(error).__name__}: {error}"
         raise ValueError(f"{name} cannot be imported ({said})") from error
 

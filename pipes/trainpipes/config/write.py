@@ -163,7 +163,7 @@ class _Writer:
             else name
         )
 
-    def options(self, asker: str, options: Mapping[str, Any], kind: Any) -> _Block:
+    def options(self, caller: str, options: Mapping[str, Any], kind: Any) -> _Block:
         """Those that are not as the parameters of ``kind`` have them anyway."""
         found, kinds = _Block(), declared_kinds(kind)
         known = inspect.signature(kind).parameters
@@ -177,7 +177,7 @@ class _Writer:
                 except ConfigError:  # of a pipeline within this one
                     raise
                 except ValueError as error:
-                    raise ConfigError(f"to_yaml(): {asker}({name}): {error}") from None
+                    raise ConfigError(f"to_yaml(): {caller}({name}): {error}") from None
         return found
 
     def value(self, value: Any, name: str = "") -> Any:

@@ -20,7 +20,9 @@ from trainpipes.errors import ConfigError, SchemaError, StateError, TopologyErro
 from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import Position
 
-need("datasets", "pipe.to_hf()", oldest="4.8")  # in 4.5 filters fail, and the epoch is not told
+need(
+    "datasets", "pipe.to_hf()", oldest="4.8"
+)  # in 4.5 filters fail, and the epoch is not passed on
 
 import datasets  # noqa: E402
 from datasets.iterable_dataset import IterableDataset, _BaseExamplesIterable  # noqa: E402
@@ -192,7 +194,7 @@ def _features(pipeline: Pipeline) -> Any:
 
 
 def pipeline_of(dataset: Any) -> Pipeline | None:
-    """The pipeline whose rows a dataset has, through whatever stages; None where that is not one."""
+    """The pipeline whose rows a dataset has, through any stages; None where that is not one."""
     source = getattr(dataset, "_ex_iterable", None)
     while source is not None and not isinstance(source, PipelineExamples):
         source = getattr(source, "ex_iterable", None)

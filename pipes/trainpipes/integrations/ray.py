@@ -116,7 +116,7 @@ def load(
             path=path,
         ) from error
     except ValueError as error:
-        told = f"{path} is damaged ({error}): resume from another checkpoint"
-        raise StateError(told, path=path) from error
+        reported = f"{path} is damaged ({error}): resume from another checkpoint"
+        raise StateError(reported, path=path) from error
     loader.load_state_dict(state, allow_changes=allow_changes)
     return True

@@ -47,7 +47,7 @@ class DrawWatch:
     def __post_init__(self) -> None:
         self._calls = CALLS if self.fn is None else 0
         self._moved: set[str] = set()  # generators that moved during one call
-        self.tells = True
+        self.reports = True
         self.found = ""
 
     @property
@@ -91,7 +91,7 @@ class DrawWatch:
         if not found or self.found:
             return
         self._calls, self.found = CALLS, found
-        if self.tells:
+        if self.reports:
             _seen[self.said] = (
                 f"{self.said} draws from {found}, which no state holds: after a resume it draws other "
                 f"numbers; {self.cure}"

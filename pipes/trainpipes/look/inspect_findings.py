@@ -143,15 +143,15 @@ def _of_order(found: Found, chunks: Chunks, rows: int) -> Iterator[Finding]:
     """Columns that files are sorted by."""
     if rows <= BUFFER_ROWS:  # a shuffle mixes all of them
         return
-    told = set()
+    seen = set()
     for name, own in chunks.items():
         alike, usual = _alike(own)
         # A class and its number are one label.
-        if usual == 1 or (alike - usual) / (1 - usual) < CLUSTERED or (alike, usual) in told:
+        if usual == 1 or (alike - usual) / (1 - usual) < CLUSTERED or (alike, usual) in seen:
             continue
-        told.add((alike, usual))
+        seen.add((alike, usual))
         text = (
-            f"rows with the same {_quoted(name)} stand together ({percent(alike)} of neighbours are alike, "
+            f"rows with the same {_quoted(name)} stand together ({percent(alike)} of neighbors are alike, "
             f"{percent(usual)} of any two rows), and .shuffle({BUFFER_ROWS}) mixes rows that are near each "
             "other"
         )
@@ -209,9 +209,9 @@ def _repack(found: Found, options: str) -> str:
 
 
 def _named(shares: dict[str, float]) -> str:
-    told = sorted(shares, key=lambda name: -shares[name])
-    said = ", ".join(f"{_quoted(name)} ({percent(shares[name])})" for name in told[:NAMED])
-    return said + (f" and {len(told) - NAMED:,} more columns" if told[NAMED:] else "")
+    largest = sorted(shares, key=lambda name: -shares[name])
+    said = ", ".join(f"{_quoted(name)} ({percent(shares[name])})" for name in largest[:NAMED])
+    return said + (f" and {len(largest) - NAMED:,} more columns" if largest[NAMED:] else "")
 
 
 def _quoted(name: str) -> str:

@@ -125,18 +125,18 @@ class Inspection:
 
     def _summary(self) -> Rows:
         about = "" if self.rows_counted else "about "
-        told = [
+        lines = [
             ["files", f"{self.files:,} of {amount(self.bytes)}, for {self.reader}()"],
             ["rows", f"{about}{self.rows:,}, about {amount(self.memory_bytes)} in memory"],
         ]
         if self.row_groups:
             count, *sizes = (f"{value:,}" for value in self.row_groups.values())
-            told.append(
+            lines.append(
                 ["row groups", f"{count} of {' / '.join(sizes)} rows (least / median / most)"]
             )
         if self.sampled_rows != self.rows:
-            told.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
-        return told
+            lines.append(["looked at", f"a sample of {self.sampled_rows:,} rows"])
+        return lines
 
     def _columns(self) -> Rows:
         rows = [

@@ -23,7 +23,7 @@ from trainpipes.pipeline import Pipeline
 from trainpipes.state.format import FORMAT
 from trainpipes.version import __version__
 
-#: Packages whose versions are told, beside torch's.
+#: Packages whose versions are recorded, beside torch's.
 PACKAGES = (
     "torchdata", "pyarrow", "numpy", "fsspec", "tokenizers", "transformers", "tiktoken", "sentencepiece",
     "gigatoken", "datasets", "pillow", "torchvision", "s3fs", "gcsfs", "adlfs", "huggingface_hub",

@@ -37,9 +37,9 @@ class ShuffleQuality:
         epoch_rows: rows of an epoch: more than ``rows`` for a sample.
         batch_size: rows in a batch.
         files: that the rows are from; blocks where there are no files.
-        neighbour_distance: mean distance in the files of rows that come one after the other, as a part of
+        neighbor_distance: mean distance in the files of rows that come one after the other, as a part of
             all rows: 0 for file order, 1/3 for a random one.
-        neighbours_kept: share of rows that come after their neighbor in a file: 1 for file order. Above
+        neighbors_kept: share of rows that come after their neighbor in a file: 1 for file order. Above
             0.01, batches hold stretches of files.
         files_per_batch: mean number of files that a batch has rows of.
         random_files_per_batch: the same in a random order.
@@ -49,8 +49,8 @@ class ShuffleQuality:
     epoch_rows: int
     batch_size: int
     files: int
-    neighbour_distance: float
-    neighbours_kept: float
+    neighbor_distance: float
+    neighbors_kept: float
     files_per_batch: float
     random_files_per_batch: float
 
@@ -58,8 +58,8 @@ class ShuffleQuality:
         n = max(1, self.epoch_rows)
         of = f"{self.rows:,}" + f" of {n:,}" * (self.rows < self.epoch_rows)
         measures = [
-            ("neighbour distance", self.neighbour_distance, 3, "0.333"),
-            ("neighbours kept", self.neighbours_kept, 4, f"{min(1.0, 2 / n):.4f}"),
+            ("neighbor distance", self.neighbor_distance, 3, "0.333"),
+            ("neighbors kept", self.neighbors_kept, 4, f"{min(1.0, 2 / n):.4f}"),
             ("files in a batch", self.files_per_batch, 1, f"{self.random_files_per_batch:.1f}"),
         ]
         files = f"{self.files:,} file{'s'[: self.files != 1]}"
@@ -94,8 +94,8 @@ def shuffle_quality(
 
     >>> print(shuffle_quality(range(1000), files=[250] * 4))
     rows                1,000 of 4 files, batches of 32
-    neighbour distance  0.001     random: 0.333
-    neighbours kept     1.0000    random: 0.0020
+    neighbor distance  0.001     random: 0.333
+    neighbors kept     1.0000    random: 0.0020
     files in a batch    1.1       random: 4.0
     """
     if isinstance(order, Pipeline):
@@ -158,8 +158,8 @@ def _measured(
         epoch_rows=n if whole else int(epoch_rows or 0),
         batch_size=batch_size,
         files=int((in_file > 0).sum()),
-        neighbour_distance=float(apart.mean() / max(1, lengths.sum())) if n > 1 else 0.0,
-        neighbours_kept=float((apart == 1).mean()) if n > 1 else 0.0,
+        neighbor_distance=float(apart.mean() / max(1, lengths.sum())) if n > 1 else 0.0,
+        neighbors_kept=float((apart == 1).mean()) if n > 1 else 0.0,
         files_per_batch=files_in_batches / batches,
         random_files_per_batch=expected / batches,
     )

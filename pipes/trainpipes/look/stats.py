@@ -126,9 +126,9 @@ class Stats:
         measured = ("padding", "packing", "mixture", "shuffle")
         parts += [(name, str(value)) for name in measured if (value := getattr(self, name))]
         for column, counts in self.labels.items():
-            told = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
-            told += [f"and {len(counts) - MOST_LABELS:,} more"] * (len(counts) > MOST_LABELS)
-            parts.append(("labels", f"{column}, over all rows: {', '.join(told)}"))
+            shown = [f"{label!r}: {n:,}" for label, n in islice(counts.items(), MOST_LABELS)]
+            shown += [f"and {len(counts) - MOST_LABELS:,} more"] * (len(counts) > MOST_LABELS)
+            parts.append(("labels", f"{column}, over all rows: {', '.join(shown)}"))
         return table(parts)
 
     __repr__ = __str__

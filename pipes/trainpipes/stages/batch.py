@@ -28,16 +28,16 @@ class Budget:
         self.max_rows = max_rows
         self.alone = overflow == "alone"
 
-    def check(self, lengths: IntArray, ids: IntArray, asker: Stage) -> None:
+    def check(self, lengths: IntArray, ids: IntArray, caller: Stage) -> None:
         longer = lengths > self.max_tokens
         if not self.alone and longer.any():
             place = int(np.argmax(longer))
             message = (
-                f"{asker}: no row must be longer than max_tokens, got one of {lengths[place]}; raise "
+                f"{caller}: no row must be longer than max_tokens, got one of {lengths[place]}; raise "
                 'max_tokens, cut rows (tokenize(max_length=...)), or pass overflow="alone" for a batch of '
                 "its own"
             )
-            raise at_row(message, asker, ids[place])
+            raise at_row(message, caller, ids[place])
 
     def cut(self, lengths: IntArray) -> IntArray:
         """Where rectangles of rows start, and the end: int64 ``[rectangles + 1]``.

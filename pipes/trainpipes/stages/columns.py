@@ -117,50 +117,50 @@ class Rename(ChooseStage):
         return table.rename_columns(renamed)
 
 
-def columns_of(block: Block, asker: object) -> Block:
+def columns_of(block: Block, caller: object) -> Block:
     if block.has_columns:
         return block
-    return block.with_data(table_of(block.data, asker))
+    return block.with_data(table_of(block.data, caller))
 
 
-def columns_as(block: Block, format: str, asker: Stage) -> Any:
+def columns_as(block: Block, format: str, caller: Stage) -> Any:
     try:
-        return to_columns(table_of(block.data, asker), format)
+        return to_columns(table_of(block.data, caller), format)
     except BadCell as bad:
-        error = refused(asker, f": {bad}", DataError)
-        blame(error, asker, None if bad.row is None else int(block.ids[bad.row]))
+        error = refused(caller, f": {bad}", DataError)
+        blame(error, caller, None if bad.row is None else int(block.ids[bad.row]))
         raise error from None
 
 
-def row_table(run: Run, asker: RunStage) -> tuple[Block, pa.Table]:
-    asker._check_rows(run)
-    block = columns_of(run.block, asker)
+def row_table(run: Run, caller: RunStage) -> tuple[Block, pa.Table]:
+    caller._check_rows(run)
+    block = columns_of(run.block, caller)
     table = block.data
     assert isinstance(table, pa.Table)
     return block, table
 
 
-def refuse_collated(run: Run, asker: Stage) -> None:
+def refuse_collated(run: Run, caller: Stage) -> None:
     if run.items is not None:
         why = "another stage has collated them already: leave one of the two out"
-        raise ConfigError(f"{asker} takes rows that batch() has grouped, and {why}")
+        raise ConfigError(f"{caller} takes rows that batch() has grouped, and {why}")
 
 
-def unbatched(asker: Stage, row: Any) -> ConfigError:
+def unbatched(caller: Stage, row: Any) -> ConfigError:
     return ConfigError(
-        f"{asker} works on batches, got a row ({type(row).__name__}): put .batch(n) before it"
+        f"{caller} works on batches, got a row ({type(row).__name__}): put .batch(n) before it"
     )
 
 
-def refuse_taken(table: pa.Table, names: Sequence[str], asker: Stage) -> None:
+def refuse_taken(table: pa.Table, names: Sequence[str], caller: Stage) -> None:
     for name in names:
         if name in table.column_names:
-            raise taken(name, asker)
+            raise taken(name, caller)
 
 
-def taken(name: str, asker: Stage) -> DataError:
+def taken(name: str, caller: Stage) -> DataError:
     way = "rename() it, drop it with select(), or give the new one another name"
-    return refused(asker, f": the rows have a column {name!r} already; {way}")
+    return refused(caller, f": the rows have a column {name!r} already; {way}")
 
 
 class Enumerate(RunStage):

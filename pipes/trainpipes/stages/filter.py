@@ -17,7 +17,7 @@ from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 
 
-def as_expression(filter: Any, asker: str) -> pc.Expression:
+def as_expression(filter: Any, caller: str) -> pc.Expression:
     if isinstance(filter, pc.Expression):
         return filter
     try:
@@ -27,7 +27,7 @@ def as_expression(filter: Any, asker: str) -> pc.Expression:
     except Exception as error:  # of any kind, for a list of any values
         example = '[["x", ">", 20], ["lang", "in", ["en", "de"]]]'
         rule = f"a pyarrow expression, or a list such as {example}"
-        raise wrong(asker, rule, filter, str(error)) from None
+        raise wrong(caller, rule, filter, str(error)) from None
 
 
 class Filter(RunStage):

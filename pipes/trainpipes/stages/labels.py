@@ -37,8 +37,8 @@ from trainpipes.stages.token_columns import check_beside, ids_of, label_dtype, n
 
 
 class LabelColumn:
-    def __init__(self, column: Any, name: str, asker: Stage, ids: IntArray) -> None:
-        self.name, self._asker, self._ids = name, asker, ids
+    def __init__(self, column: Any, name: str, caller: Stage, ids: IntArray) -> None:
+        self.name, self._asker, self._ids = name, caller, ids
         array, self.lengths = one_chunk(column), None
         if isinstance(array, pa.ExtensionArray):
             array = array.storage
@@ -60,7 +60,7 @@ class LabelColumn:
             self.values = self._whole(to_numpy(array))
         else:
             raise refused(
-                asker,
+                caller,
                 f": column {name!r} must hold labels, which are texts, integers, bools or lists of these, "
                 f"got {kind}: make texts of them with map(), or name another column",
             )

@@ -198,7 +198,7 @@ class MaskTokens(TakesTokenizer, RunStage):
         labels[chosen] = values[chosen]
         hashes = mix(key[chosen] ^ mix(own[chosen] ^ _SECOND))
         kind = unit(hashes)
-        # As wide as the mask and every token of the vocabulary need, whatever the column held.
+        # As wide as the mask and every token of the vocabulary need, not as the column was.
         largest = np.min_scalar_type(max(self._mask, self._size - 1))
         found = values.astype(np.promote_types(values.dtype, largest))
         found[chosen[kind >= 1 - self.mask_replace_prob]] = self._mask

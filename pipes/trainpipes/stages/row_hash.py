@@ -74,16 +74,16 @@ class _Shifted(RowNames):
         return self._names.hashes(ids + self._skipped)
 
 
-def hash_keys(block: Block, names: Sequence[str], asker: Stage) -> HashArray:
+def hash_keys(block: Block, names: Sequence[str], caller: Stage) -> HashArray:
     hashes: list[HashArray] = []
     for name in names:
-        values = cells(block, name, asker)
+        values = cells(block, name, caller)
         if isinstance(values, torch.Tensor):
-            values = table_of(block.data, asker).column(name)
+            values = table_of(block.data, caller).column(name)
         try:
             hashes.append(_hash_values(values) if isinstance(values, list) else hash_column(values))
         except BadCell as bad:
-            raise in_column(bad, name, asker, block.ids) from None
+            raise in_column(bad, name, caller, block.ids) from None
     return reduce(lambda found, own: mix(found * _GOLDEN + own), hashes)
 
 
@@ -93,7 +93,7 @@ def _null(row: int) -> BadCell:
 
 
 def _hash_values(values: list[Any]) -> HashArray:
-    """The hash of each Python value, whatever types stand beside it."""
+    """The hash of each Python value."""
     if any(value is None for value in values):
         raise _null(next(k for k, value in enumerate(values) if value is None))
     found = np.empty(len(values), dtype=np.uint64)

@@ -162,7 +162,7 @@ class Split(Drawn):
         return float(edges[number]), float(edges[number + 1])
 
     def identity(self) -> dict[str, Any]:
-        # What is cut where, whatever the other parts are called and in which order they are written.
+        # What is cut where: independent of the names and the order of the other parts.
         identity = super().identity()
         del identity["parts"]
         low, high = self._edges

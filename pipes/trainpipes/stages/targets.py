@@ -17,7 +17,7 @@ from trainpipes.kinds.blame import at_row
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import RunStage
 
-#: What torch's ``cross_entropy`` leaves out unless told otherwise.
+#: What torch's ``cross_entropy`` leaves out by default.
 IGNORED = -100
 
 

@@ -59,23 +59,23 @@ def _scalar(text: str) -> Any:
 
 
 def text_columns(
-    block: Block, names: Sequence[str], asker: Stage, numbers: bool = False
+    block: Block, names: Sequence[str], caller: Stage, numbers: bool = False
 ) -> dict[str, Texts]:
     data = block.data
     if isinstance(data, TensorRows):
-        raise refused(asker, " works on columns of text, got tensors")
+        raise refused(caller, " works on columns of text, got tensors")
     if isinstance(data, list):
-        return {name: _of_rows(block, name, asker, numbers) for name in names}
-    need_columns(data.column_names, names, asker)
+        return {name: _of_rows(block, name, caller, numbers) for name in names}
+    need_columns(data.column_names, names, caller)
     columns = {}
     for name in names:
         column = data.column(name)
         if not _is_text(column.type) and not (numbers and pa.types.is_integer(column.type)):
-            raise _no_text(name, str(column.type), asker)
+            raise _no_text(name, str(column.type), caller)
         if column.null_count or pa.types.is_dictionary(column.type):
             null = first_null(column)  # decodes: a dictionary may hold null
             if null >= 0:
-                raise _null(name, int(block.ids[null]), asker)
+                raise _null(name, int(block.ids[null]), caller)
         columns[name] = one_chunk(column.cast(pa.large_string()))
     return columns
 
@@ -102,16 +102,16 @@ def _is_text(kind: Any) -> bool:
     return is_text(kind) or bool(pa.types.is_null(kind))  # of nulls, each of which is refused
 
 
-def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
-    texts = cells(block, name, asker)
+def _of_rows(block: Block, name: str, caller: Stage, numbers: bool) -> Texts:
+    texts = cells(block, name, caller)
     if numbers:
         texts = [str(value) if type(value) is int else value for value in texts]
     for place, value in enumerate(texts):
         if value is None:
-            raise _null(name, int(block.ids[place]), asker)
+            raise _null(name, int(block.ids[place]), caller)
         if not isinstance(value, str):
-            error = _no_text(name, type(value).__name__, asker)
-            blame(error, asker, int(block.ids[place]))
+            error = _no_text(name, type(value).__name__, caller)
+            blame(error, caller, int(block.ids[place]))
             raise error
     try:
         return python_to_arrow(texts, pa.large_string())
@@ -119,20 +119,22 @@ def _of_rows(block: Block, name: str, asker: Stage, numbers: bool) -> Texts:
         bad = next(k for k, text in enumerate(texts) if text == error.object)
         said = "holds a surrogate (half of a character), which UTF-8 cannot write"
         cell = BadCell(bad, f"{said}; clean it in the map() that makes it")
-        raise in_column(cell, name, asker, block.ids) from error
+        raise in_column(cell, name, caller, block.ids) from error
 
 
-def _null(name: str, row_id: int, asker: Stage) -> DataError:
+def _null(name: str, row_id: int, caller: Stage) -> DataError:
     message = (
-        f"{asker}: column {name!r} is null, and there is no text to tokenize; drop such rows with "
+        f"{caller}: column {name!r} is null, and there is no text to tokenize; drop such rows with "
         f".filter(pc.field({name!r}).is_valid()) before"
     )
-    return at_row(message, asker, row_id)
+    return at_row(message, caller, row_id)
 
 
-def _no_text(name: str, found: str, asker: Stage) -> DataError:
+def _no_text(name: str, found: str, caller: Stage) -> DataError:
     way = "make it a string with map_batches()"
-    return refused(asker, f": column {name!r} holds {found}, and only text can be tokenized; {way}")
+    return refused(
+        caller, f": column {name!r} holds {found}, and only text can be tokenized; {way}"
+    )
 
 
 def outputs_of(columns: Any, concat: Any, templated: bool, pair: bool) -> dict[str, list[str]]:

@@ -272,9 +272,9 @@ class Tokenize(Tokenizes):
         flags = [False, *(name in self._labelled for name in names), False, ended]
         last = np.full(len(ids), int(ended))  # the end token, a piece of its own
         cut = np.column_stack([pieces[:, :-1], pieces[:, -1] - last, last])
-        told = np.tile(flags, (len(ids), 1))
-        told[:, -1] &= whole
-        counted = np.repeat(told.reshape(-1), cut.reshape(-1))
+        in_loss = np.tile(flags, (len(ids), 1))
+        in_loss[:, -1] &= whole
+        counted = np.repeat(in_loss.reshape(-1), cut.reshape(-1))
         return Ragged(np.where(counted, ids.values, np.int32(IGNORED)), ids.offsets)
 
     def _encode_pairs(self, first: Any, second: Any, numbers: IntArray) -> dict[str, Ragged]:

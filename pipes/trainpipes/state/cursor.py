@@ -48,7 +48,7 @@ def unsealed(text: str) -> tuple[str, str | None]:
     return (text, None) if found is None else (found[1] + "}", found[2])
 
 
-#: Whatever a state counts is less than this.
+#: All that a state counts is less than this.
 MOST = 1 << 62
 
 

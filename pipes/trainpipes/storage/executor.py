@@ -225,7 +225,7 @@ def portable(error: BaseException, task: object) -> BaseException:
     try:
         if isinstance(pickle.loads(pickle.dumps(error)), Exception):
             return error
-    except Exception:  # of whatever its own methods do
+    except Exception:  # its own methods may do anything
         pass
     try:
         said = str(error)

@@ -31,7 +31,7 @@ from trainpipes.storage.caching.contents import cache_key, digest_of
 from trainpipes.storage.caching.private_file import FileLock
 from trainpipes.storage.writers.epoch_rows import AsColumns, decoded
 
-ASKER = "to_map_dataset()"
+CALLER = "to_map_dataset()"
 #: Seconds between two looks at what another process makes, and how long one looks.
 GLANCE, PATIENCE = 0.05, 600.0
 
@@ -160,7 +160,7 @@ def _made(plan: Plan, target: Path, about: dict[str, Any]) -> MapDataset:
 def _known_by(plan: Plan) -> list[Any]:
     """What tells the rows of a pipeline from any others, as for ``cache()``."""
     stages = [s for s in plan.chain.stages if s.role not in ("files", "place", "cache")]
-    known: list[Any] = [json.loads(plan.identity), cache_key(stages, ASKER)]
+    known: list[Any] = [json.loads(plan.identity), cache_key(stages, CALLER)]
     if plan.mixed:
         return [*known, {name: _known_by(below) for name, below in plan.mixed.items()}]
     source = plan.inputs.source
@@ -184,7 +184,7 @@ def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
     def tables() -> Iterator[pa.Table]:
         try:
             for run in runs_of(plan):
-                yield decoded(table_of(run.block.data, ASKER))
+                yield decoded(table_of(run.block.data, CALLER))
         except Exception as error:
             failed.append(error)
             say_where(error, plan)
@@ -200,7 +200,7 @@ def _write(plan: Plan, target: Path, about: dict[str, Any] | None) -> None:
         raise SchemaError(
             f"to_map_dataset(): rows must all have the same columns: {error}; make them so by "
             "map(), select() or map_batches()",
-            stage=ASKER,
+            stage=CALLER,
         ) from error
     if not written:
         raise ConfigError("to_map_dataset(): the pipeline has no rows")

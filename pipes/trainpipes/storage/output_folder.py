@@ -135,7 +135,7 @@ class OutputFolder:
         self.finished: Manifest | None = None
         self.about = json.loads(json.dumps(about))
         self._overwrite = flag(overwrite, f"{caller}(overwrite)")
-        #: Rows of a pipeline can be told from others, and what was written of them goes on.
+        #: Rows of a pipeline can be distinguished from others, and what was written of them goes on.
         self._goes_on = self.about.get("pipeline", "") is not None
         self._stack = ExitStack()
 

@@ -184,7 +184,7 @@ class Ray:
                 f"({_first_line(error)}): let other programs on the cluster end, or start it with a larger "
                 "--object-store-memory; rows in memory are better read from files by the tasks"
             ) from error
-        except Exception as error:  # of whatever the pipeline holds
+        except Exception as error:  # of anything that the pipeline holds
             raise ConfigError(
                 "executor=Ray(): the pipeline must pickle to reach the nodes of the cluster, and does "
                 f"not ({_first_line(error.__cause__ or error)}): define functions at the top of a module or "

@@ -92,19 +92,19 @@ class Chat:
     def write(
         self, messages: Sequence[Any], prompt: Sequence[Any] = (), tools: Tools = None
     ) -> Written:
-        told = [*prompt, *messages]
+        conversation = [*prompt, *messages]
         with _lock:
             if not MARKED.search(self.template):
-                text = self._text(told, tools)
-                return Written(text, self._spans(told, tools, text, len(prompt)))
-            text, spans = self._render(told, tools, return_assistant_tokens_mask=True)
+                text = self._text(conversation, tools)
+                return Written(text, self._spans(conversation, tools, text, len(prompt)))
+            text, spans = self._render(conversation, tools, return_assistant_tokens_mask=True)
             if prompt:
                 before = self._text(prompt, tools, prompt=True)
                 if not text.startswith(before):
                     raise DataError(
                         "the chat template writes the prompt differently when no response follows, "
                         "or the response does not start with an assistant message, so that it "
-                        "cannot be told where the response starts"
+                        "is not known where the response starts"
                     )
                 spans = [span for span in spans if span[0] >= len(before)]
         return Written(text, spans)
@@ -163,7 +163,7 @@ class Chat:
             if before is None or not (upto.startswith(before) and text.startswith(upto)):
                 raise DataError(
                     f"the chat template writes message {number} differently when it is the last "
-                    "one, or starts it differently from its generation prompt, so that it cannot be told "
+                    "one, or starts it differently from its generation prompt, so that it is not known "
                     "which tokens are the assistant's: mark them in the template by {% generation %} … "
                     "{% endgeneration %}, and pass it as template=..."
                 )

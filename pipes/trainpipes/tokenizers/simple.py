@@ -81,8 +81,8 @@ class Function(Engine):
         return identify(self._function)
 
 
-def ids_of(rows: Any, count: int, asker: object) -> Ragged:
-    rule = f"the tokenizer {asker} gives a list of ids for each text"
+def ids_of(rows: Any, count: int, caller: object) -> Ragged:
+    rule = f"the tokenizer {caller} gives a list of ids for each text"
     try:
         rows = list(rows)
         lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))

@@ -60,7 +60,7 @@ class Slow(Engine):
             if bare and len(places) == 1:
                 return tuple(full[: places[0]]), tuple(full[places[0] + len(bare) :])
         raise ConfigError(
-            f"which special tokens {self} puts around a text cannot be told: pass "
+            f"which special tokens {self} puts around a text is not known: pass "
             "add_special_tokens=False"
         )
 

@@ -141,7 +141,7 @@ def _answer(call: RowCall, message: Message, row: Any) -> Message:
     """Results up to the first error; that error; the global generator that it drew from."""
     results: list[Any] = []
     error: BaseException | None
-    call.watch.tells = False  # the parent does
+    call.watch.reports = False  # the parent does
     try:
         items, words = unpickled(message)
         results, error = call.each(items, words, row)

@@ -150,14 +150,14 @@ class PipelineTrainerMixin(Base):
     def _resume(self, loader: TrainingLoader) -> None:
         folder = None if self._resumes_from is None else Path(self._resumes_from)
         if folder is not None and not (folder / FILE).exists():
-            told = (
+            reported = (
                 f"{folder} has no {FILE}, the position in the data: it is not of this Trainer. With "
                 "ignore_data_skip=True the data begins at the start of an epoch, or where "
                 "pipe.load_state_dict(...) says"
             )
             if not self.args.ignore_data_skip:
-                raise StateError(told, path=str(folder))
-            log.warning(told)
+                raise StateError(reported, path=str(folder))
+            log.warning(reported)
         loader.start(folder)
         if folder is not None:
             self.args.ignore_data_skip = True  # nothing is left to skip

@@ -21,7 +21,7 @@ from trainpipes.stages.labels import EncodeLabels
 from trainpipes.stages.tokenizing import TokenizedBy, Tokenizes
 from trainpipes.storage.writers.epoch_rows import AsColumns
 
-ASKER = "tokenize()"
+CALLER = "tokenize()"
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ def cut(pipeline: Pipeline) -> Parts:
     stages = pipeline.stages
     if isinstance(stages[0], MixingSource):
         raise ConfigError(
-            f"{ASKER} prepares the files of one source, got {stages[0].name}(): prepare each of its sources, "
+            f"{CALLER} prepares the files of one source, got {stages[0].name}(): prepare each of its sources, "
             "and mix the prepared ones"
         )
     made = [n for n, s in enumerate(stages) if isinstance(s, Tokenizes)]
     if any(isinstance(stages[n], TokenizedBy) for n in made):
-        raise ConfigError(f"{ASKER} makes token ids of texts, and these rows hold ids already")
+        raise ConfigError(f"{CALLER} makes token ids of texts, and these rows hold ids already")
     if not made:
         raise ConfigError(
-            f"{ASKER} needs a stage that makes token ids, tokenize() or chat_template(), and this pipeline "
+            f"{CALLER} needs a stage that makes token ids, tokenize() or chat_template(), and this pipeline "
             "has none: its rows are written by write_parquet()"
         )
     last = made[-1]
@@ -100,12 +100,12 @@ def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
 def _check(stage: Stage, last: Stage) -> None:
     if stage.role != "rows" or isinstance(stage, RegroupStage) or not isinstance(stage, RunStage):
         raise ConfigError(
-            f"{ASKER} does ahead what treats each row by itself, and {stage} stands before {last.name}() and "
+            f"{CALLER} does ahead what treats each row by itself, and {stage} stands before {last.name}() and "
             "does not: write its rows by write_parquet() first, and tokenize these files"
         )
     if stage.by_epoch:
         raise ConfigError(
-            f"{ASKER} does once what is the same in every epoch, and {stage} before {last.name}() gives "
+            f"{CALLER} does once what is the same in every epoch, and {stage} before {last.name}() gives "
             "other rows in each: tokenize on the way, or put it after"
         )
 
@@ -140,12 +140,12 @@ def _makers(ahead: Sequence[Stage]) -> tuple[TokenizedBy, ...]:
 def open_plan(stages: Sequence[Stage], source: Any = None) -> Plan:
     stages = list(stages)
     if gives_objects(stages):
-        stages.append(AsColumns(ASKER))
+        stages.append(AsColumns(CALLER))
     plan = Plan.of(stages, source, quiet=True)
     odd = next((s for s in plan.chain.steps if not isinstance(s, RunStage)), None)
     if odd is not None:
         raise ConfigError(
-            f"{ASKER} does ahead what treats each row by itself, and {odd} does not: put it directly after "
+            f"{CALLER} does ahead what treats each row by itself, and {odd} does not: put it directly after "
             "the source, or leave it out"
         )
     files_of(plan)
@@ -156,7 +156,7 @@ def files_of(plan: Plan) -> FileBlocks:
     source = plan.inputs.source
     if not isinstance(source, FileBlocks):
         raise ConfigError(
-            f"{ASKER} makes a file of each file, and {plan.chain.opener} reads none: rows of another origin "
+            f"{CALLER} makes a file of each file, and {plan.chain.opener} reads none: rows of another origin "
             "are tokenized and written by write_parquet()"
         )
     return source

@@ -21,7 +21,7 @@ from trainpipes.kinds.blame import say_where
 from trainpipes.kinds.source import LooksAhead, Reader, read_rows
 from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import put_through
-from trainpipes.prepare.tokenize.cut import ASKER, files_of, open_plan
+from trainpipes.prepare.tokenize.cut import CALLER, files_of, open_plan
 from trainpipes.storage.output_file import OutputFile
 from trainpipes.storage.output_folder import FileInfo
 from trainpipes.storage.writers.epoch_rows import check_columns, compact, decoded
@@ -31,7 +31,7 @@ from trainpipes.storage.writers.write import FileWriter
 PIECE_ROWS, PIECE_BYTES = 8192, 1 << 19
 #: How much more or less than an average row one of a block is taken to have, at most.
 MOST_UNEVEN = 16.0
-#: Rows that the columns are told from.
+#: Rows that the columns are taken from.
 FIRST_ROWS = 16
 
 
@@ -192,7 +192,7 @@ def rows_of(
     ids = int(inputs.blocks.firsts[block]) + np.arange(begin, end, dtype=np.int64)
     try:
         data = read_rows(inputs.listed, reader, block, begin, end)
-        table = decoded(table_of(before(Block(data, ids, epoch=0)).data, ASKER))
+        table = decoded(table_of(before(Block(data, ids, epoch=0)).data, CALLER))
     except Exception as error:
         say_where(error, plan)
         raise
@@ -206,7 +206,7 @@ def first_rows(plan: Plan) -> pa.Table:
     there = np.flatnonzero(blocks.lengths)
     if not len(there):
         raise DataError(
-            f"{ASKER}: {plan.chain.opener} has no rows, and nothing is written: check which files are named"
+            f"{CALLER}: {plan.chain.opener} has no rows, and nothing is written: check which files are named"
         )
     block = int(there[0])
     begin = int(blocks.begins[block])

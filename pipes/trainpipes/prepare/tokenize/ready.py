@@ -29,7 +29,7 @@ def tokenized_rows(
     tokenizer: Any,
     columns: Sequence[str],
     *,
-    asker: str,
+    caller: str,
     made_by: Mapping[str, Mapping[str, Any]],
     on_error: OnError | None = None,
 ) -> Pipeline | None:
@@ -46,31 +46,32 @@ def tokenized_rows(
     for folder, found in manifests.items():
         if found is None or found["pipeline"]["stages"] != about["pipeline"]["stages"]:
             raise ConfigError(
-                f"{asker}: {folder} and {next(iter(manifests))} were not tokenized by the same pipeline: "
+                f"{caller}: {folder} and {next(iter(manifests))} were not tokenized by the same pipeline: "
                 "give files of one",
                 path=folder,
             )
     lacking = [name for name in columns if name not in source.schema.names]
     if lacking:
         raise SchemaError(
-            f"{asker} needs a column {lacking[0]!r}, and the files that were tokenized have "
-            f"{source.schema.names}: tokenize them for this recipe, trainpipes tokenize ... --recipe {asker}",
-            stage=asker,
+            f"{caller} needs a column {lacking[0]!r}, and the files that were tokenized have "
+            f"{source.schema.names}: tokenize them for this recipe, trainpipes tokenize ... --recipe "
+            f"{caller}",
+            stage=caller,
         )
     for stage in about["pipeline"]["stages"]:
         if stage["stage"] in made_by and "tokenizer" in stage:
-            _check(asker, stage, tokenizer, made_by[stage["stage"]])
+            _check(caller, stage, tokenizer, made_by[stage["stage"]])
     return rows.then(TokenizedBy(tokenizer, about["tokenized"]["ids"], on_error=on_error))
 
 
 def _check(
-    asker: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
+    caller: str, saved: Mapping[str, Any], tokenizer: Any, options: Mapping[str, Any]
 ) -> None:
     kinds: Mapping[str, Any] = {"tokenize": Tokenize, "chat_template": ChatTemplate}
     for name in [name for name, value in options.items() if value is ...]:
         if saved.get(name) is None:
             raise ConfigError(
-                f"{asker}: the files were tokenized without {name}, for another recipe: tokenize the texts "
+                f"{caller}: the files were tokenized without {name}, for another recipe: tokenize the texts "
                 "for this one"
             )
     options = {name: value for name, value in options.items() if value is not ...}
@@ -81,7 +82,7 @@ def _check(
         before, present = saved.get(name), json.loads(json.dumps(now.get(name)))
         if before != present:
             raise ConfigError(
-                f"{asker}({name}): the files were tokenized with {said(before)}, and now it is "
+                f"{caller}({name}): the files were tokenized with {said(before)}, and now it is "
                 f"{said(present)}: give the same, or tokenize the texts again"
             )
 

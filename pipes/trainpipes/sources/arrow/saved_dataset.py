@@ -17,7 +17,7 @@ from trainpipes.sources.remote.retry import Requests
 Folder = tuple[int, str]
 
 
-def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
+def saved_files(files: FileList, split: str | None, caller: str) -> FileList:
     requests = Requests(files.retry_seconds)
     folders: dict[Folder, list[int]] = {}
     for file, path in enumerate(files.paths):
@@ -35,13 +35,13 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
         first = folders[splits[0]][0]
         if _json(files, first, f"{path}/dataset_dict.json", requests) is not None:
             known = True
-            chosen = _chosen(path, [posixpath.basename(key[1]) for key in splits], split, asker)
+            chosen = _chosen(path, [posixpath.basename(key[1]) for key in splits], split, caller)
             for key in splits:
                 if posixpath.basename(key[1]) != chosen:
                     del folders[key]
     if split is not None and not known:
         raise ConfigError(
-            f"{asker}: split= chooses one of a DatasetDict that save_to_disk wrote, and there is none "
+            f"{caller}: split= chooses one of a DatasetDict that save_to_disk wrote, and there is none "
             f"above {files.names[0]}: leave it out, or list the folder with dataset_dict.json in it"
         )
     kept: list[int] = []
@@ -51,14 +51,14 @@ def saved_files(files: FileList, split: str | None, asker: str) -> FileList:
     return files.pick(np.array(kept, dtype=np.int64))
 
 
-def _chosen(path: str, names: list[str], split: str | None, asker: str) -> str:
+def _chosen(path: str, names: list[str], split: str | None, caller: str) -> str:
     if split in names or (split is None and len(names) == 1):
         return split or names[0]
     has = f"has several splits, {', '.join(map(repr, names))}"
     if split is not None:
         has += f", and no split {split!r}{nearest(split, names)}"
     way = f"choose one by read_arrow(split={names[0]!r})"
-    raise ConfigError(f"{asker}: {path} {has}: {way}", path=path)
+    raise ConfigError(f"{caller}: {path} {has}: {way}", path=path)
 
 
 def _named(files: FileList, members: list[int], folder: str, state: Any) -> list[int]:

@@ -43,7 +43,7 @@ Joined = Literal["one sequence", "side by side"]
 class CommonColumns:
     """The columns that rows of several pipelines have alike, or side by side."""
 
-    asker: str
+    caller: str
     stage: str
     parts: Mapping[Any, tuple[Inputs, Sequence[Stage]]]
     joined: Joined = "one sequence"
@@ -65,7 +65,7 @@ class CommonColumns:
         if isinstance(data, list):
             return block.with_data(self._of_rows(name, block, schema))
         if isinstance(data, TensorRows):
-            block = block.with_data(table_of(block.data, self.asker))
+            block = block.with_data(table_of(block.data, self.caller))
             data = block.within
         assert isinstance(data, pa.Table)
         if data.schema.equals(schema, check_metadata=True):
@@ -139,7 +139,7 @@ class CommonColumns:
         once = [name for name, kind in kinds.items() if kind == ONCE]
         if once and (self.joined == "side by side" or not found):
             raise SchemaError(
-                f"{self.asker}(): {_named(once[0])} gives Python objects that can't be read twice to "
+                f"{self.caller}(): {_named(once[0])} gives Python objects that can't be read twice to "
                 "find their columns: give those by schema= of a map() in between, "
                 "schema=pa.schema([...])",
                 stage=self.stage,
@@ -158,11 +158,11 @@ class CommonColumns:
         self, name: Any, steps: Sequence[Stage], typed: set[str], kinds: Mapping[Any, Any]
     ) -> pa.Schema:
         try:
-            return find_schema(self.parts[name][0], steps, f"{self.asker}()", typed=typed)
+            return find_schema(self.parts[name][0], steps, f"{self.caller}()", typed=typed)
         except UnfitRows as error:
             other = next((own for own, kind in kinds.items() if kind != OBJECTS), name)
             raise SchemaError(
-                f"{self.asker}(): {self._rule} {_named(other)} has {said(kinds[other])}, "
+                f"{self.caller}(): {self._rule} {_named(other)} has {said(kinds[other])}, "
                 f"{_named(name)} Python objects that make no columns: {error.message}; or have all "
                 "give Python objects, by map()",
                 path=error.path, row_group=error.row_group, row=error.row, stage=self.stage,
@@ -199,7 +199,7 @@ class CommonColumns:
         )
 
     def _marked(self, problem: str, row: int) -> SchemaError:
-        error = SchemaError(f"{self.asker}(): {problem}", stage=self.stage)
+        error = SchemaError(f"{self.caller}(): {problem}", stage=self.stage)
         error._trainpipes = self.stage, row
         return error
 
@@ -224,7 +224,7 @@ class CommonColumns:
 
     def _unlike(self, name: Any, has: str, other: Any, other_has: str) -> SchemaError:
         return SchemaError(
-            f"{self.asker}(): {self._rule} {_named(other)} has {other_has}, {_named(name)} {has}; "
+            f"{self.caller}(): {self._rule} {_named(other)} has {other_has}, {_named(name)} {has}; "
             "make them alike in one of the two, by select(), rename() or map_batches()",
             stage=self.stage,
         )

@@ -108,19 +108,19 @@ def _opener(chain: Sequence[Stage]) -> Source:
     return found
 
 
-def _check_chain(stages: Sequence[Stage], number: int, asker: str) -> None:
+def _check_chain(stages: Sequence[Stage], number: int, caller: str) -> None:
     reader = stages.index(_opener(stages))
     for stage in stages[:reader][1:]:
         if stage.role == "shuffle":
-            raise ConfigError(f"{asker}(...): put {stage} after it, where it shuffles all sources")
+            raise ConfigError(f"{caller}(...): put {stage} after it, where it shuffles all sources")
     for stage in [*_opener(stages).above(), *stages[reader + 1 :]]:
         if stage.role in ("take", "skip"):  # of rows in file order, since all others keep each row
             continue
         plain = stage.role == "rows" and isinstance(stage, RunStage)
         if not plain or not stage.keeps_rows or stage.by_epoch:
             raise ConfigError(
-                f"{asker}(...): {stage} in source {number} does not keep each row as it is read, in every "
-                f"epoch: put {stage.name}() after {asker}(), for all sources"
+                f"{caller}(...): {stage} in source {number} does not keep each row as it is read, in every "
+                f"epoch: put {stage.name}() after {caller}(), for all sources"
             )
 
 
@@ -192,14 +192,14 @@ class JoinedInput:
         number: int,
         stages: Sequence[Stage],
         source: RowSource | None,
-        asker: str,
+        caller: str,
         columns: CommonColumns,
     ) -> None:
-        self.number, self.columns, self._asker = number, columns, asker
+        self.number, self.columns, self._asker = number, columns, caller
         self.inputs = Inputs(arrange([stage.fresh() for stage in stages]), source)
         if not isinstance(self.inputs.source, RowSource):
             raise ConfigError(
-                f"{asker}(...) takes sources whose rows are counted before they are read, and source "
+                f"{caller}(...) takes sources whose rows are counted before they are read, and source "
                 f"{number}, {self.inputs.chain.stages[0]}, is a stream: write its rows to files first, by "
                 "write_parquet()"
             )

@@ -71,7 +71,7 @@ def is_python(inputs: Inputs) -> bool:
     return gives_objects(stages) and all(is_ours(type(stage)) for stage in stages)
 
 
-def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
+def kind_of(inputs: Inputs, steps: Sequence[Stage], caller: str) -> Any:
     """The kind of the rows after some stages: ``columns_of``, ``ONCE``, or None for no rows."""
     known = known_columns(inputs, steps)
     if known is not None:
@@ -82,7 +82,7 @@ def kind_of(inputs: Inputs, steps: Sequence[Stage], asker: str) -> Any:
     if inputs.chain.opener.read_once:
         return ONCE
     try:
-        data = first_rows(inputs, steps, asker)
+        data = first_rows(inputs, steps, caller)
     except Exception as error:
         if isinstance(error, TrainpipesError) and not hasattr(error, "_trainpipes"):
             raise

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Bytes of a block that is worth a request of its own, and of smaller ones that are fetched together.
 SMALL, TOGETHER = 1 << 20, 4 << 20
-#: Bytes of a block that is fetched ahead whatever the user has said.
+#: Bytes of a block that is fetched ahead, with any limit of the user's.
 FETCHED = 16 << 20
 
 

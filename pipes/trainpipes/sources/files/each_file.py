@@ -29,7 +29,7 @@ MAX_THREADS, MAX_REQUESTS = 16, 64
 #: Seconds below which a file of this machine is looked at by one thread: to pass Python's lock around among
 #: several would take longer.
 QUICK = 1e-3
-#: What files are to be, where a file of another kind is told by its name.
+#: What files are to be, where a file of another kind is known by its name.
 KINDS = ("Parquet", "Arrow", "JSON", "CSV", "NumPy", "tar archives")
 #: Unreadable files that a message names.
 NAMED = 100
@@ -42,7 +42,7 @@ class BadFileError(Exception):
 def each_file(
     files: FileList,
     look: Callable[[int, Requests], T],
-    asker: str,
+    caller: str,
     kind: str,
     *,
     wanted: Sequence[int] | None = None,
@@ -81,7 +81,7 @@ def each_file(
         if isinstance(failure, DataError):  # which says it all
             raise failure
     if failures:
-        raise failed(files, failures, asker, kind)
+        raise failed(files, failures, caller, kind)
     return dict(sorted(found.items()))
 
 
@@ -114,16 +114,16 @@ def _in_threads(
             raise
 
 
-def failed(files: FileList, failures: dict[int, Exception], asker: str, what: str) -> Exception:
+def failed(files: FileList, failures: dict[int, Exception], caller: str, what: str) -> Exception:
     for _, failure in sorted(failures.items()):
         if isinstance(failure, UnreachableError):
-            failure.stage = asker
+            failure.stage = caller
             return failure
     lines = []
     for n in sorted(failures):
         said, reader = reason(failures[n]), reader_by_name(files.names[n])
-        told = reader not in ("", "read_text")  # any file may be text
-        other = told and what in KINDS and reader not in said and not asker.startswith(reader)
+        reported = reader not in ("", "read_text")  # any file may be text
+        other = reported and what in KINDS and reader not in said and not caller.startswith(reader)
         lines.append(
             f"  {files.names[n]}: {said}{f'; {reader}() is for such files' if other else ''}"
         )
@@ -132,12 +132,12 @@ def failed(files: FileList, failures: dict[int, Exception], asker: str, what: st
     gone = all(isinstance(error, FileNotFoundError) for error in failures.values())
     first = min(failures)
     text = (
-        f"{asker}: {len(failures):,} of {len(files):,} files cannot be read as {what}:\n"
+        f"{caller}: {len(failures):,} of {len(files):,} files cannot be read as {what}:\n"
         + "\n".join(lines)
         + f"\nReplace or remove them, or leave them out with {without(files.names[first])}"
     )
     kind = MissingFilesError if gone else UnreadableError
-    failed = kind(text, path=files.names[first], stage=asker)
+    failed = kind(text, path=files.names[first], stage=caller)
     failed.__cause__ = failures[first]
     return failed
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from trainpipes.errors import DataChangedError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.file_errors import changed, check_unchanged, unreadable
-from trainpipes.sources.files.folders import told
+from trainpipes.sources.files.folders import reported
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.range_file import RangeFile
 from trainpipes.sources.remote.request import is_checked
@@ -285,7 +285,7 @@ class RemoteBytes(FileBytes):
 
     def _change(self) -> str:
         self._system.invalidate_cache()
-        now = told(self._requests.call(self._system, "info", self._path))
+        now = reported(self._requests.call(self._system, "info", self._path))
         if now.size is not None and now.size != self.size:
             return f"it had {self.size:,} bytes, and has {now.size:,}"
         if self.version and now.stamp != self.version:

@@ -62,9 +62,11 @@ def changed(place: Place, how: str) -> DataChangedError:
 
 
 def located(place: Place, error: Any) -> Any:
-    told = {name: getattr(error, name) for name in ("attempts", "seconds") if hasattr(error, name)}
+    reported = {
+        name: getattr(error, name) for name in ("attempts", "seconds") if hasattr(error, name)
+    }
     said = error.message.removeprefix(hidden(f"{place.path}: "))
-    return type(error)(f"{place}: {said}", **told, **vars(place))
+    return type(error)(f"{place}: {said}", **reported, **vars(place))
 
 
 def without(path: str) -> str:

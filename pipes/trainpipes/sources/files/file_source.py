@@ -234,7 +234,7 @@ class NumberedFiles(FileSource, RandomAccessSource):
 def scanned(
     files: FileList,
     format: Format,
-    asker: str,
+    caller: str,
     reader: str,
     *,
     columns: Sequence[str] | None = None,
@@ -244,14 +244,14 @@ def scanned(
     **how: Any,
 ) -> FileSource:
     store = IndexStore(files, reader, format.name, json.dumps(known, sort_keys=True), index)
-    store.complete(lambda job: format.scan(job.data), asker, **how)
+    store.complete(lambda job: format.scan(job.data), caller, **how)
     kind = NumberedFiles if format.random_access else FileSource
     source = kind(store, format, columns=columns, schema=schema, known=known)
     if schema is not None:
         source.said_of_schema = "schema= has"
     different = different_schemas(files.names, [each.schema for each in source.layouts])
     if schema is None and any(len(one) for _, one in different):
-        source.schema = one_schema(different, columns, asker)
+        source.schema = one_schema(different, columns, caller)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:
         with_rows = BlockReader(source)
@@ -266,6 +266,6 @@ def scanned(
             if columns is not None:
                 path = files.names[filled[0]]
                 source.schema = pa.schema(
-                    list(chosen(source.schema, columns, asker, path).values())
+                    list(chosen(source.schema, columns, caller, path).values())
                 )
     return source

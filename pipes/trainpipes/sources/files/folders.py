@@ -31,7 +31,7 @@ STAMPS = (
 )  # fmt: skip
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """A listed file: bytes or None; time of change, etag or ""; a local one's inode."""
 
     size: int | None
@@ -40,7 +40,7 @@ class Told(NamedTuple):
 
 
 #: Files by path.
-Found = dict[str, Told]
+Found = dict[str, Reported]
 
 
 class Entry(NamedTuple):
@@ -62,7 +62,7 @@ class LocalFolders:
     def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
         return [what(item) for item in items]
 
-    def told(self, file: Entry) -> Told:
+    def reported(self, file: Entry) -> Reported:
         try:
             about = os.stat(file.path)
         except FileNotFoundError:
@@ -74,10 +74,10 @@ class LocalFolders:
                 path=file.path,
             ) from None
         refuse_special(file.path, about.st_mode)
-        return Told(about.st_size, str(about.st_mtime_ns), about.st_ino)
+        return Reported(about.st_size, str(about.st_mtime_ns), about.st_ino)
 
     def complete(self, files: Found) -> None:
-        """Ask for sizes that no listing has told."""
+        """Ask for sizes that no listing has given."""
 
 
 class StoreFolders:
@@ -137,24 +137,24 @@ class StoreFolders:
                 self._requests.stop()  # nobody waits for what is under way
                 raise
 
-    def told(self, file: Entry) -> Told:
-        return told(file.info)
+    def reported(self, file: Entry) -> Reported:
+        return reported(file.info)
 
     def complete(self, files: Found) -> None:
         unknown = [name for name, one in files.items() if one.size is None]  # of index pages
 
-        def ask(name: str) -> Told:
+        def ask(name: str) -> Reported:
             try:
-                return told(self._requests.call(self._system, "info", name))
+                return reported(self._requests.call(self._system, "info", name))
             except FileNotFoundError:  # whoever reads it says so
                 return files[name]
 
         files.update(zip(unknown, self.each(ask, unknown), strict=True))
 
 
-def told(info: Mapping[str, Any]) -> Told:
+def reported(info: Mapping[str, Any]) -> Reported:
     stamp = next((f"{key}={info[key]}" for key in STAMPS if info.get(key)), "")
-    return Told(info.get("size"), stamp)
+    return Reported(info.get("size"), stamp)
 
 
 def _entry(info: Mapping[str, Any]) -> Entry:

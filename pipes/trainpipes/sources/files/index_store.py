@@ -108,7 +108,7 @@ class IndexStore:
     def complete(
         self,
         scan: Callable[[Scan], Layout],
-        asker: str,
+        caller: str,
         *,
         wanted: Sequence[int] | None = None,
         enough: Callable[[int, Layout], bool] | None = None,
@@ -146,7 +146,7 @@ class IndexStore:
                         asked = Requests(self.files.retry_seconds)
                         fetch_small(self.files, missing, self.kept, asked, MAX_REQUESTS)
                     each_file(
-                        self.files, look, asker, self._format, wanted=missing, progress=bar, **how
+                        self.files, look, caller, self._format, wanted=missing, progress=bar, **how
                     )
             finally:
                 self._save(read)  # what was read is not read again, even if the rest was in vain

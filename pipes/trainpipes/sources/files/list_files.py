@@ -23,7 +23,7 @@ from trainpipes.kinds.source import Place, RowSource
 from trainpipes.kinds.stage import made_once
 from trainpipes.kinds.stage_kinds import Source
 from trainpipes.sources.files.cached_bytes import DiskCache
-from trainpipes.sources.files.folders import Told
+from trainpipes.sources.files.folders import Reported
 from trainpipes.sources.files.listing import expand, is_local, open_system
 from trainpipes.sources.files.patterns import Wanted
 from trainpipes.sources.remote.ahead import PREFETCH_BYTES
@@ -238,7 +238,7 @@ class ListFiles(Source):
         paths, system_of, about, listed = [], [], [], []
         for url, (system, _), (files, wanted) in zip(urls, opened, found, strict=True):
             number = next(n for n, one in enumerate(systems) if one is system)
-            for path, told in files.items():
+            for path, reported in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
                 if name in names:
                     raise ConfigError(
@@ -248,7 +248,7 @@ class ListFiles(Source):
                     )
                 names[name] = url
                 paths.append(path)
-                about.append(told)
+                about.append(reported)
             system_of += [number] * len(files)
             if wanted is not None:
                 listed.append(Listed(url, system, wanted))
@@ -277,13 +277,13 @@ class ListFiles(Source):
         return PathSource(self.files())
 
 
-def _say_versions(names: Iterable[str], about: Sequence[Told]) -> None:
+def _say_versions(names: Iterable[str], about: Sequence[Reported]) -> None:
     for name, one in zip(names, about, strict=True):
         server = "/".join(name.split("/")[:3])
         if one.stamp.startswith("Last-Modified=") and server not in _told:
             _told.add(server)
             log.warning(
-                "%s gives no ETag: changes are told by Last-Modified and size", hidden(server)
+                "%s gives no ETag: changes are seen by Last-Modified and size", hidden(server)
             )
 
 

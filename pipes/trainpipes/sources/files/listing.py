@@ -129,7 +129,7 @@ def expand(
     try:
         there = folders.look_up(path)
         if there is not None and not there.is_folder:
-            found = {there.path: folders.told(there)}
+            found = {there.path: folders.reported(there)}
         else:
             wanted = _wanted(system, path, there, suffixes)
             found = _walk(folders, wanted)
@@ -190,7 +190,7 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
                         its = entry.path if wanted.is_whole(reached) else None
                         below.append((entry.path, reached, whole or its))
                     elif not entry.is_folder and wanted.holds(reached, entry.path):
-                        found[entry.path] = folders.told(entry)
+                        found[entry.path] = folders.reported(entry)
                         if whole is not None:
                             in_whole.setdefault(whole, []).append(entry.path)
                 progress.advance(len(found) - so_far)

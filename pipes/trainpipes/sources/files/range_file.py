@@ -105,11 +105,11 @@ class RangeFile(io.RawIOBase):
         buffer[: len(found)] = found
         return len(found)
 
-    def _fetch(self, asker: _Part, start: int, stop: int) -> None:
+    def _fetch(self, caller: _Part, start: int, stop: int) -> None:
         """Fetch what is asked for, and the next part of ranges that run low."""
-        asker.seek(start)
-        low = [s for s in self._parts if s is not asker and s.end - s.at < s.step]
-        jobs = [(asker, max(stop, asker.end + asker.step)), *((s, s.end + s.step) for s in low)]
+        caller.seek(start)
+        low = [s for s in self._parts if s is not caller and s.end - s.at < s.step]
+        jobs = [(caller, max(stop, caller.end + caller.step)), *((s, s.end + s.step) for s in low)]
         jobs = [(s, min(end, s.stop, self._source.size)) for s, end in jobs]
         jobs = [(s, end) for s, end in jobs if s.end < end]
         found = self._source.read([(s.end, end) for s, end in jobs])

@@ -38,15 +38,15 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def chosen(
-    schema: pa.Schema, columns: Sequence[str] | None, asker: str, path: str
+    schema: pa.Schema, columns: Sequence[str] | None, caller: str, path: str
 ) -> dict[str, pa.Field]:
     names: list[str] = schema.names
     twice = sorted(name for name in repeated(names) if columns is None or name in columns)
     if twice:
         raise SchemaError(
-            f"{asker}: {path} has more than one column {twice[0]!r}; choose others by columns=[...]",
+            f"{caller}: {path} has more than one column {twice[0]!r}; choose others by columns=[...]",
             path=path,
-            stage=asker,
+            stage=caller,
         )
     if columns is None:
         return {name: plain(schema.field(name)) for name in names}
@@ -66,7 +66,7 @@ def chosen(
             ]
         else:
             fields[top] = found
-    need_columns(_also_inner(schema, missing), missing, asker, path)
+    need_columns(_also_inner(schema, missing), missing, caller, path)
     return fields
 
 
@@ -142,20 +142,20 @@ def _paths(field: pa.Field, path: str) -> list[str]:
 
 
 def one_schema(
-    files: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None, asker: str
+    files: Sequence[tuple[str, pa.Schema]], columns: Sequence[str] | None, caller: str
 ) -> pa.Schema:
     first_path, first = files[0]
-    fields = chosen(first, columns, asker, first_path)
+    fields = chosen(first, columns, caller, first_path)
     for path, schema in files[1:]:
         if columns is None:
-            same_names(first_path, first.names, path, schema.names, asker)
+            same_names(first_path, first.names, path, schema.names, caller)
         try:
-            other = chosen(schema, columns, asker, path)
+            other = chosen(schema, columns, caller, path)
         except SchemaError as error:
             said = f"{error}; {first_path} has {'them' if len(columns or ()) > 1 else 'it'}"
-            raise SchemaError(said, path=path, stage=asker) from None
+            raise SchemaError(said, path=path, stage=caller) from None
         for name, field in fields.items():
-            fields[name] = wider(field, other[name], first_path, path, asker)
+            fields[name] = wider(field, other[name], first_path, path, caller)
     return pa.schema(list(fields.values()))
 
 
@@ -195,7 +195,7 @@ def fitted(rows: Rows, schema: pa.Schema) -> Rows:
 
 
 def same_names(
-    first_path: str, first: Sequence[str], path: str, names: Sequence[str], asker: str
+    first_path: str, first: Sequence[str], path: str, names: Sequence[str], caller: str
 ) -> None:
     for has, lacks, there, not_there in (
         (first_path, path, first, names),
@@ -205,10 +205,10 @@ def same_names(
         odd = [name for name in there if name not in known]
         if odd:
             raise SchemaError(
-                f"{asker}: {has} has a column {odd[0]!r}{nearest(odd[0], list(not_there))}, and "
+                f"{caller}: {has} has a column {odd[0]!r}{nearest(odd[0], list(not_there))}, and "
                 f"{lacks} has not; choose columns that all files have by columns=[...]",
                 path=path,
-                stage=asker,
+                stage=caller,
             )
 
 
@@ -224,7 +224,7 @@ def wider(
     other: pa.Field,
     first_path: str,
     path: str,
-    asker: str,
+    caller: str,
     unify: Callable[[pa.Field, pa.Field], pa.Field] = unified,
     way: str = "read the files in pipelines of their own",
 ) -> pa.Field:
@@ -233,10 +233,10 @@ def wider(
         return field if field.equals(other) else unify(field, other)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SchemaError(
-            f"{asker}: column {field.name!r} is {field.type} in {first_path} and {other.type} in {path}, and "
-            f"no type can hold both; convert one, leave the column out by columns=[...], or {way}",
+            f"{caller}: column {field.name!r} is {field.type} in {first_path} and {other.type} in {path}, "
+            f"and no type can hold both; convert one, leave the column out by columns=[...], or {way}",
             path=path,
-            stage=asker,
+            stage=caller,
         ) from error
 
 

@@ -103,7 +103,7 @@ def tells_start(state: Any) -> bool:
     return below is not None and (not below or tells_start(state[below]))
 
 
-#: Keys of a position that is told by the start of epoch 0, and by how many epochs follow.
+#: Keys of a position that is given by the start of epoch 0, and by how many epochs follow.
 FIRST, EPOCHS = "first", "epochs"
 _places: weakref.WeakKeyDictionary[BaseNode[Any], NodePlace] = weakref.WeakKeyDictionary()
 _making = threading.Lock()
@@ -211,8 +211,8 @@ class NodePlace:
                 for _ in range(known, epoch):
                     self._next_epoch()
                 first, now = self._starts[0], self.state()
-                told = now if tells_start(now) else {FIRST: first, EPOCHS: epoch}
-                self._starts = {0: first, epoch: told}
+                reported = now if tells_start(now) else {FIRST: first, EPOCHS: epoch}
+                self._starts = {0: first, epoch: reported}
             return self._starts[epoch]
 
     def turn(self, reader: NodeReader) -> None:

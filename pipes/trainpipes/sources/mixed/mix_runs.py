@@ -203,7 +203,7 @@ class MixRuns:
                 raise StopIteration
             if not self._row:
                 raise DataError(
-                    f"{self._rules.asker}: an epoch of the mix gave shard {self._shard} nothing, since a "
+                    f"{self._rules.caller}: an epoch of the mix gave shard {self._shard} nothing, since a "
                     "source has no row there: lower num_shards in sharding_filter(), or "
                     'mix(stop="all_exhausted")'
                 )
@@ -296,7 +296,7 @@ class MixRuns:
                 continue
             if not active and rules.stop == "repeat":
                 raise DataError(
-                    f"{rules.asker}: every source with a weight has reached its limit of "
+                    f"{rules.caller}: every source with a weight has reached its limit of "
                     "max_epochs: leave one without a limit"
                 )
             if not active or (rules.stop == "all_exhausted" and self._all_exhausted()):

@@ -109,7 +109,7 @@ class MixRules:
     stop: Stop
     lengths: Callable[[Block], IntArray] | None
     output_column: str | None
-    asker: object
+    caller: object
 
     def epoch_rows(self, sizes: Mapping[str, int | None]) -> float | None:
         """About how many rows an epoch has, where that is known."""
@@ -131,14 +131,14 @@ class MixRules:
             names = {name for row in data for name in row}
         else:
             raise SchemaError(
-                f"{self.asker}: output_column={column!r} needs rows with columns, got "
+                f"{self.caller}: output_column={column!r} needs rows with columns, got "
                 f"{said(columns_of(data))}; make dicts with map() in the sources",
-                stage=str(self.asker),
+                stage=str(self.caller),
             )
         if column in names:
             raise SchemaError(
-                f"{self.asker}: the rows have a column {column!r} already; give output_column another name",
-                stage=str(self.asker),
+                f"{self.caller}: the rows have a column {column!r} already; give output_column another name",
+                stage=str(self.caller),
             )
         if isinstance(data, pa.Table):
             added = python_to_arrow(self.names, pa.string()).take(to_arrow(source))

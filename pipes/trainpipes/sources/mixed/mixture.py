@@ -58,12 +58,12 @@ class Mixture(RowMixture):
     def naming(self, name: str) -> RunStage:
         return _Named(self, name)
 
-    def united(self, found: Mapping[str, pa.Schema], asker: str) -> pa.Schema:
+    def united(self, found: Mapping[str, pa.Schema], caller: str) -> pa.Schema:
         def unlike(one: str, has: str, other: str, other_has: str) -> SchemaError:
             return SchemaError(
-                f"{asker}: rows of all sources have the same columns, and {other!r} has {other_has}, "
+                f"{caller}: rows of all sources have the same columns, and {other!r} has {other_has}, "
                 f"{one!r} {has}; make them alike in the sources, by map() or select()",
-                stage=asker,
+                stage=caller,
             )
 
         fields = united(found, unlike, lambda a, b: a.with_type(unite(a.type, b.type)))

@@ -25,7 +25,7 @@ MOST = 1 << 20
 MOST_DIMENSIONS, MOST_EMPTY = 64, 1 << 31
 #: Numbers that tensors do not hold.
 WIDE = ("float96", "float128", "complex192", "complex256")
-#: Bytes of which the checksum is told at once.
+#: Bytes of which the checksum is computed at once.
 SUMMED = 1 << 20
 #: Python 3.11 fails with a SystemError where two threads parse at once: python/cpython issue 106905.
 _parsing = threading.Lock()
@@ -85,11 +85,11 @@ class StoredArray:
         return whole if self.field is None else whole[self.field]
 
     def check_sum(self, content: memoryview) -> None:
-        start, stop, told = self.stored or (0, 0, 0)
+        start, stop, reported = self.stored or (0, 0, 0)
         found = 0
         for place in range(start, stop, SUMMED):
             found = zlib.crc32(content[place : min(stop, place + SUMMED)], found)
-        if found != told:
+        if found != reported:
             raise BadFileError(
                 f"array {self.member!r}: its bytes have changed since it was written: their checksum differs"
             )
@@ -112,13 +112,13 @@ def arrays_of(content: bytes) -> tuple[int, dict[str, StoredArray]]:
 
 
 def read_arrays(
-    file: BinaryIO, size: int, column: str, columns: Sequence[str] | None, asker: str
+    file: BinaryIO, size: int, column: str, columns: Sequence[str] | None, caller: str
 ) -> dict[str, StoredArray]:
     """The wanted arrays of a file by name; ``column`` names that of an ``.npy`` file."""
 
     def wanted(names: Sequence[str]) -> Sequence[str]:
         if columns is not None:
-            need_columns(names, columns, asker, file.name)
+            need_columns(names, columns, caller, file.name)
         return [name for name in names if columns is None or name in columns]
 
     if size == 0:

@@ -190,28 +190,28 @@ def _check_alike(
     files: FileList,
     arrays: Sequence[dict[str, StoredArray]],
     columns: Sequence[str] | None,
-    asker: str,
+    caller: str,
 ) -> None:
     first, first_path = arrays[0], files.names[0]
     names = list(first if columns is None else columns)
     for path, found in zip(files.names, arrays, strict=True):
         if columns is None:
-            same_names(first_path, names, path, list(found), asker)
+            same_names(first_path, names, path, list(found), caller)
         for name in names:
             kinds = [f"{a.row_dtype}{list(a.row_shape)}" for a in (first[name], found[name])]
             if kinds[0] != kinds[1]:
                 raise SchemaError(
-                    f"{asker}: rows of {name!r} are {kinds[0]} in {first_path} and {kinds[1]} in {path}; "
+                    f"{caller}: rows of {name!r} are {kinds[0]} in {first_path} and {kinds[1]} in {path}; "
                     "save them alike, leave the array out by columns=[...], or read the files in "
                     "pipelines of their own",
                     path=path,
-                    stage=asker,
+                    stage=caller,
                 )
         lengths = {name: found[name].rows for name in names}
         if len(set(lengths.values())) > 1:
             raise SchemaError(
-                f"{asker}: arrays of a file have as many rows as each other, and {path} has {lengths}; "
+                f"{caller}: arrays of a file have as many rows as each other, and {path} has {lengths}; "
                 "choose some by columns=[...]",
                 path=path,
-                stage=asker,
+                stage=caller,
             )

@@ -51,22 +51,22 @@ class Bounds:
 FileBounds = list[dict[tuple[str, ...], Bounds]]
 
 
-def checked_filter(filter: Any, asker: str) -> pc.Expression | None:
+def checked_filter(filter: Any, caller: str) -> pc.Expression | None:
     if filter is None:
         return None
     if isinstance(filter, list | tuple):
-        filter = as_expression(filter, f"{asker}(filter)")
+        filter = as_expression(filter, f"{caller}(filter)")
     if not isinstance(filter, pc.Expression):
         raise ConfigError(
-            f"{asker}(filter) takes a pyarrow expression such as pyarrow.compute.field('lang') == 'de', got "
+            f"{caller}(filter) takes a pyarrow expression such as pyarrow.compute.field('lang') == 'de', got "
             f"{shown(filter)}; for a Python function put .filter(function) after it"
         )
     if "FieldPath(" in str(filter):
-        raise ConfigError(f"{asker}(filter) names columns, not their numbers, got {shown(filter)}")
+        raise ConfigError(f"{caller}(filter) names columns, not their numbers, got {shown(filter)}")
     return filter
 
 
-def needed_columns(filter: pc.Expression, schema: pa.Schema, asker: str) -> list[str]:
+def needed_columns(filter: pc.Expression, schema: pa.Schema, caller: str) -> list[str]:
     """The columns that a filter asks for; more where it does not fit their types."""
     said = str(filter)
     named = [n for n, field in enumerate(schema) if field.name in said]
@@ -76,23 +76,23 @@ def needed_columns(filter: pc.Expression, schema: pa.Schema, asker: str) -> list
     missing = _missing(problem)
     if missing and missing[0] not in schema.names:
         raise SchemaError(
-            f"{asker}: filter names a column {'.'.join(missing)!r}{nearest(missing[0], schema.names)}, "
+            f"{caller}: filter names a column {'.'.join(missing)!r}{nearest(missing[0], schema.names)}, "
             f"and the columns are {schema.names}",
-            stage=asker,
+            stage=caller,
         )
     return [schema.field(n).name for n in named]
 
 
-def check_fits(filter: pc.Expression, schema: pa.Schema, asker: str) -> None:
+def check_fits(filter: pc.Expression, schema: pa.Schema, caller: str) -> None:
     problem = _problem(filter, schema)
     if problem is None:
         return
     types = {field.name: str(field.type) for field in schema if field.name in str(filter)}
     cure = "; where columns= names some fields of a column, name those of the filter, too"
     raise SchemaError(
-        f"{asker}: filter {filter} does not fit the columns {types}: {one_line(problem)}"
+        f"{caller}: filter {filter} does not fit the columns {types}: {one_line(problem)}"
         f"{cure if _missing(problem) else ''}",
-        stage=asker,
+        stage=caller,
     )
 
 

@@ -24,22 +24,22 @@ class FolderColumns:
         self._values = values
 
     @staticmethod
-    def of(names: Sequence[str], asker: str, needed: bool) -> FolderColumns:
+    def of(names: Sequence[str], caller: str, needed: bool) -> FolderColumns:
         first, found = _pairs(names[0]) if names else {}, []
         for name in names if first or needed else ():
             pairs = _pairs(name)
             if pairs.keys() != first.keys():
                 if not needed:
                     return FolderColumns({})
-                raise _odd(names[0], first, name, pairs, asker)
+                raise _odd(names[0], first, name, pairs, caller)
             found.append(pairs)
         if needed and not first:
             raise SchemaError(
-                f'{asker}: partitioning="hive" makes columns of folders such as lang=en/, and '
+                f'{caller}: partitioning="hive" makes columns of folders such as lang=en/, and '
                 f"{names[0]} is in no such folder: leave partitioning out, or list the folder that "
                 "holds them",
                 path=names[0],
-                stage=asker,
+                stage=caller,
             )
         return FolderColumns({key: _column([pairs[key] for pairs in found]) for key in first})
 
@@ -87,13 +87,13 @@ def _column(texts: list[str | None]) -> pa.Array:
 
 
 def _odd(
-    first_name: str, first: dict[str, Any], name: str, pairs: dict[str, Any], asker: str
+    first_name: str, first: dict[str, Any], name: str, pairs: dict[str, Any], caller: str
 ) -> SchemaError:
     has, lacks = (first_name, name) if first.keys() - pairs.keys() else (name, first_name)
     key = sorted(first.keys() ^ pairs.keys())[0] if has == name else sorted(first.keys() - pairs)[0]
     return SchemaError(
-        f"{asker}: the path {has} has a folder {key}=..., and {lacks} has none; list files of the same "
+        f"{caller}: the path {has} has a folder {key}=..., and {lacks} has none; list files of the same "
         "folders, or leave partitioning out",
         path=name,
-        stage=asker,
+        stage=caller,
     )

@@ -30,11 +30,11 @@ from trainpipes.sources.parquet.size import (
 
 #: Bytes read of a file's end at first.
 TAIL_BYTES = 64 << 10
-#: Files and row groups of each that the size of a row is told from, at most.
+#: Files and row groups of each that the size of a row is taken from, at most.
 SAMPLED_FILES, SAMPLED_GROUPS = 64, 8
 #: Bytes of footers that stay parsed.
 FOOTER_BYTES = 8 << 20
-#: Bytes that a row group is taken to have at most, whatever its footer says.
+#: Bytes that a row group is taken to have at most; its footer may say more.
 MOST_BYTES = 1 << 48
 #: What follows the metadata in a footer: their length, and the magic number.
 END = b"....PAR1"
@@ -115,7 +115,7 @@ class Footers:
 def read_footers(
     files: FileList,
     columns: Sequence[str] | None,
-    asker: str,
+    caller: str,
     index: str | bool | None = None,
     *,
     folders: Sequence[pa.Field] = (),
@@ -143,8 +143,8 @@ def read_footers(
             return False
         return bool(file % step) or _is_sampled(layout, columns)
 
-    store.complete(scan, asker, enough=enough, alone=look is None, job="reading Parquet footers")
-    return _joined(store, columns, asker, folders, both, parsed)
+    store.complete(scan, caller, enough=enough, alone=look is None, job="reading Parquet footers")
+    return _joined(store, columns, caller, folders, both, parsed)
 
 
 def _sample(layout: Layout) -> dict[str, Any] | None:
@@ -216,7 +216,7 @@ def footer_of(data: FileBytes, columns: Sequence[str] | None) -> tuple[Any, Layo
             )
     sizes = [min(max(0, group.total_byte_size), MOST_BYTES) for group in groups]
     extra = np.array([len(footer), zlib.crc32(footer), *sizes], dtype=np.int64).tobytes()
-    # Where a row group lies is told by its columns, of which not all may be asked.
+    # Where a row group lies is known by its columns, of which not all may be asked.
     nowhere = np.zeros(len(rows), dtype=np.int64)
     return metadata, Layout(rows, nowhere, nowhere, schema, extra)
 
@@ -247,14 +247,14 @@ def _sampled(
 def _joined(
     store: IndexStore,
     columns: Sequence[str] | None,
-    asker: str,
+    caller: str,
     folders: Sequence[pa.Field],
     both: bool,
     parsed: ParsedFooters,
 ) -> Footers:
     names, layouts = store.files.names, store.layouts()
     different = different_schemas(names, [layout.schema for layout in layouts])
-    folders = _not_in_files(folders, different, both, asker)
+    folders = _not_in_files(folders, different, both, caller)
     different = [(name, pa.schema([*schema, *folders])) for name, schema in different]
     found = [
         RowGroupLayout(
@@ -274,12 +274,12 @@ def _joined(
         row_bytes = sampled_bytes / sampled
     elif rows := sum(int(one.rows.sum()) for one in layouts):  # where no sample was taken
         row_bytes = sum(float(one.group_bytes.sum()) for one in found) / rows
-    schema = one_schema(different, columns, asker)
+    schema = one_schema(different, columns, caller)
     return Footers(store, found, schema, row_bytes, [field.name for field in folders], parsed)
 
 
 def _not_in_files(
-    folders: Sequence[pa.Field], different: Sequence[tuple[str, pa.Schema]], both: bool, asker: str
+    folders: Sequence[pa.Field], different: Sequence[tuple[str, pa.Schema]], both: bool, caller: str
 ) -> list[pa.Field]:
     left = []
     for field in folders:
@@ -288,9 +288,9 @@ def _not_in_files(
             left.append(field)
         elif both:
             raise SchemaError(
-                f'{asker}: partitioning="hive" makes a column {field.name!r} of the folders\' names, and '
+                f'{caller}: partitioning="hive" makes a column {field.name!r} of the folders\' names, and '
                 f"{path} has one of that name: leave partitioning out to read the file's",
                 path=path,
-                stage=asker,
+                stage=caller,
             )
     return left

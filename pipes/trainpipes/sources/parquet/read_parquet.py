@@ -88,9 +88,9 @@ class ReadParquet(FileReader):
         return (exact,) if self.columns is None else (exact, ChosenColumns(self.columns))
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
-        asker, filter = str(self), checked_filter(self.filter, self.name)
+        caller, filter = str(self), checked_filter(self.filter, self.name)
         hive, replaces = self.partitioning == "hive", self.errors == "replace"
-        wanted = wanted_files(self.listed(files), self.columns, filter, hive, asker)
+        wanted = wanted_files(self.listed(files), self.columns, filter, hive, caller)
         listed, columns = wanted.files, wanted.columns
         bounds: dict[int, FileBounds] = {}
 
@@ -99,13 +99,13 @@ class ReadParquet(FileReader):
             bounds[file] = bounds_of(metadata, data, filter)
 
         found = read_footers(
-            listed, columns, asker, self.options["index"], folders=wanted.folders.fields, both=hive,
+            listed, columns, caller, self.options["index"], folders=wanted.folders.fields, both=hive,
             look=look if wanted.by_footers else None,
         )  # fmt: skip
         folders = wanted.folders.only(found.schema.names).only(found.folders)
         unread, besides, described = None, {}, []
         if filter is not None:
-            check_fits(filter, found.schema, asker)
+            check_fits(filter, found.schema, caller)
             facts = [facts_of(folders.values(file)) for file in range(len(listed))]
             known = [facts[n] for n, each in enumerate(found.layouts) for _ in each.rows]
             own = [group for file in sorted(bounds) for group in bounds[file]]

@@ -143,7 +143,7 @@ class ParquetFile:
         self._remote = None if data.local else RangeFile(data, held)
         opened = pa.OSFile(data.name) if data.local else pa.PythonFile(self._remote, mode="r")
         self._handle: Any = opened
-        self._expected: Sequence[int] = ()  # row groups that a remote file was told of
+        self._expected: Sequence[int] = ()  # row groups that a remote file was asked to fetch
         try:
             metadata = known or format.parsed.of(self.name, self._read_footer, is_certain)
             if metadata.num_row_groups != len(layout.rows):

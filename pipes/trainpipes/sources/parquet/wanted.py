@@ -38,11 +38,11 @@ def wanted_files(
     columns: Sequence[str] | None,
     filter: pc.Expression | None,
     hive: bool,
-    asker: str,
+    caller: str,
 ) -> WantedFiles:
     folders = FolderColumns({})
     if hive or columns is not None or filter is not None:
-        folders = FolderColumns.of(files.names, asker, hive)
+        folders = FolderColumns.of(files.names, caller, hive)
     found = None if columns is None else list(columns)
     if filter is None or not len(files):
         return WantedFiles(files, 0, found, folders, False)
@@ -56,20 +56,20 @@ def wanted_files(
     taken = schema.names
     own = [field for field in folders.fields if field.name not in taken]
     schema = pa.schema([*schema, *own])
-    needed = needed_columns(filter, schema, asker)
+    needed = needed_columns(filter, schema, caller)
     if found is None and not hive:
         folders = folders.only(needed)
     if found is not None:
         found += [name for name in needed if name not in inner_paths(found, schema.names)]
-    told = folders.only([field.name for field in own if field.name in needed])
+    reported = folders.only([field.name for field in own if field.name in needed])
     everything = len(files)
-    if told:
+    if reported:
         if kept is None or any(field.name in taken for field in named.fields):
-            facts = [facts_of(told.values(file)) for file in range(everything)]
+            facts = [facts_of(reported.values(file)) for file in range(everything)]
             kept = may_hold(filter, schema, facts)
         kept = kept if len(kept) else np.zeros(1, dtype=np.int64)
         files, folders = files.pick(kept), folders.pick(kept)
-    by_footers = any(name not in [field.name for field in told.fields] for name in needed)
+    by_footers = any(name not in [field.name for field in reported.fields] for name in needed)
     return WantedFiles(files, everything - len(files), found, folders, by_footers)
 
 

@@ -144,10 +144,10 @@ def _code(error: BaseException) -> str:
 def _status(error: BaseException) -> int | None:
     response = _response(error)
     if isinstance(response, dict):
-        told: Iterator[Any] = iter([response.get("ResponseMetadata", {}).get("HTTPStatusCode")])
+        reported: Iterator[Any] = iter([response.get("ResponseMetadata", {}).get("HTTPStatusCode")])
     else:
-        told = map(_own_status, (error, response))
-    return next((n for n in told if isinstance(n, int) and 300 <= n < 600), None)
+        reported = map(_own_status, (error, response))
+    return next((n for n in reported if isinstance(n, int) and 300 <= n < 600), None)
 
 
 def _own_status(of: Any) -> Any:
@@ -163,14 +163,14 @@ def _wait(error: BaseException) -> float:
         headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
     elif headers is None:
         headers = getattr(response, "headers", None)
-    told = None
+    reported = None
     if isinstance(headers, Mapping):
-        told = headers.get("Retry-After") or headers.get("retry-after")
+        reported = headers.get("Retry-After") or headers.get("retry-after")
     try:
-        seconds = float(str(told))
+        seconds = float(str(reported))
     except ValueError:
         try:
-            seconds = email.utils.parsedate_to_datetime(str(told)).timestamp() - time.time()
+            seconds = email.utils.parsedate_to_datetime(str(reported)).timestamp() - time.time()
         except (TypeError, ValueError, OverflowError):
             return 0.0
     return max(0.0, seconds) if math.isfinite(seconds) else 0.0

@@ -143,6 +143,6 @@ def members_of_index(text: str, size: int) -> list[tuple[str, int, int]] | None:
 
 
 def is_header(header: bytes, size: int) -> bool:
-    told = header[124:136].strip(b"\0 ")
-    short = told.isdigit() and size < 8**11
-    return header[257:262] == b"ustar" and (not short or int(told, 8) == size)
+    reported = header[124:136].strip(b"\0 ")
+    short = reported.isdigit() and size < 8**11
+    return header[257:262] == b"ustar" and (not short or int(reported, 8) == size)

@@ -80,14 +80,14 @@ class ReadWebdataset(FileReader):
         self._set(text=tuple(column_names(self.text, "read_webdataset(text)", least=0)))
 
     def open_files(self, files: Sequence[Stage]) -> NumberedFiles:
-        asker, listed = str(self), self.listed(files)
+        caller, listed = str(self), self.listed(files)
         store = IndexStore(listed, self.name, TarSamples.name, "", self.options["index"], LARGE)
         store.complete(
             lambda job: TarSamples().scan(job.data, beside(listed, job)),
-            asker,
+            caller,
             job="reading headers of tar archives",
         )
-        found = members_in(store, self.columns, self.missing == "null", asker)
+        found = members_in(store, self.columns, self.missing == "null", caller)
         sizes = [_sample_bytes(each) for each in found]
         edges, layouts = [], []
         for each, own in zip(found, sizes, strict=True):

@@ -240,7 +240,7 @@ def beside(files: FileList, job: Scan) -> dict[str, Any] | None:
 
 
 def members_in(
-    store: IndexStore, columns: Sequence[str] | None, nulls: bool, asker: str
+    store: IndexStore, columns: Sequence[str] | None, nulls: bool, caller: str
 ) -> list[Members]:
     """Where members lie; SchemaError where a sample lacks one that may not be null."""
     layouts = store.layouts()
@@ -252,10 +252,10 @@ def members_in(
         missing = next((name for name in chosen if name not in kinds), None)
         if missing is not None:
             raise SchemaError(
-                f"{asker}: no sample has a member {missing!r}{nearest(missing, kinds)}; there are {kinds}, "
+                f"{caller}: no sample has a member {missing!r}{nearest(missing, kinds)}; there are {kinds}, "
                 f"and {KEY!r}",
                 path=store.files.names[0],
-                stage=asker,
+                stage=caller,
             )
         if columns is None and not nulls:
             first = filled["kind_of"][: filled["counts"][0]].tolist()
@@ -266,11 +266,11 @@ def members_in(
         return found
     for name in chosen:
         lacking = [np.flatnonzero(each.sizes[name] < 0) for each in found]
-        _refuse(lacking, f"has no member {name!r}", names, archives, asker)
+        _refuse(lacking, f"has no member {name!r}", names, archives, caller)
     for name in kinds if columns is None else ():
         if name not in chosen:
             rows = [np.flatnonzero(_members(*each, [name]).sizes[name] >= 0) for each in pairs]
-            _refuse(rows, f"alone has a member {name!r}", names, archives, asker)
+            _refuse(rows, f"alone has a member {name!r}", names, archives, caller)
     return found
 
 
@@ -296,7 +296,7 @@ def _refuse(
     what: str,
     names: Sequence[str],
     archives: Sequence[dict[str, Any]],
-    asker: str,
+    caller: str,
 ) -> None:
     count = sum(map(len, rows))
     if not count:
@@ -305,9 +305,9 @@ def _refuse(
     row, path = int(rows[file][0]), names[file]
     more = f", and {count - 1:,} more" if count > 1 else ""
     raise SchemaError(
-        f"{asker}: sample {archives[file]['keys'][row]!r} of {path} {what}{more}: choose with columns=[...] "
+        f"{caller}: sample {archives[file]['keys'][row]!r} of {path} {what}{more}: choose with columns=[...] "
         'what all samples have, or pass missing="null"',
         path=path,
         row=row,
-        stage=asker,
+        stage=caller,
     )

@@ -53,7 +53,7 @@ class TextReader(FileReader):
         """The format of the files."""
 
     def open_files(self, files: Sequence[Stage]) -> FileSource:
-        form, given, asker = self.form, self.options, str(self)
+        form, given, caller = self.form, self.options, str(self)
         infer, block_rows = given.get("infer", "first"), given["block_rows"]
         blocks = TextBlocks(form, replace=given["errors"] == "replace", block_rows=block_rows)
         listed = self.listed(files)
@@ -63,12 +63,12 @@ class TextReader(FileReader):
             store = IndexStore(listed, self.name, form.name, key, given["index"], PIECE_BYTES)
             store.complete(
                 lambda job: blocks.scan(job.data, job.progress),
-                asker,
+                caller,
                 progress=_progress(f"indexing {form.name}", lambda file: int(listed.sizes[file])),
                 most=max(1, default_threads()) if local else MAX_THREADS,
             )
             layouts = [TextLayout.of(layout) for layout in store.layouts()]
-            types = _Types(store, layouts, blocks, asker, given.get("columns"), infer)
+            types = _Types(store, layouts, blocks, caller, given.get("columns"), infer)
             try:
                 schema, row_bytes = types.of(given.get("schema"))
             except OtherBytesError:
@@ -101,7 +101,7 @@ class _Types:
     store: IndexStore
     layouts: Sequence[TextLayout]
     blocks: TextBlocks
-    asker: str
+    caller: str
     columns: Sequence[str] | None
     infer: Infer
 
@@ -122,10 +122,10 @@ class _Types:
         for path, names in zip(paths, (each.head.names for each in self.layouts), strict=True):
             if columns is not None:
                 chosen(
-                    pa.schema([(name, pa.string()) for name in names]), columns, self.asker, path
+                    pa.schema([(name, pa.string()) for name in names]), columns, self.caller, path
                 )
             elif names != first:
-                same_names(paths[0], first, path, names, self.asker)
+                same_names(paths[0], first, path, names, self.caller)
 
     def _given(self, schema: pa.Schema) -> tuple[pa.Schema, float | None]:
         form, files = self.blocks.form, self.store.files
@@ -134,11 +134,11 @@ class _Types:
                 form.read_none(pa.schema([field]))
             except pa.ArrowNotImplementedError as error:
                 raise ConfigError(
-                    f"{self.asker}: schema= has column {field.name!r} as {field.type}, which is not read "
+                    f"{self.caller}: schema= has column {field.name!r} as {field.type}, which is not read "
                     f"from {form.name}: choose another type, and cast it by map_batches()",
-                    stage=self.asker,
+                    stage=self.caller,
                 ) from error
-        wanted = pa.schema(list(chosen(schema, self.columns, self.asker, "schema=").values()))
+        wanted = pa.schema(list(chosen(schema, self.columns, self.caller, "schema=").values()))
         blocks, rows, size = TextBlocks(form, wanted, replace=self.blocks.replace), 0, 0.0
         for file in range(0, len(files), -(-len(files) // SIZED_FILES) or 1):
             if len(self.layouts[file].rows):
@@ -159,12 +159,12 @@ class _Types:
         whole = self._merged(paths, [layout.schema for layout in layouts])
         if not len(whole) and filled:
             raise SchemaError(
-                f"{self.asker}: {paths[0]} has rows without a single field, so that no column is known: say "
+                f"{self.caller}: {paths[0]} has rows without a single field, so that no column is known: say "
                 "the columns and their types by schema=",
                 path=paths[0],
-                stage=self.asker,
+                stage=self.caller,
             )
-        fields = chosen(whole, self.columns, self.asker, paths[0])
+        fields = chosen(whole, self.columns, self.caller, paths[0])
         rows, size = 0, 0.0
         for layout in layouts:
             assert layout.sampled is not None
@@ -199,7 +199,7 @@ class _Types:
 
         self.store.complete(
             scan,
-            self.asker,
+            self.caller,
             wanted=files,
             enough=lambda _, layout: TextLayout.of(layout).sampled is not None,
             progress=_progress(f"looking at the types of {form.name}", size),
@@ -211,6 +211,6 @@ class _Types:
             for field in schema:
                 known, where = fields.get(field.name, (field, path))
                 unify, way = self.blocks.form.wider, "say the type by schema="
-                found = wider(known, field, where, path, self.asker, unify, way)
+                found = wider(known, field, where, path, self.caller, unify, way)
                 fields[field.name] = found, where
         return pa.schema([field for field, _ in fields.values()])

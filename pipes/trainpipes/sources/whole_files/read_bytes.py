@@ -30,7 +30,7 @@ from trainpipes.sources.remote.retry import Requests
 
 #: Bytes of one Arrow column of bytes, at most, and of a file.
 MOST_BYTES, MOST_FILE = 1 << 30, (1 << 31) - 1
-#: Files of a block, unless told otherwise.
+#: Files of a block, by default.
 BLOCK_ROWS = 256
 
 
@@ -73,7 +73,9 @@ class WholeFiles(FileBlocks, RandomAccessSource):
     holds_numbers = True
     schema: pa.Schema
 
-    def __init__(self, files: FileList, more: pa.Table | None, block_rows: int, asker: str) -> None:
+    def __init__(
+        self, files: FileList, more: pa.Table | None, block_rows: int, caller: str
+    ) -> None:
         self.files, self.sizes = files, files.sizes
         self.more = None if more is None or not more.num_columns else more
         self._begins = cut_evenly(len(files), block_rows)
@@ -86,10 +88,10 @@ class WholeFiles(FileBlocks, RandomAccessSource):
         if len(large):
             file = int(large[0])
             raise UnreadableError(
-                f"{asker}: {files.names[file]} has {int(files.sizes[file]):,} bytes, and a row holds "
+                f"{caller}: {files.names[file]} has {int(files.sizes[file]):,} bytes, and a row holds "
                 f"{MOST_FILE:,} at most: leave it out with {without(files.names[file])}",
                 path=files.names[file],
-                stage=asker,
+                stage=caller,
             )
 
     def rows(self, block: int) -> range:

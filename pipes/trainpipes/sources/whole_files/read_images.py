@@ -132,12 +132,12 @@ def _below(stage: Stage, files: FileList) -> list[str]:
     return names_below(urls, files.known_names()) or files.relative_names()
 
 
-def _by_folder(files: FileList, below: list[str], asker: str) -> tuple[FileList, pa.Table]:
+def _by_folder(files: FileList, below: list[str], caller: str) -> tuple[FileList, pa.Table]:
     loose = next((n for n, name in enumerate(below) if "/" not in name), None)
     if loose is not None:
         raise ConfigError(
-            f"{asker}: {files.names[loose]} lies in no folder of a class: list the folder above those of the "
-            "classes, or take labels=None",
+            f"{caller}: {files.names[loose]} lies in no folder of a class: list the folder above those of "
+            "the classes, or take labels=None",
             path=files.names[loose],
         )
     # As ImageFolder sorts them: by class, folder and name, each as text.

@@ -85,13 +85,13 @@ class RandomImageStage(ImageStage):
         return drawn
 
 
-def image_of(row: Any, column: str, asker: object) -> Pixels:
-    image = cell(row, column, asker)
+def image_of(row: Any, column: str, caller: object) -> Pixels:
+    image = cell(row, column, caller)
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
     if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[0] in (1, 3, 4):
         if not image.size:
-            raise DataError(f"{asker}: an image has pixels, got one of {list(image.shape)}")
+            raise DataError(f"{caller}: an image has pixels, got one of {list(image.shape)}")
         return image
     cure = "null" if image is None else shown(image, 60)
     if isinstance(image, bytes | Mapping):
@@ -99,13 +99,13 @@ def image_of(row: Any, column: str, asker: object) -> Pixels:
     elif isinstance(image, np.ndarray):
         cure = f"an array {list(image.shape)}: bring it to that in a map()"
     rule = "images, arrays [C, H, W] with 1, 3 or 4 channels"
-    raise DataError(f"{asker}: column {column!r} holds {rule}, and here {cure}", stage=str(asker))
+    raise DataError(f"{caller}: column {column!r} holds {rule}, and here {cure}", stage=str(caller))
 
 
-def of_bytes(image: Pixels, asker: Stage) -> Pixels:
+def of_bytes(image: Pixels, caller: Stage) -> Pixels:
     if image.dtype != np.uint8:
         got = f"one of {image.dtype}: put normalize() after it"
-        raise refused(asker, f" works on images of uint8, got {got}", DataError)
+        raise refused(caller, f" works on images of uint8, got {got}", DataError)
     return image
 
 

@@ -28,7 +28,7 @@ MAGIC = b"TPSUM001"
 TRAILER = len(MAGIC) + 4
 #: Chunks of one column may have dictionaries of their own, which a file that is no stream has not.
 OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
-#: Where an open file can be opened again by its handle, whatever has become of its name.
+#: Where an open file can be opened again by its handle, under any name.
 HANDLES = "/dev/fd"
 
 #: Files that were found to be whole: device, inode, size and time of the last change.

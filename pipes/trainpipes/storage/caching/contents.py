@@ -93,12 +93,12 @@ def _parts(
 
 
 class _UnknownError(Exception):
-    """What cannot be told from others."""
+    """What cannot be distinguished from others."""
 
 
 class Contents:
-    def __init__(self, asker: str, strict: bool) -> None:
-        self._asker = asker
+    def __init__(self, caller: str, strict: bool) -> None:
+        self._asker = caller
         self._strict = strict
         self._done: dict[int, tuple[Any, str]] = {}  # the values too, so that no other has their id
         self._open: dict[int, int] = {}
@@ -116,7 +116,7 @@ class Contents:
             what = str(error) if isinstance(error, _UnknownError) else f"what raises {error!r:.200}"
             raise ConfigError(
                 f"{self._asker}: rows are kept until a function changes, and whether {show(value)} "
-                f"changes cannot be told: it uses {what} ({', '.join(self._where)}). Give its "
+                f"changes cannot be seen: it uses {what} ({', '.join(self._where)}). Give its "
                 "version, by version="
                 '"..." of its stage'
             ) from error
@@ -260,12 +260,12 @@ def digest_of(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def cache_key(stages: Sequence[Stage], asker: str, *, strict: bool = True) -> list[Any]:
+def cache_key(stages: Sequence[Stage], caller: str, *, strict: bool = True) -> list[Any]:
     try:
         release = version("trainpipes")
     except PackageNotFoundError:  # run from its sources
         release = ""
-    contents = Contents(asker, strict)
+    contents = Contents(caller, strict)
     return [release, [[stage.identity(), _done_by(stage, contents)] for stage in stages]]
 
 

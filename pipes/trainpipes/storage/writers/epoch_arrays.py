@@ -70,10 +70,10 @@ class ArrayGroups:
 
 
 class EpochArrays(EpochRuns):
-    def __init__(self, pipeline: Pipeline, asker: str, named: Named) -> None:
+    def __init__(self, pipeline: Pipeline, caller: str, named: Named) -> None:
         self._named = named
         self._columns: ArrayColumns | None = None
-        super().__init__(pipeline, asker)
+        super().__init__(pipeline, caller)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "named": self._named, "columns": self._columns}

@@ -27,13 +27,13 @@ class AsColumns(RunStage):
     """Turns rows that are Python objects into columns of one schema, with text in UTF-8."""
 
     needs_columns = True
-    free = frozenset({"asker"})
+    free = frozenset({"caller"})
 
-    asker: str
+    caller: str
 
     @property
     def name(self) -> str:
-        return str(vars(self).get("asker", "write"))  # asked for before the options are there
+        return str(vars(self).get("caller", "write"))  # asked for before the options are there
 
     def process(self, run: Run) -> Run:
         if isinstance(run.block.data, pa.Table):
@@ -41,22 +41,22 @@ class AsColumns(RunStage):
         return run
 
     def __repr__(self) -> str:
-        return f"{self.asker}()"
+        return f"{self.caller}()"
 
 
 class EpochRows(EpochRuns):
     _table: pa.Table | None = None
     _schema: pa.Schema | None = None
 
-    def _last_stages(self, asker: str) -> Sequence[Stage]:
-        return (AsColumns(asker),)
+    def _last_stages(self, caller: str) -> Sequence[Stage]:
+        return (AsColumns(caller),)
 
     def close(self) -> None:
         self._table = None
         super().close()
 
     def know_columns(self) -> pa.Schema | None:
-        return row_schema(self.plan.inputs, self.asker)
+        return row_schema(self.plan.inputs, self.caller)
 
     def some(self, most: int = 1 << 62) -> pa.Table | None:
         """The next rows, as they come, and so many at most."""
@@ -106,21 +106,21 @@ class EpochRows(EpochRuns):
         found = self.next_run()
         if found is None:
             return False
-        table = decoded(table_of(found, self.asker))
+        table = decoded(table_of(found, self.caller))
         schema = table.schema.remove_metadata()
         self._schema = self._schema or schema
-        check_columns(self._schema, schema, self.asker)
+        check_columns(self._schema, schema, self.caller)
         self._table = table.replace_schema_metadata()
         return True
 
 
-def check_columns(first: pa.Schema, found: pa.Schema, asker: str, where: str = "") -> None:
+def check_columns(first: pa.Schema, found: pa.Schema, caller: str, where: str = "") -> None:
     if not found.equals(first):
         got, had = (", ".join(f"{f.name}: {f.type}" for f in schema) for schema in (found, first))
         raise SchemaError(
-            f"{asker}(): rows must all have the same columns, got {got}{where} after {had}; bring them in "
+            f"{caller}(): rows must all have the same columns, got {got}{where} after {had}; bring them in "
             "line by map(), select() or map_batches()",
-            stage=asker,
+            stage=caller,
         )
 
 

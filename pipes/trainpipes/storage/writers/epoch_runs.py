@@ -26,7 +26,7 @@ class EpochRuns:
     def __init__(
         self,
         pipeline: Pipeline,
-        asker: str,
+        caller: str,
         source: RowSource | RowStream | None = None,
         dealt: bool = False,
     ) -> None:
@@ -38,20 +38,20 @@ class EpochRuns:
             in_the_way = opener
         if in_the_way is not None:
             raise ConfigError(
-                f"{asker}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
+                f"{caller}() writes the rows of one epoch: call it before batch(), collate() and repeat(), "
                 f"got {in_the_way}"
             )
         left = ("place",) if dealt else ("shard", "place")
         rows = [stage for stage in pipeline.stages if stage.role not in left]
-        self._begin(asker, [*rows, *self._last_stages(asker)], source)
+        self._begin(caller, [*rows, *self._last_stages(caller)], source)
 
-    def _last_stages(self, asker: str) -> Sequence[Stage]:
+    def _last_stages(self, caller: str) -> Sequence[Stage]:
         return ()
 
     def _begin(
-        self, asker: str, stages: Sequence[Stage], source: RowSource | RowStream | None = None
+        self, caller: str, stages: Sequence[Stage], source: RowSource | RowStream | None = None
     ) -> None:
-        self.asker = asker
+        self.caller = caller
         self.plan = Plan.of([stage.fresh() for stage in stages], source)
         self.used = 0
         self._stages = stages
@@ -64,14 +64,14 @@ class EpochRuns:
         # One of the user's may hold what does not pickle; several put together open theirs again.
         goes = isinstance(source, RowSource) and is_ours(type(source)) and not source.joined_inputs
         return {
-            "asker": self.asker,
+            "caller": self.caller,
             "stages": self._stages,
             "source": source if goes else None,
             "schemas": self.plan.inputs.schemas.known(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._begin(state["asker"], state["stages"], state["source"])
+        self._begin(state["caller"], state["stages"], state["source"])
         self.plan.inputs.schemas.adopt(state["schemas"])
 
     @property

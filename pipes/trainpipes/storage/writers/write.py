@@ -275,7 +275,7 @@ def _make(form: Format, task: FileTask, file: OutputFile, reader: _Reader) -> Fi
 
 def _check_cut(rows: EpochRuns, is_cut: bool, executor: Executor) -> None:
     """Raise unless it is known which rows each file has, before any is read."""
-    plan, option = rows.plan, f"{rows.asker}(executor={executor})"
+    plan, option = rows.plan, f"{rows.caller}(executor={executor})"
     if not plan.counted:
         stages = plan.chain.stages
         odd = next((stage for stage in stages if not stage.keeps_rows), stages[0])
