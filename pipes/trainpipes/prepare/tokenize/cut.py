@@ -42,8 +42,8 @@ def cut(pipeline: Pipeline) -> Parts:
     stages = pipeline.stages
     if isinstance(stages[0], MixingSource):
         raise ConfigError(
-            f"{CALLER} prepares the files of one source, got {stages[0].name}(): prepare each of its sources, "
-            "and mix the prepared ones"
+            f"{CALLER} prepares the files of one source, got {stages[0].name}(): prepare each of its "
+            "sources, and mix the prepared ones"
         )
     made = [n for n, s in enumerate(stages) if isinstance(s, Tokenizes)]
     if any(isinstance(stages[n], TokenizedBy) for n in made):
@@ -100,8 +100,8 @@ def _moves(stage: Stage, later: Sequence[Stage]) -> bool:
 def _check(stage: Stage, last: Stage) -> None:
     if stage.role != "rows" or isinstance(stage, RegroupStage) or not isinstance(stage, RunStage):
         raise ConfigError(
-            f"{CALLER} does ahead what treats each row by itself, and {stage} stands before {last.name}() and "
-            "does not: write its rows by write_parquet() first, and tokenize these files"
+            f"{CALLER} does ahead what treats each row by itself, and {stage} stands before {last.name}() "
+            "and does not: write its rows by write_parquet() first, and tokenize these files"
         )
     if stage.by_epoch:
         raise ConfigError(
