@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import threading
 from collections import Counter
 from itertools import islice, permutations
 from typing import Any
@@ -560,6 +561,26 @@ class Noisy(td.Sampler[int]):
 
     def __iter__(self) -> Any:
         return iter(torch.randperm(20).tolist())
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_sampler_of_ones_own_is_called_by_the_thread_that_iterates(shuffled, batched):
+    class Asked(Noisy):
+        def __iter__(self) -> Any:
+            threads.append(threading.current_thread())
+            return super().__iter__()
+
+    threads: list[threading.Thread] = []
+    rows = list(range(20))
+    pipe = (
+        tp.from_dataset(rows).shuffle(sampler=Asked())
+        if shuffled
+        else tp.from_dataset(rows, Asked())
+    )
+    pipe = pipe.batch(4).collate().repeat(3) if batched else pipe.repeat(3)
+    assert len(list(tp.Loader(pipe))) == (15 if batched else 60)
+    assert {*threads} == {threading.main_thread()}
 
 
 def test_a_sampler_of_ones_own_may_draw_from_the_global_generator():

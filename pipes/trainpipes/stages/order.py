@@ -20,7 +20,7 @@ from trainpipes.kinds.stage_kinds import (
     ShuffleStage,
 )
 from trainpipes.samplers import BatchSampler, RandomSampler, RowSampler
-from trainpipes.stages.torch_samplers import TorchOrder, reorders
+from trainpipes.stages.torch_samplers import TorchOrder, draws_globally, reorders
 
 
 class Shuffle(ShuffleStage):
@@ -96,7 +96,7 @@ class Shuffle(ShuffleStage):
 
     @property
     def runs_user_code(self) -> bool:
-        return not type(self.sampler).__module__.startswith(("trainpipes.", "torch.", "builtins"))
+        return self.sampler is not None and draws_globally(self.sampler)
 
     def identity(self) -> dict[str, Any]:
         if self.sampler is not None:

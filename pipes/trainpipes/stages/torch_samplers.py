@@ -81,6 +81,15 @@ def reorders(sampler: Any) -> bool:
     return not isinstance(sampler, in_order)
 
 
+def draws_globally(sampler: Any) -> bool:
+    """Whether a sampler may draw from torch's global generator: any but torch's own, ours and sequences."""
+    if type(sampler) in (BatchSampler, samplers.BatchSampler):
+        return draws_globally(sampler.sampler)
+    safe = (*WITH_GENERATOR, SequentialSampler, DistributedSampler)
+    known = type(sampler) in safe or type(sampler).__module__.startswith("trainpipes.")
+    return not known and not isinstance(sampler, Sequence | np.ndarray | torch.Tensor)
+
+
 def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     """All that a sampler gives in an epoch, for all replicas of a ``DistributedSampler``. Torch's
     samplers draw from their own generators, others from the global one, seeded and then put
@@ -92,12 +101,12 @@ def keys_of(sampler: Any, epoch: int) -> Iterator[Any]:
     if not hasattr(sampler, "__len__"):
         return _few_at_a_time(sampler, seed)
     count = len(sampler)
-    seeded = _seeded(sampler, seed)
-    if seeded is not None:
-        keys = list(islice(seeded, count + 1))
-    else:
+    if draws_globally(sampler):
         with _seeded_globally(sampler, seed):
             keys = list(islice(sampler, count + 1))
+    else:
+        seeded = _seeded(sampler, seed)
+        keys = list(islice(sampler if seeded is None else seeded, count + 1))
     if len(keys) != count:
         gave = f"{len(keys):,}" if len(keys) < count else "more"
         raise DataError(

@@ -75,7 +75,9 @@ class Plan:
 
     @cached_property
     def reads_user_code(self) -> bool:
-        return any(stage.runs_user_code for stage in [self.chain.stages[0], *self.chain.before])
+        chain = self.chain
+        reading = [chain.stages[0], *chain.before, *filter(None, [chain.shuffle])]
+        return any(stage.runs_user_code for stage in reading)
 
     @cached_property
     def runs_user_code(self) -> bool:

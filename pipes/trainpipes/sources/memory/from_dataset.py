@@ -21,7 +21,7 @@ from trainpipes.kinds.stage import Stage
 from trainpipes.kinds.stage_kinds import RunStage, Source
 from trainpipes.samplers import BatchSampler, RowSampler
 from trainpipes.sources.memory.from_iterable import IterableReader
-from trainpipes.stages.torch_samplers import keys_of, reorders
+from trainpipes.stages.torch_samplers import draws_globally, keys_of, reorders
 
 #: Datasets whose ``__getitem__`` is no code of the user's: many rows of them are fetched at once.
 PLAIN = (list, tuple, range)
@@ -98,6 +98,10 @@ class FromDataset(Source):
     @property
     def reorders(self) -> bool:  # type: ignore[override]
         return self.keys is not None and reorders(self.keys)
+
+    @property
+    def runs_user_code(self) -> bool:
+        return self.keys is not None and draws_globally(self.keys)
 
     @property
     def makes_batches(self) -> bool:  # type: ignore[override]
