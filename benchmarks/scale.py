@@ -82,8 +82,8 @@ def footers(folder: Path) -> FileSource:
     for file, size in enumerate(sizes.tolist()):
         own = slice(*first_group[file : file + 2].tolist())
         nowhere = np.zeros(own.stop - own.start, dtype=np.int64)
-        numbers = {"footer": 8, "checksum": 0, "group_bytes": group_bytes[own], "size": size}
-        layouts.append(RowGroupLayout(rows[own], nowhere, nowhere, schema, **numbers))
+        extra = np.array([8, 0, *group_bytes[own]], dtype=np.int64).tobytes()
+        layouts.append(RowGroupLayout(rows[own], nowhere, nowhere, schema, extra, size=size))
     return FileSource(
         IndexStore(listed, "read_parquet", "Parquet", index=False),
         RowGroups(None, schema),
