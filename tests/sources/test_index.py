@@ -297,7 +297,7 @@ def test_a_file_that_is_not_whole_is_made_again(kind, how, data, kept, scans):
     table = pa.table({"path": ["x"], "stamp": ["1"]})
     half = len(content) // 2
     if how == "old":
-        checked_file.write(path, lambda: [table], {"layouts": 0, "format": "Parquet", "key": ""})
+        checked_file.write(path, [table], {"layouts": 0, "format": "Parquet", "key": ""})
     else:
         bad = {"empty": b"", "cut": content[:half], "foreign": b"PAR1 and so on" * 99}
         flipped = content[:half] + bytes([content[half] ^ 1]) + content[half + 1 :]

@@ -142,10 +142,12 @@ class Place:
             os.replace(made, path)
             _sync(os.path.dirname(path))
         elif self.is_object_store:
-            Requests().put(self.system, str(made), path)
+            Requests().call(self.system, "put_file", str(made), path, size=made.stat().st_size)
         else:
             self.system.makedirs(f"{self.path}/{WORK}", exist_ok=True)
-            Requests().put(self.system, str(made), f"{self.path}/{part}")
+            Requests().call(
+                self.system, "put_file", str(made), f"{self.path}/{part}", size=made.stat().st_size
+            )
             self.system.mv(f"{self.path}/{part}", path)
 
     def remove(self, *names: str, recursive: bool = False) -> None:

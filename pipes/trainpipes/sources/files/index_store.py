@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.remote.retry import Requests
 from trainpipes.storage.cache import LOCK, SUFFIX, folder, index_path
 from trainpipes.storage.caching import checked_file
-from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.caching.private_file import locked
 
 log = logging.getLogger("trainpipes")
 
@@ -37,8 +37,6 @@ FEW = 64
 TICK = 10_000_000
 #: Rows of files that are not in the listing at hand, for each one that is; so many stay in any case.
 OTHERS, SOME_OTHERS = 4, 10_000
-#: Seconds between two looks whether another process has made the index.
-LOOK = 0.05
 #: A row for each file: its blocks' rows, starts and stops as one array, and what else its layout holds.
 COLUMNS = pa.schema(
     [
@@ -127,7 +125,7 @@ class IndexStore:
         if not lacking():
             return
         alone = alone and any(map(self._can_be_kept, lacking()))
-        with self._lock() if alone else nullcontext():
+        with self._alone() if alone else nullcontext():
             missing = lacking()
             if not missing:
                 return
@@ -183,23 +181,15 @@ class IndexStore:
             ) from error
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[None]:
         root = folder()
-        if self.path is None or root is None:
+        with ExitStack() as stack:
+            if self.path is not None and root is not None:
+                digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
+                with suppress(OSError):  # nothing depends on it
+                    stack.enter_context(locked(index_path(root, digest).with_suffix(LOCK)))
+                self._find()
             yield
-            return
-        digest = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:32]
-        lock = FileLock(index_path(root, digest).with_suffix(LOCK))
-        with suppress(OSError):  # nothing depends on it
-            if not lock.take():
-                log.info("waiting for another process that makes the index %s", self.path)
-                while not lock.take():
-                    time.sleep(LOOK)
-            self._find()
-        try:
-            yield
-        finally:
-            lock.leave()
 
     def _can_be_kept(self, file: int) -> bool:
         return bool(self.files.stamps[file]) and self.files.sizes[file] >= 0
@@ -223,7 +213,7 @@ class IndexStore:
             parts.append(earlier.take(to_arrow(np.array(others[-most:], dtype=np.int64))))
         try:
             whole = pa.concat_tables(parts).unify_dictionaries().combine_chunks()
-            checked_file.write(self.path, lambda: [whole], self._about, own=self._own)
+            checked_file.write(self.path, [whole], self._about, own=self._own)
         except OSError as error:
             log.info("the index cannot be kept in %s: %s", self.path, error)
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +23,7 @@ from trainpipes.kinds.stage_kinds import RunStage
 from trainpipes.storage.cache import LOCK, entry_path, folder, make_room, schema_path
 from trainpipes.storage.caching import checked_file
 from trainpipes.storage.caching.contents import cache_key, digest_of
-from trainpipes.storage.caching.private_file import FileLock
+from trainpipes.storage.caching.private_file import locked
 
 #: A column of ours: whether a row is there.
 THERE = "trainpipes:there"
@@ -142,7 +141,7 @@ class BlockCache:
             return table.schema.remove_metadata()
         schema = find()
         with suppress(OSError):  # it is found again
-            checked_file.write(path, lambda: [pa.Table.from_batches([], schema)], about)
+            checked_file.write(path, [pa.Table.from_batches([], schema)], about)
         return schema
 
     def read(self, wanted: Iterable[tuple[int, int, int]], reader: Reader) -> Block:
@@ -206,29 +205,22 @@ class BlockCache:
         """At least the wanted rows of a file, made if it is not there; None if another makes it and not to
         ``wait``.
         """
+        if (found := self._find(file)) is not None:
+            return found
+        self._untried -= self._untried > 0
+        if self._untried or file.digest in self._too_large:
+            return self._make(file, file.start, file.stop, reader)
         path = entry_path(self._root, file.digest)
-        patience = time.monotonic() + PATIENCE
-        while True:
-            if (found := self._find(file)) is not None:
-                return found
-            self._untried -= self._untried > 0
-            if self._untried or file.digest in self._too_large:
-                return self._make(file, file.start, file.stop, reader)
-            lock = FileLock(path.with_suffix(LOCK))
+        with ExitStack() as stack:
+            lock = locked(path.with_suffix(LOCK), PATIENCE if wait else 0, PAUSE)
             try:
-                taken = lock.take()
+                alone = stack.enter_context(lock)
             except OSError as error:
                 self._go_without(error)
                 return self._make(file, file.start, file.stop, reader)
-            if taken or time.monotonic() > patience:
-                try:
-                    found = self._find(file)
-                    return self._keep(file, path, reader) if found is None else found
-                finally:
-                    lock.leave()
-            if not wait:
-                return None
-            time.sleep(PAUSE)
+            if (found := self._find(file)) is not None or not (alone or wait):
+                return found
+            return self._keep(file, path, reader)
 
     def _keep(self, file: _File, path: Path, reader: Reader) -> Block:
         made = self._make(file, file.begin, file.end, reader)
@@ -240,7 +232,7 @@ class BlockCache:
         about = {"rows": file.digest}
         try:
             if self._make_room(file, checked_file.size_of(table, about)):
-                checked_file.write(path, lambda: [table], about)
+                checked_file.write(path, [table], about)
                 self._failures = 0
         except OSError as error:
             self._go_without(error)
