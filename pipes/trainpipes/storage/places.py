@@ -136,6 +136,9 @@ class Place:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    def _send(self, made: Path, path: str) -> None:
+        Requests().call(self.system, "put_file", str(made), path, size=made.stat().st_size)
+
     def _put(self, made: Path, part: str, name: str) -> None:
         path = f"{self.path}/{name}"
         if self.is_local:

@@ -6,22 +6,20 @@ import hashlib
 import logging
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 from trainpipes._internal.messages import warn_once
 from trainpipes._internal.secrets import known_name
 from trainpipes.engine.interrupts import InterruptibleLock
-from trainpipes.sources.files.file_bytes import FileBytes, RemoteBytes, cut
+from trainpipes.sources.files.file_bytes import FileBytes, PartlyHere, RemoteBytes, cut
 from trainpipes.storage.cache import CHUNK as SUFFIX
 from trainpipes.storage.cache import make_room
 from trainpipes.storage.caching.private_file import locked, make_file, open_file
 
 log = logging.getLogger("trainpipes")
-T = TypeVar("T")
 
 #: Where chunks are in the folder, among what else is kept there.
 KIND = "bytes"
@@ -106,24 +104,22 @@ class DiskCache:
             return -1
 
 
-class CachedBytes(FileBytes):
+class CachedBytes(PartlyHere):
+    _source: RemoteBytes
+
     def __init__(self, source: RemoteBytes, cache: DiskCache) -> None:
-        self.name, self.size = source.name, source.size
-        self.version, self.checked = source.version, source.checked
-        self._source, self._cache = source, cache
+        super().__init__(source)
+        self._cache = cache
         about = f"{known_name(source.name)}\0{source.version}\0{source.size}"
         self._digest = hashlib.sha256(os.fsencode(about)).hexdigest()
         self._last: dict[int, memoryview] = {}  # the chunk that was read last
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         numbers = {n for a, b in ranges if a < b for n in range(a // CHUNK, (b - 1) // CHUNK + 1)}
-        chunks = self._chunks(sorted(numbers))
-        self._last = {n: chunks[n] for n in sorted(chunks)[-1:]}
-        parts, starts = [chunks[n] for n in sorted(chunks)], [n * CHUNK for n in sorted(chunks)]
+        chunks = dict(sorted(self._chunks(sorted(numbers)).items()))
+        self._last = {n: chunks[n] for n in list(chunks)[-1:]}
+        parts, starts = list(chunks.values()), [n * CHUNK for n in chunks]
         return [cut(parts, starts, start, stop) for start, stop in ranges]
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._source.once(key, make)
 
     def _chunks(self, numbers: Sequence[int]) -> dict[int, memoryview]:
         found = {n: self._last[n] for n in numbers if n in self._last}

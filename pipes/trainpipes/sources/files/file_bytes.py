@@ -66,17 +66,16 @@ class FileBytes(ABC):
     checked: bool
     local = False
 
+    def __init__(self, file: int, kept: KeptFiles) -> None:
+        self._file, self._kept = file, kept
+
     @abstractmethod
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Bytes ``start`` to ``stop`` of each range."""
 
-    @abstractmethod
     def once(self, key: Any, make: Callable[[], T]) -> T:
         """What ``make`` finds out about the file: called once in a process, while it is read."""
-
-    def here(self, start: int, stop: int) -> memoryview:
-        """What needs no request of a range, from its start on."""
-        return memoryview(b"")
+        return self._kept.once(self._file, key, make)
 
     def stream(self, start: int = 0) -> BinaryIO:
         """All bytes from a place on; it can be sought in."""
@@ -91,20 +90,31 @@ class FileBytes(ABC):
         return None
 
 
+class PartlyHere(FileBytes):
+    """Bytes of another one, some of which are kept."""
+
+    def __init__(self, source: FileBytes) -> None:
+        super().__init__(source._file, source._kept)
+        self._source, self.name, self.size = source, source.name, source.size
+        self.version, self.checked = source.version, source.checked
+
+
 def fetch_small(
     files: FileList, numbers: Sequence[int], kept: KeptFiles, requests: Requests, most: int
 ) -> None:
     """Have small remote files in memory, many by one call, which takes half the time."""
     by_system: dict[int, list[int]] = {}
     for n in numbers if not all(map(is_local, files.systems)) else ():
-        system = int(files.system_of[n])
         if 0 < files.sizes[n] <= SMALL_FILE and is_checked(files.system(n), files.stamps[n]):
-            by_system.setdefault(system, []).append(n)
-    for some in by_system.values():
-        for which in (some[at : at + AT_ONCE] for at in range(0, len(some), AT_ONCE)):
-            wanted = [(files.paths[n], files.stamps[n], int(files.sizes[n])) for n in which]
-            if not kept.has_room(sum(size for *_, size in wanted)):
-                break
+            by_system.setdefault(int(files.system_of[n]), []).append(n)
+    batches = [
+        some[at : at + AT_ONCE]
+        for some in by_system.values()
+        for at in range(0, len(some), AT_ONCE)
+    ]
+    for which in batches:
+        wanted = [(files.paths[n], files.stamps[n], int(files.sizes[n])) for n in which]
+        if kept.has_room(sum(size for *_, size in wanted)):
             found = requests.files(files.system(which[0]), wanted, most)
             for n, (*_, size), content in zip(which, wanted, found, strict=True):
                 if isinstance(content, bytes) and len(content) == size:
@@ -116,9 +126,8 @@ def open_bytes(
 ) -> FileBytes:
     if is_local(files.system(file)):
         return LocalBytes(files, file, kept or KeptFiles())
-    remote = RemoteBytes(
-        files, file, requests or Requests(files.retry_seconds), kept or KeptFiles()
-    )
+    requests = requests or Requests(files.retry_seconds)
+    remote = RemoteBytes(files, file, requests, kept or KeptFiles())
     return remote if files.cache is None else files.cache.keeping(remote)
 
 
@@ -126,8 +135,8 @@ class LocalBytes(FileBytes):
     checked = local = True
 
     def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
-        self._files, self._file, self._kept = files, file, kept
-        self.name, self.size = files.paths[file], int(files.sizes[file])
+        super().__init__(file, kept)
+        self._files, self.name, self.size = files, files.paths[file], int(files.sizes[file])
         self._listed = files.inode(file), int(files.stamps[file]), self.size
         self.version = " ".join(map(str, self._listed))
 
@@ -150,9 +159,6 @@ class LocalBytes(FileBytes):
     def mapped(self) -> pa.Buffer | None:
         self.check()
         return self._kept.mapped(self._file, self.name)
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._kept.once(self._file, key, make)
 
     def check(self) -> None:
         try:
@@ -178,14 +184,6 @@ def as_bytes(view: memoryview) -> bytes:
     return whole if isinstance(whole, bytes) and len(whole) == len(view) else bytes(view)
 
 
-def mapped(path: str) -> pa.Buffer:
-    """A local file's bytes, mapped while something refers to them."""
-    if not os.path.getsize(path):
-        return pa.py_buffer(b"")
-    with pa.memory_map(path) as opened:
-        return opened.read_buffer()
-
-
 class KeptFiles:
     """Mapped local files, small remote ones, and findings, shared by a process. Pickled, it is empty."""
 
@@ -204,7 +202,12 @@ class KeptFiles:
         with self._lock:
             found = self._buffers.get(file)
             if found is None:
-                found = self._buffers[file] = mapped(path)
+                if os.path.getsize(path):
+                    with pa.memory_map(path) as opened:
+                        found = opened.read_buffer()
+                else:
+                    found = pa.py_buffer(b"")
+                self._buffers[file] = found
                 while len(self._buffers) > MAPPED:
                     del self._buffers[next(iter(self._buffers))]
             return found
@@ -214,11 +217,8 @@ class KeptFiles:
 
     def keep(self, file: int, content: bytes) -> None:
         with self._lock:
-            if (
-                len(content) <= SMALL_FILE
-                and self.has_room(len(content))
-                and file not in self.whole
-            ):
+            small = len(content) <= SMALL_FILE and self.has_room(len(content))
+            if small and file not in self.whole:
                 self.whole[file] = memoryview(content)
                 self._left -= len(content)
 
@@ -237,7 +237,7 @@ class KeptFiles:
 
 class RemoteBytes(FileBytes):
     def __init__(self, files: FileList, file: int, requests: Requests, kept: KeptFiles) -> None:
-        self._file, self._kept = file, kept
+        super().__init__(file, kept)
         self._system, self._path, self._requests = files.system(file), files.paths[file], requests
         self.name, self.version = files.names[file], files.stamps[file]
         size = int(files.sizes[file])
@@ -274,9 +274,6 @@ class RemoteBytes(FileBytes):
             self._kept.keep(self._file, parts[0])
         starts = [start for start, _ in asked]
         return [cut(parts, starts, start, stop) for start, stop in ranges]
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._kept.once(self._file, key, make)
 
     def confirm(self) -> None:
         """Raise if the file is another one by now, where replies do not tell."""
@@ -321,34 +318,26 @@ def cut(
     return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 
-class FetchedBytes(FileBytes):
+class FetchedBytes(PartlyHere):
     def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
-        self.name, self.size, self.version = data.name, data.size, data.version
-        self.checked, self._data = data.checked, data
+        super().__init__(data)
         self._ranges = merged(ranges)
         self._parts = data.read(self._ranges)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = [self.here(*one) for one in ranges]
-        rest = [(a + len(part), b) for (a, b), part in zip(ranges, found, strict=True)]
-        if all(start >= stop for start, stop in rest):
-            return found
-        more = self._data.read(rest)
-        return [
-            cut([a, b], [0, len(a)], 0, len(a) + len(b)) for a, b in zip(found, more, strict=True)
-        ]
+        found = [self._here(*one) for one in ranges]
+        missing = [one for one, part in zip(ranges, found, strict=True) if part is None]
+        more = iter(self._source.read(missing) if missing else ())
+        return [next(more) if part is None else part for part in found]
 
-    def here(self, start: int, stop: int) -> memoryview:
+    def _here(self, start: int, stop: int) -> memoryview | None:
         n = bisect_right(self._ranges, (start, self.size)) - 1
-        if n < 0:
-            return memoryview(b"")
-        first, last = self._ranges[n]
-        return self._parts[n][min(start, last) - first : stop - first]
+        if n < 0 or stop > self._ranges[n][1]:
+            return None
+        first = self._ranges[n][0]
+        return self._parts[n][start - first : stop - first]
 
     def stream(self, start: int = 0) -> BinaryIO:
-        return cast(
-            BinaryIO, RangeFile(self).follow(start)
-        )  # a buffer would be filled beyond what is here
-
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        return self._data.once(key, make)
+        found = RangeFile(self)  # a buffer would be filled beyond what is here
+        found.seek(start)
+        return cast(BinaryIO, found)

@@ -21,9 +21,8 @@ from trainpipes._internal.text import cut
 
 #: Of a failure.
 Kind = Literal["passing", "access", "rejected", "changed", "missing", "other"]
-#: What statuses below 500 mean, unless that the request is rejected: it may pass (request timeout, too early,
-#: too many requests), is about credentials, or about the file: it is gone, its end lies before the range asked
-#: for, or it is another version.
+#: What statuses below 500 mean, if not that the request is rejected: 408, 425 and 429 are a timeout, one
+#: too early and too many; with 416 the file's end lies before the range, with 412 it has another version.
 KINDS: dict[int, Kind] = {
     **dict.fromkeys((408, 425, 429), "passing"), **dict.fromkeys((401, 403, 407), "access"),
     **dict.fromkeys((404, 410), "missing"), **dict.fromkeys((412, 416), "changed"),

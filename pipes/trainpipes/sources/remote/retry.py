@@ -45,12 +45,12 @@ QUIET = 10.0
 SAID = {
     "access": "the server denies access ({text}); renew the credentials (environment, or "
     "storage_options={{...}}), then {again}",
-    "rejected": "the server rejects the request ({text}); check the address and storage_options={{...}}, then "
-    "{again}",
+    "rejected": "the server rejects the request ({text}); check the address and storage_options={{...}}, "
+    "then {again}",
     "busy": "the server asks to wait {wait:,.0f} s ({text}), and the deadline is {deadline:g} s; {again}, "
     "later, or allow more by {longer}",
-    "passing": "cannot be reached: {times} in {seconds:.3g} s, the last ended with {text}; check the network, "
-    "the address and the server, then {again}, or try for longer than {deadline:g} s by {longer}",
+    "passing": "cannot be reached: {times} in {seconds:.3g} s, the last ended with {text}; check the "
+    "network, the address and the server, then {again}, or try for longer than {deadline:g} s by {longer}",
 }
 AGAIN = "start again, from the last checkpoint if there is one"
 LONGER = "list_files(..., retry=tp.Retry(deadline=...))"
