@@ -12,6 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import pyarrow as pa
@@ -77,6 +78,10 @@ class FileBytes(ABC):
         """What ``make`` finds out about the file: called once in a process, while it is read."""
         return self._kept.once(self._file, key, make)
 
+    def here(self, start: int, stop: int) -> memoryview:
+        """What needs no request of a range, from its start on."""
+        return memoryview(b"")
+
     def stream(self, start: int = 0) -> BinaryIO:
         """All bytes from a place on; it can be sought in."""
         held = 2 * BUFFER_BYTES if self.local else None
@@ -136,8 +141,8 @@ class LocalBytes(FileBytes):
 
     def __init__(self, files: FileList, file: int, kept: KeptFiles) -> None:
         super().__init__(file, kept)
-        self._files, self.name, self.size = files, files.paths[file], int(files.sizes[file])
-        self._listed = files.inode(file), int(files.stamps[file]), self.size
+        self.name, self.size = files.paths[file], int(files.sizes[file])
+        self._listed = files.inode(file), files.stamps[file], self.size
         self.version = " ".join(map(str, self._listed))
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -150,8 +155,7 @@ class LocalBytes(FileBytes):
             raise
         finally:
             os.close(handle)
-        if self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
-            self.check()
+        self._compare(about)
         if any(len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)):
             raise changed(Place(self.name), "it has become shorter")
         return found
@@ -161,12 +165,14 @@ class LocalBytes(FileBytes):
         return self._kept.mapped(self._file, self.name)
 
     def check(self) -> None:
-        try:
+        about = None
+        with suppress(OSError):
             about = os.stat(self.name)
-        except OSError:
-            about = None
-        if about is None or self._listed != (about.st_ino, about.st_mtime_ns, about.st_size):
-            check_unchanged(self._files, self._file, Place(self.name))  # which says what it is
+        self._compare(about)
+
+    def _compare(self, now: os.stat_result | None) -> None:
+        if now is None or self._listed != (now.st_ino, str(now.st_mtime_ns), now.st_size):
+            check_unchanged(Place(self.name), self._listed)  # which says what it is
 
 
 def _read_at(handle: int, start: int, stop: int) -> bytes:
@@ -325,19 +331,19 @@ class FetchedBytes(PartlyHere):
         self._parts = data.read(self._ranges)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        found = [self._here(*one) for one in ranges]
-        missing = [one for one, part in zip(ranges, found, strict=True) if part is None]
+        found = [self.here(*one) for one in ranges]
+        short = [len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)]
+        missing = [one for one, is_short in zip(ranges, short, strict=True) if is_short]
         more = iter(self._source.read(missing) if missing else ())
-        return [next(more) if part is None else part for part in found]
+        return [next(more) if n else part for part, n in zip(found, short, strict=True)]
 
-    def _here(self, start: int, stop: int) -> memoryview | None:
+    def here(self, start: int, stop: int) -> memoryview:
         n = bisect_right(self._ranges, (start, self.size)) - 1
-        if n < 0 or stop > self._ranges[n][1]:
-            return None
-        first = self._ranges[n][0]
-        return self._parts[n][start - first : stop - first]
+        if n < 0:
+            return memoryview(b"")
+        first, last = self._ranges[n]
+        return self._parts[n][min(start, last) - first : stop - first]
 
     def stream(self, start: int = 0) -> BinaryIO:
-        found = RangeFile(self)  # a buffer would be filled beyond what is here
-        found.seek(start)
-        return cast(BinaryIO, found)
+        # A buffer would be filled beyond what is here.
+        return cast(BinaryIO, RangeFile(self).follow(start))

@@ -114,19 +114,17 @@ class IndexStore:
         progress: Callable[[list[int]], Progress] | None = None,
         **how: Any,
     ) -> None:
+        numbers, found = range(len(self.files)) if wanted is None else wanted, self._found
 
         def lacking() -> list[int]:
-            numbers = range(len(self.files)) if wanted is None else wanted
-            found = self._found
             good = enough or (lambda *_: True)
             return [n for n in numbers if n not in found or not good(n, found[n])]
 
         self._find()
-        if not lacking():
-            return
-        alone = alone and any(map(self._can_be_kept, lacking()))
+        missing = lacking()
+        alone = alone and any(map(self._can_be_kept, missing))
         with self._alone() if alone else nullcontext():
-            missing = lacking()
+            missing = lacking() if alone else missing
             if not missing:
                 return
             read = 0 if self.path is None else _settled(self.files, missing)
@@ -135,8 +133,7 @@ class IndexStore:
 
                     def look(file: int, requests: Requests) -> None:
                         data = open_bytes(self.files, file, requests, self.kept)
-                        known = self._found.get(file)
-                        self._found[file] = scan(Scan(file, data, known, requests, bar))
+                        found[file] = scan(Scan(file, data, found.get(file), requests, bar))
                         self.sizes[file] = data.size
                         self.scanned.add(file)
 
@@ -153,8 +150,7 @@ class IndexStore:
         forget(self.path)
 
     def _find(self) -> None:
-        table = self._load()
-        if table is None:
+        if (table := self._load()) is None:
             return
         known = {name: row for row, name in enumerate(table.column("path").to_pylist())}
         stamps = table.column("stamp").to_pylist()
@@ -196,12 +192,9 @@ class IndexStore:
 
     def _save(self, read: int) -> None:
         files = self.files
-        known = [n for n in sorted(self._found) if self._can_be_kept(n)]
         # A local file may have changed once more without another time.
-        local = [is_local(system) for system in files.systems]
-        known = [
-            n for n in known if not local[files.system_of[n]] or int(files.stamps[n]) < read - TICK
-        ]
+        new = {n for n in files.local(self._found) if int(files.stamps[n]) >= read - TICK}
+        known = [n for n in sorted(self._found) if self._can_be_kept(n) and n not in new]
         if self.path is None or not known:
             return
         parts = [_table_of(files, known, [self._found[n] for n in known])]
@@ -226,10 +219,9 @@ def forget(path: Path | str | None) -> None:
 
 def _settled(files: FileList, which: Sequence[int]) -> int:
     """Wait until new local files' times of change would show a change; return the time, ns."""
-    now = time.time_ns()
-    local = [is_local(system) for system in files.systems]
-    times = [int(files.stamps[n]) for n in which if local[int(files.system_of[n])]]
-    left = max(times, default=0) + TICK - now
+    left = (
+        max((int(files.stamps[n]) for n in files.local(which)), default=0) + TICK - time.time_ns()
+    )
     if 0 <= left <= TICK:
         time.sleep((left + TICK / 10) / 1e9)
     return time.time_ns()

@@ -85,6 +85,9 @@ class RangeFile(io.RawIOBase):
             stop = min(stop, start + size)
         if stop <= start:
             return b""
+        if here := self._source.here(start, stop):
+            self._position += len(here)
+            return bytes(here)
         self._position = stop
         part = next((one for one in self._parts if one.start <= start and stop <= one.stop), None)
         if part is None:

@@ -53,19 +53,13 @@ def chosen(
     fields: dict[str, pa.Field] = {}
     missing, known = [], frozenset(names)
     for top, inner in inner_paths(columns, names).items():
-        found = None
-        if top in known:
-            found = _narrow(plain(schema.field(top)), inner)
-        if found is None:
-            alone = [_path(top, path) for path in inner]
-            kind = plain(schema.field(top)) if top in known else None
-            missing += [
-                path
-                for path, one in zip(alone, inner, strict=True)
-                if kind is None or _narrow(kind, [one]) is None
-            ]
-        else:
+        whole = plain(schema.field(top)) if top in known else None
+        found = None if whole is None else _narrow(whole, inner)
+        if found is not None:
             fields[top] = found
+        else:
+            lost = [one for one in inner if whole is None or _narrow(whole, [one]) is None]
+            missing += [f"{top}.{one}" if one else top for one in lost]
     need_columns(_also_inner(schema, missing), missing, caller, path)
     return fields
 
@@ -78,10 +72,6 @@ def inner_paths(columns: Sequence[str], names: Sequence[str]) -> dict[str, list[
         top, _, inner = (column, "", "") if column in known else column.partition(".")
         wanted.setdefault(top, []).append(inner)
     return wanted
-
-
-def _path(top: str, inner: str) -> str:
-    return f"{top}.{inner}" if inner else top
 
 
 def _narrow(field: pa.Field, paths: Sequence[str]) -> pa.Field | None:
@@ -119,16 +109,10 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
-    """Names of columns, and paths as long as a missing one, or all."""
-    names = list(schema.names)
-    for path in missing:
-        top = path.split(".", 1)[0]
-        if path != top and top in names:
-            depth = path.count(".")
-            inner = _paths(plain(schema.field(top)), top)
-            alike = [one for one in inner if one.count(".") == depth] or inner
-            names += [one for one in alike if one not in names]
-    return names
+    """Names of columns, and the paths in those whose paths are missing."""
+    tops = dict.fromkeys(path.split(".", 1)[0] for path in missing if "." in path)
+    fields = [plain(schema.field(top)) for top in tops if top in schema.names]
+    return [*schema.names, *(path for field in fields for path in _paths(field, field.name))]
 
 
 def _paths(field: pa.Field, path: str) -> list[str]:
@@ -197,15 +181,14 @@ def fitted(rows: Rows, schema: pa.Schema) -> Rows:
 def same_names(
     first_path: str, first: Sequence[str], path: str, names: Sequence[str], caller: str
 ) -> None:
-    for has, lacks, there, not_there in (
-        (first_path, path, first, names),
-        (path, first_path, names, first),
+    for has, lacks, odd, others in (
+        (first_path, path, set(first) - set(names), names),
+        (path, first_path, set(names) - set(first), first),
     ):
-        known = frozenset(not_there)
-        odd = [name for name in there if name not in known]
         if odd:
+            name = next(one for one in (*first, *names) if one in odd)
             raise SchemaError(
-                f"{caller}: {has} has a column {odd[0]!r}{nearest(odd[0], list(not_there))}, and "
+                f"{caller}: {has} has a column {name!r}{nearest(name, list(others))}, and "
                 f"{lacks} has not; choose columns that all files have by columns=[...]",
                 path=path,
                 stage=caller,
