@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from time import perf_counter
 from typing import TypeVar
@@ -9,7 +8,6 @@ from typing import TypeVar
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.progress import Progress
-from trainpipes.engine.interrupts import result_of
 from trainpipes.errors import (
     ConfigError,
     DataError,
@@ -102,14 +100,7 @@ def _in_threads(
         for number in left[start : start + share]:
             work(number)
 
-    with ThreadPoolExecutor(min(most, len(left)), "trainpipes-files") as pool:
-        try:
-            for part in [pool.submit(several, n) for n in range(0, len(left), share)]:
-                result_of(part)
-        except BaseException:
-            requests.stop()  # nobody waits for what is under way
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    requests.map(several, range(0, len(left), share), most)
 
 
 def failed(files: FileList, failures: dict[int, Exception], caller: str, what: str) -> Exception:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
@@ -128,14 +127,7 @@ class StoreFolders:
         self._known |= known
 
     def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
-        if len(items) < 2 or not self._many_at_once:  # of the root an error is an answer
-            return [what(item) for item in items]
-        with ThreadPoolExecutor(MAX_THREADS) as pool:
-            try:
-                return list(pool.map(what, items))
-            except BaseException:
-                self._requests.stop()  # nobody waits for what is under way
-                raise
+        return self._requests.map(what, items, MAX_THREADS if self._many_at_once else 1)
 
     def reported(self, file: Entry) -> Reported:
         return reported(file.info)

@@ -74,7 +74,6 @@ class IndexStore:
         self._own = not isinstance(index, str)
         self.path = self._path(index, key, least_bytes)
         self.sizes: IntArray = files.sizes.copy()
-        self.scanned: set[int] = set()
         self.kept = KeptFiles()
         self._found: dict[int, Layout] = {}
 
@@ -135,7 +134,6 @@ class IndexStore:
                         data = open_bytes(self.files, file, requests, self.kept)
                         found[file] = scan(Scan(file, data, found.get(file), requests, bar))
                         self.sizes[file] = data.size
-                        self.scanned.add(file)
 
                     if self.files.cache is None:
                         asked = Requests(self.files.retry_seconds)
@@ -152,16 +150,11 @@ class IndexStore:
     def _find(self) -> None:
         if (table := self._load()) is None:
             return
-        known = {name: row for row, name in enumerate(table.column("path").to_pylist())}
-        stamps = table.column("stamp").to_pylist()
-        sizes = to_numpy(one_chunk(table.column("size"))).tolist()
+        columns = (table.column(name).to_pylist() for name in ("path", "stamp", "size"))
+        known = {one: row for row, one in enumerate(zip(*columns, strict=True))}
         files = self.files
         listed = zip(files.kept_names(), files.stamps, files.sizes.tolist(), strict=True)
-        rows = {}
-        for file, (name, stamp, size) in enumerate(listed):
-            row = known.get(name, -1)
-            if row >= 0 and stamp and stamps[row] == stamp and sizes[row] == size:
-                rows[file] = row
+        rows = {n: known[one] for n, one in enumerate(listed) if one[1] and one in known}
         self._found |= _layouts(table, rows)
 
     def _load(self) -> pa.Table | None:

@@ -5,9 +5,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -15,7 +13,6 @@ import numpy as np
 
 from trainpipes._internal.checks import byte_count, local_path, require, several
 from trainpipes._internal.secrets import hidden, kept_name, known_name
-from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, MissingFilesError
 from trainpipes.kinds.source import Place, RowSource
@@ -221,37 +218,28 @@ class ListFiles(Source):
         requests = Requests(seconds)
         opened = [open_system(url, options) for url in urls]
         suffixes = tuple(end.lower() for end in ends)
-        each = partial(expand, suffixes=suffixes, requests=requests)
-        with ThreadPoolExecutor(min(16, len(opened))) as pool:
-            try:
-                parts = [pool.submit(each, *one) for one in zip(urls, opened, strict=True)]
-                found = [result_of(part) for part in parts]
-            except BaseException:
-                requests.stop()  # nobody waits for what is under way
-                raise
+        found = requests.map(
+            lambda one: expand(*one, suffixes, requests), [*zip(urls, opened, strict=True)], 16
+        )
         systems = list({id(system): system for system, _ in opened}.values())
-        names: dict[str, str] = {}
-        paths, system_of, about, listed = [], [], [], []
-        for url, (system, _), (files, wanted) in zip(urls, opened, found, strict=True):
+        rows: dict[str, tuple[str, str, int, Reported]] = {}
+        for url, (system, _), (files, _) in zip(urls, opened, found, strict=True):
             number = next(n for n, one in enumerate(systems) if one is system)
             for path, reported in files.items():
                 name = path if is_local(system) else str(system.unstrip_protocol(path))
-                if name in names:
+                if name in rows:
                     raise ConfigError(
-                        f"{self}: {name} is named twice, by {names[name]!r} and by {url!r}; give each "
+                        f"{self}: {name} is named twice, by {rows[name][0]!r} and by {url!r}; give each "
                         "file once. To see rows more often, mix() pipelines with weights",
                         path=name,
                     )
-                names[name] = url
-                paths.append(path)
-                about.append(reported)
-            system_of += [number] * len(files)
-            if wanted is not None:
-                listed.append(Listed(url, system, wanted))
-        _say_versions(names, about)
+                rows[name] = url, path, number, reported
+        _, paths, system_of, about = zip(*rows.values(), strict=True)
+        _say_versions(rows, about)
+        rules = zip(urls, opened, found, strict=True)
         return FileList(
-            list(names),
-            paths,
+            list(rows),
+            list(paths),
             np.array([-1 if one.size is None else one.size for one in about], dtype=np.int64),
             np.array(system_of, dtype=np.int64),
             tuple(systems),
@@ -260,7 +248,7 @@ class ListFiles(Source):
             seconds,
             self._cache(),
             byte_count(self.prefetch_bytes, "list_files(prefetch_bytes)"),
-            tuple(listed),
+            tuple(Listed(url, one[0], wanted) for url, one, (_, wanted) in rules if wanted),
         )
 
     def _cache(self) -> DiskCache | None:

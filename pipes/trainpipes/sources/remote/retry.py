@@ -9,21 +9,24 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from fsspec.implementations.cached import CachingFileSystem
 
 from trainpipes._internal.checks import require
 from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.secrets import hidden
+from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.pool import waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
 from trainpipes.sources.remote.request import begin, begin_files, begin_ranges
 
 log = logging.getLogger("trainpipes")
+T = TypeVar("T")
+R = TypeVar("R")
 
 #: Seconds from the first try of a request to giving up, unless the user says otherwise.
 RETRY_SECONDS = 120.0
@@ -105,6 +108,18 @@ class Requests:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def map(self, work: Callable[[T], R], items: Sequence[T], most: int) -> list[R]:
+        """``work`` for each item, so many side by side; after an error nobody waits for the others."""
+        if most < 2 or len(items) < 2:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(min(most, len(items)), "trainpipes-files") as pool:
+            try:
+                return [result_of(one) for one in [pool.submit(work, item) for item in items]]
+            except BaseException:
+                self.stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def call(self, system: Any, method: str, *paths: str, size: int = 0, **options: Any) -> Any:
         """What a method of a file system returns for paths; ``size`` bytes go to the server."""
