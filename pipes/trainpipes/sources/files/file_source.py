@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
 
@@ -91,17 +92,18 @@ class FileSource(FileBlocks):
         first, last = np.searchsorted(ends, edges, side="right").tolist()
         return range(first, last + 1)
 
+    def first(self, file: int) -> Any:
+        """The first rows of a file, as the format gives them."""
+        with closing(BlockReader(self)) as reader:
+            return reader.first(file)
+
     def sampled(self, files: int) -> float | None:
         """Bytes of an average row in memory, by the first rows of some files."""
         some = np.flatnonzero(np.diff(self.first_row)).tolist()
-        rows, size, reader = 0, 0, BlockReader(self)
-        try:
-            for file in some[:: -(-len(some) // files) or 1]:
-                place = partial(Place, self.files.names[file], row=0)
-                batch = self.conform(reader.first(file), place)
-                rows, size = rows + len(batch), size + batch.nbytes
-        finally:
-            reader.close()
+        rows, size = 0, 0
+        for file in some[:: -(-len(some) // files) or 1]:
+            batch = self.conform(self.first(file), partial(Place, self.files.names[file], row=0))
+            rows, size = rows + len(batch), size + batch.nbytes
         return size / rows if rows else None
 
     def conform(self, batch: Any, place: Callable[[], Place]) -> Any:
@@ -241,11 +243,7 @@ def scanned(
         source.schema = one_schema(different, columns, caller)
     filled = [file for file, layout in enumerate(source.layouts) if layout.rows.any()]
     if filled:
-        with_rows = BlockReader(source)
-        try:
-            first = with_rows.first(filled[0])
-        finally:
-            with_rows.close()
+        first = source.first(filled[0])
         source.row_bytes = first.nbytes / len(first)
         if source.schema is None:
             source.schema = first.schema.remove_metadata()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
@@ -118,12 +119,12 @@ class StoreFolders:
             entry = _entry(info)
             if entry.is_folder or not entry.path.startswith(above):
                 continue
-            is_new = True
-            while is_new:  # it, and the folders that it is in
-                place = entry.path.rpartition("/")[0]
-                is_new = place not in known
-                known.setdefault(place, []).append(entry)
+            while (
+                place := entry.path.rpartition("/")[0]
+            ) not in known:  # the folders that it is in
+                known[place] = [entry]
                 entry = Entry(place, True)
+            known[place].append(entry)
         self._known |= known
 
     def each(self, what: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
@@ -135,13 +136,11 @@ class StoreFolders:
     def complete(self, files: Found) -> None:
         unknown = [name for name, one in files.items() if one.size is None]  # of index pages
 
-        def ask(name: str) -> Reported:
-            try:
-                return reported(self._requests.call(self._system, "info", name))
-            except FileNotFoundError:  # whoever reads it says so
-                return files[name]
+        def ask(name: str) -> None:
+            with suppress(FileNotFoundError):  # whoever reads it says so
+                files[name] = reported(self._requests.call(self._system, "info", name))
 
-        files.update(zip(unknown, self.each(ask, unknown), strict=True))
+        self.each(ask, unknown)
 
 
 def reported(info: Mapping[str, Any]) -> Reported:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import email.utils
 import errno
 import http.client
-import math
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -151,14 +151,12 @@ def _seconds(headers: Any) -> float:
     """How long a server asks to wait by ``Retry-After``, a number or a date."""
     known = headers if isinstance(headers, Mapping) else {}
     reported = str(known.get("Retry-After") or known.get("retry-after"))
-    try:
-        seconds = float(reported)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(reported).timestamp() - time.time()
-        except (TypeError, ValueError, OverflowError):
-            return 0.0
-    return max(0.0, seconds) if math.isfinite(seconds) else 0.0
+    if reported.isdigit():
+        return float(reported)
+    with suppress(TypeError, ValueError, OverflowError):
+        date = email.utils.parsedate_to_datetime(reported)
+        return max(0.0, date.timestamp() - time.time())
+    return 0.0
 
 
 def _line(error: BaseException) -> str:
