@@ -365,7 +365,9 @@ def test_a_file_of_the_users_own_that_is_no_index_is_refused(kind, data, tmp_pat
 @pytest.mark.parametrize("index", ["", 3, b"x.arrow", ["x"]])
 @every
 def test_what_is_no_place_is_refused(kind, index):
-    with pytest.raises(tp.ConfigError, match=r"index.* is a file that ends in \.arrow, a folder"):
+    with pytest.raises(
+        tp.ConfigError, match=r"index.* must be a file that ends in \.arrow, a folder"
+    ):
         KINDS[kind][2]("x", index=index)
 
 

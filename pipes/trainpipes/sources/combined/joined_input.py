@@ -21,7 +21,6 @@ from trainpipes.kinds.source import (
     RandomAccessSource,
     Reader,
     RowSource,
-    Taker,
     read_rows,
 )
 from trainpipes.kinds.stage import Stage
@@ -222,10 +221,10 @@ class JoinedInput:
         data = read_rows(self.source, reader, block, begin + start, begin + stop)
         return self.finished(data, np.arange(own + start, own + stop, dtype=np.int64), first)
 
-    def take(self, index: IntArray, first: int, taker: Taker | None = None) -> Payload:
+    def take(self, index: IntArray, first: int) -> Payload:
         assert isinstance(self.source, RandomAccessSource)
         own = index + self.skipped
-        return self.finished((taker or self.source).take(own), own, first)
+        return self.finished(self.source.take(own), own, first)
 
     def finished(self, data: Payload, rows: IntArray, first: int) -> Payload:
         try:

@@ -11,7 +11,7 @@ from trainpipes.columns.payload import Payload
 from trainpipes.columns.tensor_rows import TensorRows
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError, DataError, SchemaError
-from trainpipes.kinds.source import Place, RandomAccessSource, Taker
+from trainpipes.kinds.source import Place, RandomAccessSource
 from trainpipes.sources.combined.common_columns import Joined
 from trainpipes.sources.combined.joined_input import Cut, JoinedInput, JoinedRows, JoiningSource
 
@@ -175,33 +175,12 @@ class ZippedByNumber(Zipped, RandomAccessSource):
         self.holds_numbers = all(source.holds_numbers for source in sources)
 
     def take(self, index: IntArray) -> Payload:
-        return self.taker().take(index)
-
-    def taker(self) -> Taker:
-        return _ZippedTaker(self)
+        return self.joined([part.take(index, 0) for part in self.parts])
 
     def will_need(self, start: int, stop: int) -> None:
         for part in self.parts:
             assert isinstance(part.source, RandomAccessSource)
             part.source.will_need(start + part.skipped, stop + part.skipped)
-
-
-class _ZippedTaker:
-    """Takes rows of all sources, each by a taker that fetches ahead."""
-
-    def __init__(self, source: ZippedByNumber) -> None:
-        self._source = source
-        sources = [
-            part.source for part in source.parts if isinstance(part.source, RandomAccessSource)
-        ]
-        self._parts = list(zip(source.parts, [one.taker() for one in sources], strict=True))
-
-    def take(self, index: IntArray) -> Payload:
-        return self._source.joined([part.take(index, 0, taker) for part, taker in self._parts])
-
-    def coming(self, index: IntArray) -> None:
-        for part, taker in self._parts:
-            taker.coming(index + part.skipped)
 
 
 def stretches(part: JoinedInput, start: int, stop: int) -> list[tuple[int, int, int]]:

@@ -267,13 +267,11 @@ class RemoteBytes(FileBytes):
         if not asked:
             return [memoryview(b"")] * len(ranges)
         try:
-            parts, tries = self._requests.ranges(
-                self._system, self._path, asked, self.size, self.version
-            )
+            about = self._system, self._path, asked, self.size, self.version
+            parts, tries = self._requests.ranges(*about)
         except DataChangedError as error:
-            raise changed(
-                Place(self.name), self._change() or "it changed as it was read"
-            ) from error
+            how = self._change() or "it changed as it was read"
+            raise changed(Place(self.name), how) from error
         if tries > 1:
             self.confirm()
         if asked == [(0, self.size)]:
@@ -314,13 +312,10 @@ def cut(
     parts: Sequence[memoryview | bytes], starts: Sequence[int], start: int, stop: int
 ) -> memoryview:
     """A range of parts that begin at ``starts``; copied only if it lies in several."""
-    if start >= stop:
-        return memoryview(b"")
-    n = bisect_right(starts, start) - 1
-    found = [memoryview(parts[n])[start - starts[n] : stop - starts[n]]]
-    while (at := start + sum(map(len, found))) < stop:
-        n += 1
-        found.append(memoryview(parts[n])[at - starts[n] : stop - starts[n]])
+    n, found = bisect_right(starts, start) - 1, []
+    while start < stop:
+        found.append(memoryview(parts[n])[start - starts[n] : stop - starts[n]])
+        start, n = start + len(found[-1]), n + 1
     return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 

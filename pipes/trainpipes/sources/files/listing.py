@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from typing import Any
 
@@ -17,7 +18,7 @@ from trainpipes._internal.clean_errors import clean
 from trainpipes._internal.messages import nearest
 from trainpipes._internal.progress import Progress
 from trainpipes.errors import ConfigError, MissingFilesError, UnreachableError, UnreadableError
-from trainpipes.sources.files.folders import Entry, Found, LocalFolders, StoreFolders
+from trainpipes.sources.files.folders import Entry, Found, LocalFolders, StoreFolders, reported
 from trainpipes.sources.files.patterns import (
     MANIFEST,
     WORK,
@@ -114,8 +115,14 @@ def expand(
             found = {there.path: folders.reported(there)}
         else:
             wanted = _wanted(system, path, there, suffixes)
-            found = _walk(folders, wanted)
-        folders.complete(found)
+            found = _walk(folders, wanted, requests)
+
+        def ask(name: str) -> None:
+            with suppress(FileNotFoundError):  # whoever reads it says so
+                found[name] = reported(requests.call(system, "info", name))
+
+        unknown = [name for name, one in found.items() if one.size is None]  # of index pages
+        requests.map(ask, unknown, folders.many)
     except (UnreachableError, ConfigError, MissingFilesError):
         raise
     except FileNotFoundError:
@@ -135,7 +142,7 @@ def _wanted(system: Any, path: str, folder: Entry | None, suffixes: tuple[str, .
     return Wanted(system._strip_protocol(path[:cut]), tuple(path[cut:].split("/")), suffixes)
 
 
-def _walk(folders: Folders, wanted: Wanted) -> Found:
+def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
     found: Found = {}
     marks: set[str] = set()
     in_whole: dict[str, list[str]] = {}  # files by the folder that was named or matched
@@ -154,9 +161,8 @@ def _walk(folders: Folders, wanted: Wanted) -> Found:
     with Progress("listing", None, "files") as progress:
         while level:
             below = []
-            for (folder, before, whole), inside in zip(
-                level, folders.each(entries, level), strict=True
-            ):
+            looked = requests.map(entries, level, folders.many)
+            for (folder, before, whole), inside in zip(level, looked, strict=True):
                 above, so_far = len(names_in(folder)), len(found)
                 for entry in inside:
                     names = names_in(entry.path)[above:]

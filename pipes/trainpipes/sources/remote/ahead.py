@@ -62,9 +62,8 @@ class Ahead(Generic[Opened]):
 
     def _go_on(self) -> None:
         own, key = sum(map(self._size, self._futures)), (os.getpid(), id(self))
-        all_held = _held.copy()  # at once, while other threads add to it, and take from it
-        others = sum(size for (process, _), size in all_held.items() if process == key[0])
-        others -= _held.get(key, 0.0)
+        all_held = _held.copy().items()  # at once, while other threads add to it, and take from it
+        others = sum(size for other, size in all_held if other[0] == key[0] and other != key)
         for block in list(self._upcoming):
             size = self._size(block)
             full = others + own + size > self._most or len(self._busy) >= BUSY

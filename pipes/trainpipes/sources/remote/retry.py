@@ -216,33 +216,25 @@ class Requests:
                     raise final
                 raise final from last
             self._say(name, failure.text)
-            self._sleep(delay)
+            self._wait(Future(), delay)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _result(self, future: Future[Any], seconds: float) -> Any:
-        end = time.monotonic() + seconds
         try:
-            while not future.done():
-                left = end - time.monotonic()
-                if left <= 0:
-                    raise TimeoutError(f"no answer in {seconds:.3g} s")
-                self._check()
-                with waits():
-                    wait([future], min(left, TICK))
+            self._wait(future, seconds)
+            if not future.done():
+                raise TimeoutError(f"no answer in {seconds:.3g} s")
             return future.result()
         finally:
             future.cancel()
 
-    def _check(self) -> None:
-        if self._stopped.is_set() or _exiting.is_set():
-            raise Stopped
-
-    def _sleep(self, seconds: float) -> None:
+    def _wait(self, future: Future[Any], seconds: float) -> None:
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            self._check()
+        while not future.done() and (left := end - time.monotonic()) > 0:
+            if self._stopped.is_set() or _exiting.is_set():
+                raise Stopped
             with waits():
-                self._stopped.wait(min(left, TICK))
+                wait([future], min(left, TICK))
 
     def _say(self, name: str, text: str) -> None:
         global _last_message
