@@ -71,10 +71,8 @@ class DiskCache:
             return
 
         def fill(handle: int) -> None:
-            for part in (data, zlib.crc32(data).to_bytes(CHECK, "little")):
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[os.write(handle, rest) :]
+            with os.fdopen(handle, "wb", closefd=False) as file:
+                file.writelines([data, zlib.crc32(data).to_bytes(CHECK, "little")])
 
         try:
             with locked(Path(self.folder, KIND, "lock"), PATIENCE, TICK) as mine:

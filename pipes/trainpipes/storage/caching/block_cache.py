@@ -39,9 +39,7 @@ class DropHoles(RunStage):
     def process(self, run: Run) -> Run:
         data = run.block.data
         assert isinstance(data, pa.Table)
-        if (
-            THERE not in data.column_names
-        ):  # the first rows, read past the cache to find their types
+        if THERE not in data.column_names:  # the first rows, read past the cache for their types
             return run
         there = np.flatnonzero(to_numpy(data.column(THERE)))
         kept = run if len(there) == len(run) else run.pick(there.astype(np.int64))
@@ -99,10 +97,8 @@ class BlockCache:
     ) -> None:
         root = folder(options.path)
         if root is None:
-            raise ConfigError(
-                f"{options}: TRAINPIPES_CACHE was set to keep nothing after the pipeline had "
-                "started: build the pipeline again"
-            )
+            said = "TRAINPIPES_CACHE was set to keep nothing after the pipeline had started"
+            raise ConfigError(f"{options}: {said}: build the pipeline again")
         self.holes, self._apply = holes, apply
         self._source, self._firsts = source, firsts
         self._options, self._root = options, root
@@ -117,9 +113,7 @@ class BlockCache:
         )
         self._whole: checked_file.Marks = set()  # files that were read in full
         self._room = 0  # bytes that may be written before the folder is looked at again
-        self._failures = self._untried = (
-            0  # to write, one after the other; files not tried for that
-        )
+        self._failures = self._untried = 0  # to write, in a row; files not tried for that
         self._too_large: set[str] = set()
 
     def describe(self) -> str:

@@ -115,10 +115,9 @@ class Contents:
                 return _hash(_kind(value))
             what = str(error) if isinstance(error, _UnknownError) else f"what raises {error!r:.200}"
             raise ConfigError(
-                f"{self._asker}: rows are kept until a function changes, and whether {show(value)} "
-                f"changes cannot be seen: it uses {what} ({', '.join(self._where)}). Give its "
-                "version, by version="
-                '"..." of its stage'
+                f"{self._asker}: rows are kept until a function changes, and whether {show(value)} changes "
+                f"cannot be seen: it uses {what} ({', '.join(self._where)}). Give its version, by "
+                'version="..." of its stage'
             ) from error
 
     def of(self, value: Any) -> str:
@@ -195,9 +194,8 @@ class Contents:
 
     def _function(self, function: FunctionType) -> list[Any]:
         held: dict[str, Any] = {}
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, cell in cells:
             with suppress(ValueError):  # a variable without a value yet
                 held[name] = cell.cell_contents
         found = [_name(function), self._each(held), self._each(vars(function))]
