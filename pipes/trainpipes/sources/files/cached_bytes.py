@@ -15,6 +15,7 @@ from trainpipes._internal.messages import warn_once
 from trainpipes._internal.secrets import known_name
 from trainpipes.engine.interrupts import InterruptibleLock
 from trainpipes.sources.files.file_bytes import FileBytes, PartlyHere, RemoteBytes, cut
+from trainpipes.sources.remote.request import Ranges
 from trainpipes.storage.cache import CHUNK as SUFFIX
 from trainpipes.storage.cache import make_room
 from trainpipes.storage.caching.private_file import locked, make_file, open_file
@@ -112,7 +113,7 @@ class CachedBytes(PartlyHere):
         self._digest = hashlib.sha256(os.fsencode(about)).hexdigest()
         self._last: dict[int, memoryview] = {}  # the chunk that was read last
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         numbers = {n for a, b in ranges if a < b for n in range(a // CHUNK, (b - 1) // CHUNK + 1)}
         chunks = dict(sorted(self._chunks(sorted(numbers)).items()))
         self._last = {n: chunks[n] for n in list(chunks)[-1:]}

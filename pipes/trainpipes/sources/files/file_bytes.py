@@ -23,7 +23,7 @@ from trainpipes.sources.files.file_errors import changed, check_unchanged, unrea
 from trainpipes.sources.files.folders import reported
 from trainpipes.sources.files.listing import is_local
 from trainpipes.sources.files.range_file import RangeFile
-from trainpipes.sources.remote.request import is_checked
+from trainpipes.sources.remote.request import Ranges, is_checked
 from trainpipes.sources.remote.retry import Requests
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class FileBytes(ABC):
         self._file, self._kept = file, kept
 
     @abstractmethod
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         """Bytes ``start`` to ``stop`` of each range."""
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
@@ -145,7 +145,7 @@ class LocalBytes(FileBytes):
         self._listed = files.inode(file), files.stamps[file], self.size
         self.version = " ".join(map(str, self._listed))
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         handle = os.open(self.name, FLAGS)  # half the time of open()
         try:
             found = [memoryview(_read_at(handle, start, stop)) for start, stop in ranges]
@@ -254,7 +254,7 @@ class RemoteBytes(FileBytes):
         self.size = size
         self.checked = is_checked(self._system, self.version)
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         whole = self._kept.whole.get(self._file)
         if whole is not None:
             return [whole[start:stop] for start, stop in ranges]
@@ -294,7 +294,7 @@ class RemoteBytes(FileBytes):
         return ""
 
 
-def merged(ranges: Sequence[tuple[int, int]], gap: int = 0) -> list[tuple[int, int]]:
+def merged(ranges: Ranges, gap: int = 0) -> list[tuple[int, int]]:
     """Ranges in order, joined if at most ``gap`` apart.
 
     >>> merged([(5, 9), (0, 3), (3, 4)]), merged([(5, 9), (0, 3)], gap=2)
@@ -320,12 +320,12 @@ def cut(
 
 
 class FetchedBytes(PartlyHere):
-    def __init__(self, data: FileBytes, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, data: FileBytes, ranges: Ranges) -> None:
         super().__init__(data)
         self._ranges = merged(ranges)
         self._parts = data.read(self._ranges)
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
+    def read(self, ranges: Ranges) -> list[memoryview]:
         found = [self.here(*one) for one in ranges]
         short = [len(part) < b - a for part, (a, b) in zip(found, ranges, strict=True)]
         missing = [one for one, is_short in zip(ranges, short, strict=True) if is_short]

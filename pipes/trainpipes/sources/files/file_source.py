@@ -21,7 +21,7 @@ from trainpipes.sources.files.block_reader import BlockReader, explained
 from trainpipes.sources.files.file_bytes import FileBytes, open_bytes
 from trainpipes.sources.files.file_errors import unreadable
 from trainpipes.sources.files.file_rows import FileBlocks
-from trainpipes.sources.files.format import Format, Layout
+from trainpipes.sources.files.format import Columns, Format, Layout
 from trainpipes.sources.files.index_store import IndexStore
 from trainpipes.sources.files.list_files import FileList
 from trainpipes.sources.files.listing import is_local
@@ -41,7 +41,7 @@ class FileSource(FileBlocks):
         *,
         layouts: Sequence[Layout] | None = None,
         edges: Sequence[IntArray] | None = None,
-        columns: Sequence[str] | None = None,
+        columns: Columns = None,
         schema: pa.Schema | None = None,
         row_bytes: float | None = None,
         block_bytes: npt.NDArray[np.float64] | None = None,
@@ -226,7 +226,7 @@ def scanned(
     caller: str,
     reader: str,
     *,
-    columns: Sequence[str] | None = None,
+    columns: Columns = None,
     schema: pa.Schema | None = None,
     index: str | bool | None = None,
     known: Any = None,

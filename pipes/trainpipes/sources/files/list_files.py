@@ -198,9 +198,7 @@ class ListFiles(Source):
         return {}
 
     def files(
-        self,
-        storage_options: Mapping[str, Any] | None = None,
-        suffixes: Sequence[str] = SUFFIXES,
+        self, storage_options: Mapping[str, Any] | None = None, suffixes: Sequence[str] = SUFFIXES
     ) -> FileList:
         """The files, listed once, with a reader's options and endings."""
         if self._known is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from trainpipes.sources.remote.request import Ranges
 
 if TYPE_CHECKING:
     from trainpipes.sources.files.file_bytes import FileBytes
@@ -49,7 +50,7 @@ class RangeFile(io.RawIOBase):
         self._position = 0
         self._parts: list[_Part] = []
 
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def expect(self, ranges: Ranges) -> None:
         """Say which ``(start, stop)`` will be read next, each from front to back."""
         total = sum(stop - start for start, stop in ranges)
         share = 1.0 if total <= self._held else self._held / 2 / total

@@ -18,7 +18,7 @@ from trainpipes.sources.files.each_file import BadFileError
 from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_reader import FileReader
 from trainpipes.sources.files.file_source import FileSource, scanned
-from trainpipes.sources.files.format import Format, Layout
+from trainpipes.sources.files.format import Columns, Format, Layout
 
 #: More rows than a file has.
 MOST_ROWS = 1 << 48
@@ -51,7 +51,7 @@ class FunctionFormat(Format):
         return Layout(rows, nowhere, nowhere, pa.schema([]), b"in blocks" if blocks else b"")
 
     def decode(
-        self, data: FileBytes, layout: Layout, block: int, columns: Sequence[str] | None
+        self, data: FileBytes, layout: Layout, block: int, columns: Columns
     ) -> Iterator[pa.RecordBatch]:
         with closing(data.stream()) as opened:
             yield from self._batches(opened, *([block] if layout.extra else []))

@@ -13,6 +13,9 @@ from typing import Any
 
 from trainpipes.sources.remote.network_errors import OtherVersionError
 
+#: Bytes of a file, each from a start to a stop.
+Ranges = Sequence[tuple[int, int]]
+
 
 def is_checked(system: Any, version: str) -> bool:
     """Whether each reply is compared with a version, such as ``ETag="5d41"``: on S3 and over HTTP."""
@@ -26,9 +29,7 @@ def begin(system: Any, method: str, *arguments: Any, **options: Any) -> Future[A
     return asyncio.run_coroutine_threadsafe(coroutine(*arguments, **options), system.loop)
 
 
-def begin_ranges(
-    system: Any, path: str, ranges: Sequence[tuple[int, int]], version: str, size: int
-) -> Future[Any]:
+def begin_ranges(system: Any, path: str, ranges: Ranges, version: str, size: int) -> Future[Any]:
     """Fetch ranges side by side; a failure is an error in its place."""
     fetch = _coroutine(system, "cat_file")
     if is_checked(system, version):

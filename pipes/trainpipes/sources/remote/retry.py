@@ -22,7 +22,7 @@ from trainpipes.engine.interrupts import result_of
 from trainpipes.engine.pool import waits
 from trainpipes.errors import DataChangedError, UnreachableError, UnreadableError
 from trainpipes.sources.remote.network_errors import Failure, OtherVersionError, understand
-from trainpipes.sources.remote.request import begin, begin_files, begin_ranges
+from trainpipes.sources.remote.request import Ranges, begin, begin_files, begin_ranges
 
 log = logging.getLogger("trainpipes")
 T = TypeVar("T")
@@ -135,12 +135,7 @@ class Requests:
         return found
 
     def ranges(
-        self,
-        system: Any,
-        path: str,
-        ranges: Sequence[tuple[int, int]],
-        size: int,
-        version: str = "",
+        self, system: Any, path: str, ranges: Ranges, size: int, version: str = ""
     ) -> tuple[list[bytes], int]:
         """Several ranges of a file, and how many times they were asked for."""
         parts: dict[tuple[int, int], bytes] = {}  # those that have come are not asked for again

@@ -111,7 +111,6 @@ class BlockCache:
             None if source.schema is None else str(source.schema.remove_metadata()),
             first() if any(stage.finds_types for stage in stages) else None,
         )
-        self._whole: checked_file.Marks = set()  # files that were read in full
         self._room = 0  # bytes that may be written before the folder is looked at again
         self._failures = self._untried = 0  # to write, in a row; files not tried for that
         self._too_large: set[str] = set()
@@ -186,7 +185,7 @@ class BlockCache:
 
     def _find(self, file: _File) -> Block | None:
         path, about = entry_path(self._root, file.digest), {"rows": file.digest}
-        table = checked_file.read(path, about, known=self._whole)
+        table = checked_file.read(path, about)
         if table is None:
             return None
         first = self._firsts[file.block] + file.begin

@@ -32,8 +32,8 @@ OPTIONS = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
 #: Where an open file can be opened again by its handle, under any name.
 HANDLES = "/dev/fd"
 
-#: Files that were found to be whole: device, inode, size and time of the last change.
-Marks = set[tuple[int, int, int, int]]
+#: Files that this process has found to be whole: device, inode, size and time of the last change.
+_whole: set[tuple[int, int, int, int]] = set()
 
 
 class ForeignError(OSError):
@@ -80,12 +80,7 @@ def write(
 
 
 def read(
-    path: Path,
-    about: dict[str, Any],
-    *,
-    own: bool = True,
-    known: Marks | None = None,
-    trusted: bool = False,
+    path: Path, about: dict[str, Any], *, own: bool = True, trusted: bool = False
 ) -> pa.Table | None:
     """The rows of a file; None if it is not there, or not whole."""
     try:
@@ -103,7 +98,7 @@ def read(
         found = os.fstat(handle)
         mark = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         try:
-            trusted = trusted or (known is not None and mark in known)
+            trusted = trusted or mark in _whole
             table, said = _parsed(_mapped(path, handle, found.st_size), trusted)
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
             if not own and found.st_size and KEY not in file.read(HEAD):
@@ -116,8 +111,8 @@ def read(
         with suppress(OSError, NotImplementedError):
             # The least recently used ones go first. What tells files apart stays.
             os.utime(path, ns=(time.time_ns(), found.st_mtime_ns), follow_symlinks=False)
-    if known is not None:
-        known.add(mark)
+    if not trusted:
+        _whole.add(mark)
     return table
 
 
