@@ -203,6 +203,12 @@ class Inputs:
         stop = total if chain.stop_rows is None else min(total, chain.stop_rows)
         return max(0, stop - chain.skip_rows)
 
+    def file_name(self, file: int) -> str:
+        """The name of one of the source's files; nothing where it has none or is another's source."""
+        files = self.source.file_of_block if isinstance(self.source, RowSource) else None
+        blocks = np.flatnonzero(files == file) if files is not None else ()
+        return (self.listed.place(int(blocks[0]), 0).path or "") if len(blocks) else ""
+
     def place_of(self, row: int) -> Place:
         if isinstance(self.source, RowSource):
             return self.source.place(*self.blocks.where(row))
