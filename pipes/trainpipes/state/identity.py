@@ -62,7 +62,8 @@ def other_file(before: Any, now: Any, path: str, file_name: Callable[[int], str]
         return ""
     first, last = count * group // len(pairs), count * (group + 1) // len(pairs) - 1
     which = f"file {first + 1}" if first == last else f"one of the files {first + 1} to {last + 1}"
-    names = dict.fromkeys(file_name(n) for n in (first, last) if keys == ["data"])
+    own = keys in (["data"], ["data", "digests"])  # not those of one of several sources
+    names = dict.fromkeys(file_name(n) for n in (first, last) if own)
     named = f": {' to '.join(names)}" if all(names) and names else ""
     return f" ({which} of {count} is not the saved one{named})"
 

@@ -206,8 +206,9 @@ class Inputs:
     def file_name(self, file: int) -> str:
         """The name of one of the source's files; nothing where it has none or is another's source."""
         files = self.source.file_of_block if isinstance(self.source, RowSource) else None
-        blocks = np.flatnonzero(files == file) if files is not None else ()
-        return (self.listed.place(int(blocks[0]), 0).path or "") if len(blocks) else ""
+        if files is None or file not in files:
+            return ""
+        return self.listed.place(int(np.argmax(files == file)), 0).path or ""
 
     def place_of(self, row: int) -> Place:
         if isinstance(self.source, RowSource):
