@@ -76,8 +76,8 @@ def each_file(
             most = 1  # what it notes of its files is not made for several threads
         _in_threads(work, numbers, requests, most)
     if failures:
-        told = (one for _, one in sorted(failures.items()) if isinstance(one, DataError))
-        raise next(told, None) or failed(files, failures, caller, kind)
+        plain = (one for _, one in sorted(failures.items()) if isinstance(one, DataError))
+        raise next(plain, None) or failed(files, failures, caller, kind)
     return dict(sorted(found.items()))
 
 
