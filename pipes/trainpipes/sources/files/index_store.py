@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from trainpipes._internal.progress import Progress
-from trainpipes.columns.arrays import apart, one_chunk, python_to_arrow, to_arrow, to_numpy
+from trainpipes.columns.arrays import one_chunk, python_to_arrow, to_arrow, to_numpy
 from trainpipes.engine.layout import IntArray
 from trainpipes.errors import ConfigError
 from trainpipes.sources.files.each_file import MAX_REQUESTS, each_file
@@ -244,19 +244,12 @@ def _table_of(files: FileList, which: Sequence[int], layouts: Sequence[Layout]) 
 
 
 def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
-    if not rows:
-        return {}
     schema = one_chunk(table.column("schema"))
     schemas = [pa.ipc.read_schema(each.as_buffer()) for each in schema.dictionary]
     schema_of = to_numpy(schema.indices).tolist()
-    (blocks, ends), (extra, places) = (
-        apart(one_chunk(table.column(name))) for name in ("blocks", "extra")
-    )
-    numbers, content = np.frombuffer(blocks.tobytes(), np.int64), extra.tobytes()
-    ends, places = (ends // 8).tolist(), places.tolist()
+    blocks, extra = (table.column(name).to_pylist() for name in ("blocks", "extra"))
     found = {}
     for file, row in rows.items():
-        rows_of, start, stop = numbers[ends[row] : ends[row + 1]].reshape(3, -1)
-        more = content[places[row] : places[row + 1]]
-        found[file] = checked_layout(rows_of, start, stop, schemas[schema_of[row]], more)
+        numbers = np.frombuffer(blocks[row], np.int64).reshape(3, -1)
+        found[file] = checked_layout(*numbers, schemas[schema_of[row]], extra[row])
     return found

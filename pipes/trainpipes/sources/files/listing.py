@@ -123,7 +123,7 @@ def expand(
 
         unknown = [name for name, one in found.items() if one.size is None]  # of index pages
         requests.map(ask, unknown, folders.many)
-    except (UnreachableError, ConfigError, MissingFilesError):
+    except errors.TrainpipesError:
         raise
     except FileNotFoundError:
         found = {}
@@ -189,8 +189,6 @@ def _walk(folders: Folders, wanted: Wanted, requests: Requests) -> Found:
 
 
 def _unlistable(url: str, error: Exception) -> UnreadableError:
-    if isinstance(error, UnreadableError):
-        return error
     if isinstance(error, PermissionError):
         url = str(getattr(error, "filename", None) or url)
         said = f"permission to list {url} is denied ({error}); change it, or give credentials by "

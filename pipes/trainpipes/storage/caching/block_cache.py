@@ -96,9 +96,7 @@ class BlockCache:
         first: Callable[[], Any] = lambda: None,
     ) -> None:
         root = folder(options.path)
-        if root is None:
-            said = "TRAINPIPES_CACHE was set to keep nothing after the pipeline had started"
-            raise ConfigError(f"{options}: {said}: build the pipeline again")
+        assert root is not None, "TRAINPIPES_CACHE was changed while the pipeline was at work"
         self.holes, self._apply = holes, apply
         self._source, self._firsts = source, firsts
         self._options, self._root = options, root

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
@@ -30,6 +29,7 @@ from trainpipes.columns.content import table_digest, tensor_digest
 from trainpipes.errors import ConfigError
 from trainpipes.kinds.options import identify, show
 from trainpipes.kinds.stage import Stage, is_ours
+from trainpipes.version import __version__
 
 #: Operations that read a global name, and that set one.
 READS = ("LOAD_GLOBAL", "LOAD_NAME")
@@ -259,12 +259,8 @@ def digest_of(*parts: Any) -> str:
 
 
 def cache_key(stages: Sequence[Stage], caller: str, *, strict: bool = True) -> list[Any]:
-    try:
-        release = version("trainpipes")
-    except PackageNotFoundError:  # run from its sources
-        release = ""
     contents = Contents(caller, strict)
-    return [release, [[stage.identity(), _done_by(stage, contents)] for stage in stages]]
+    return [__version__, [[stage.identity(), _done_by(stage, contents)] for stage in stages]]
 
 
 def _done_by(stage: Stage, contents: Contents) -> dict[str, str]:
