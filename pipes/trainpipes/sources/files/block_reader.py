@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,8 @@ from trainpipes.engine.layout import IntArray
 from trainpipes.errors import DataChangedError, DataError, TrainpipesError, UnreachableError
 from trainpipes.kinds.source import Place
 from trainpipes.sources.files.each_file import BadFileError, reason
-from trainpipes.sources.files.file_bytes import FileBytes
 from trainpipes.sources.files.file_errors import changed, gone, located, unreadable
-from trainpipes.sources.files.format import OtherBytesError
+from trainpipes.sources.files.format import Columns, Layout, OtherBytesError
 from trainpipes.sources.files.index_store import forget
 from trainpipes.sources.remote.ahead import Ahead
 from trainpipes.sources.remote.retry import Requests
@@ -44,17 +43,16 @@ class BlockReader:
         wanted: dict[int, list[int]] = {}
 
         # These do not refer to the reader: it goes, with what it has open, when nobody else does.
-        def ask(first: int, what: Callable[..., Any], *data: FileBytes) -> Any:
+        def about(first: int) -> tuple[Layout, list[int], Columns]:
             layout = source.layouts[int(source.file_of_block[first])]
-            return what(*data, layout, wanted.get(first, []), source.columns)
+            return layout, wanted.get(first, []), source.columns
 
         def fetch(first: int) -> Any:
             data = source.data(int(source.file_of_block[first]), requests)
-            return ask(first, source.format.fetch, data)
+            return source.format.fetch(data, *about(first))
 
         def size(first: int) -> float:
-            found: float = ask(first, source.format.fetched_bytes)
-            return found
+            return source.format.fetched_bytes(*about(first))
 
         most = source.files.prefetch_bytes
         self._largest = max(FETCHED, most // 4)
@@ -91,11 +89,8 @@ class BlockReader:
             numbers = [n for n in source.decoded_blocks(block) if n != last]
             last = numbers[-1] if numbers else last
             size = form.fetched_bytes(source.layouts[file], numbers, source.columns)
-            if (
-                block == self._block
-                or not size
-                or (size > self._largest and not form.fetches_parts)
-            ):
+            large = size > self._largest and not form.fetches_parts
+            if block == self._block or not size or large:
                 continue
             together = block - 1 == before and size < SMALL and total + size <= TOGETHER
             first, total = (self._first[before], total + size) if together else (block, size)
@@ -187,8 +182,8 @@ class BlockReader:
     def _explained(self, block: int, row: int, error: BaseException) -> BaseException:
         source, file = self._source, int(self._source.file_of_block[block])
         place = source.place(block, row)
-        if not isinstance(error, DataError | MemoryError | OSError) and isinstance(
-            error, Exception
+        if isinstance(error, Exception) and not isinstance(
+            error, DataError | MemoryError | OSError
         ):
             forget(source.kept_in)  # it may be what is wrong
             try:  # how the file differs from the one that was listed and scanned
@@ -221,8 +216,7 @@ def _counted(
         row += rows
         del batch
     if row < end:
-        given = f"{row - begin:,} rows" if row > begin else "no rows"
-        raise _OtherRowsError(given, end - begin)
+        raise _OtherRowsError(f"{row - begin:,} rows" if row > begin else "no rows", end - begin)
 
 
 def _part(batch: Any, first: int, last: int) -> Any:

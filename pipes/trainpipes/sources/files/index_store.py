@@ -250,6 +250,6 @@ def _layouts(table: pa.Table, rows: dict[int, int]) -> dict[int, Layout]:
     blocks, extra = (table.column(name).to_pylist() for name in ("blocks", "extra"))
     found = {}
     for file, row in rows.items():
-        numbers = np.frombuffer(blocks[row], np.int64).reshape(3, -1)
-        found[file] = checked_layout(*numbers, schemas[schema_of[row]], extra[row])
+        counts, start, stop = np.frombuffer(blocks[row], np.int64).reshape(3, -1)
+        found[file] = checked_layout(counts, start, stop, schemas[schema_of[row]], extra[row])
     return found

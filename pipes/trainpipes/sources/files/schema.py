@@ -102,10 +102,12 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _also_inner(schema: pa.Schema, missing: Sequence[str]) -> list[str]:
-    """Names of columns, and the paths in those whose paths are missing."""
+    """Names of columns, and paths in them that are as long as a missing one, or all."""
     tops = dict.fromkeys(path.split(".", 1)[0] for path in missing if "." in path)
     fields = [plain(schema.field(top)) for top in tops if top in schema.names]
-    return [*schema.names, *(path for field in fields for path in _paths(field, field.name))]
+    paths = [path for field in fields for path in _paths(field, field.name)]
+    depths = {path.count(".") for path in missing}
+    return [*schema.names, *([path for path in paths if path.count(".") in depths] or paths)]
 
 
 def _paths(field: pa.Field, path: str) -> list[str]:
