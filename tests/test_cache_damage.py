@@ -142,7 +142,7 @@ def same_after_damage(kind: str, data: Path, kept: Path, times: int, seed: int) 
 
 @pytest.mark.parametrize("kind", ["rows", "footers"])
 def test_damaged_files_change_no_batch(kind: str, data: Path, kept: Path) -> None:
-    same_after_damage(kind, data, kept, 30, seed=1)
+    same_after_damage(kind, data, kept, 15, seed=1)
 
 
 @pytest.mark.nightly
@@ -603,7 +603,7 @@ def test_damage_and_use_at_the_same_time_change_no_batch(data: Path, kept: Path)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                for _ in range(20):
+                for _ in range(8):
                     assert batches(rows(data).cache()) == want
         finally:
             done.set()
