@@ -5,6 +5,7 @@ used.
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import secrets
@@ -20,6 +21,8 @@ try:
     import fcntl
 except ImportError:  # not on this system: all may work at the same time
     fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger("trainpipes")
 
 #: A pipe in the place of a file would wait for a writer.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_BINARY", "O_CLOEXEC", "O_NONBLOCK"))
@@ -88,8 +91,11 @@ def locked(path: Path, patience: float = math.inf, pause: float = 0.05) -> Itera
     ``patience`` seconds. Where a file system has no locks, nobody waits.
     """
     end = time.monotonic() + patience
-    while (handle := _lock(path)) is None and time.monotonic() < end:
+    if (handle := _lock(path)) is None and patience:
+        log.info("waiting for another thread or process that holds %s", path)
+    while handle is None and time.monotonic() < end:
         time.sleep(pause)
+        handle = _lock(path)
     try:
         yield handle is not None
     finally:
