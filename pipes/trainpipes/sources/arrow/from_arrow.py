@@ -62,7 +62,7 @@ class FromArrow(Source):
 
 
 class TableSource(RowsInMemory):
-    """Rows of a table, or those at ``indices`` int64 ``[rows]``, with the types of ``schema`` if that is set."""
+    """Rows of a table, or those at ``indices`` int64 ``[rows]``; with the types of ``schema``, if set."""
 
     by_number = False
 
